@@ -4,17 +4,16 @@
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.traffic import MODEL, Outcome, Traffic
@@ -25,15 +24,9 @@ RELOADS, VERSIONS, SCALINGS, MORE_SCALINGS, QUIET_S = 100, 20, 20, 200, 20.0
 
 def post(server: Server, path: str, body: dict[str, Any] | None = None) -> Any:
     """Ask an endpoint of the model repository; fails where it does not say 200."""
-    connection = HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
-    try:
-        connection.request("POST", f"/v2/repository/{path}", json.dumps(body or {}))
-        response = connection.getresponse()
-        said = response.read()
-        assert response.status == 200, (path, response.status, said)
-        return json.loads(said) if said else None
-    finally:
-        connection.close()
+    reply = fetch(server.http_port, f"/v2/repository/{path}", body or {})
+    assert reply.status == 200, (path, reply)
+    return reply.json if reply.body else None
 
 
 def write_model(repository: Path) -> Path:

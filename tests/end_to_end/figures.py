@@ -1,12 +1,12 @@
 """What a server says of its models: samples of /metrics and statistics, read, and waited for."""
 
-import http.client
 import time
 from typing import Any
 
 import tritonclient.http as triton
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import DEADLINE_S, Server
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -14,11 +14,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def metric(server: Server, name: str, **labels: str) -> float:
     """One sample of version 1 of a model."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    samples = [sample for family in text_string_to_metric_families(exposition(server)) for sample in family.samples]
     # The parser gives counters the suffix of OpenMetrics, which Triton's names lack.
     wanted = [each for each in samples if each.name.removesuffix("_total") == name]
     (value,) = [each.value for each in wanted if each.labels == {**labels, "version": "1"}]
@@ -38,18 +34,9 @@ def statistics(server: Server, model: str) -> dict[str, Any]:
     return dict(found)
 
 
-def get(port: int, path: str) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
-    connection.request("GET", path)
-    response = connection.getresponse()
-    assert response.status == 200
-    text = response.read().decode()
-    connection.close()
-    return text
-
-
 def exposition(server: Server) -> str:
-    return get(server.metrics_port, "/metrics")
+    """The text of /metrics."""
+    return fetch(server.metrics_port, "/metrics").body.decode()
 
 
 def samples(text: str) -> Samples:

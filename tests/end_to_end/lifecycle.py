@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tritonclient.http as triton
 
+from tests.end_to_end.asking import tensors
 from tests.end_to_end.server import DEADLINE_S, Server
 from tests.end_to_end.traffic import MODEL
 
@@ -61,12 +62,9 @@ def ask(server: Server, verb: str, model: str) -> None:
 
 def infer(client: triton.InferenceServerClient, name: str, version: str = "") -> str:
     """The version that answers."""
-    tensor = triton.InferInput("A", [1, 4], "INT32")
-    tensor.set_data_from_numpy(np.arange(4, dtype=np.int32).reshape(1, 4))
-    response = client.infer(name, [tensor], model_version=version)
-    values = response.as_numpy("B")
-    assert values is not None
-    assert values.tolist() == [[0, 1, 2, 3]]
+    given = np.arange(4, dtype=np.int32).reshape(1, 4)
+    response = client.infer(name, tensors({"A": given}), model_version=version)
+    assert np.array_equal(response.as_numpy("B"), given)
     answered: str = response.get_response()["model_version"]
     return answered
 

@@ -1,11 +1,11 @@
 """A server whose processes look for faults in a directory (shoal/fault.py), and what a test does to them."""
 
-import http.client
 import json
 import struct
 import time
 from pathlib import Path
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, title
 
 #: Steps of a worker at which the request is being executed: it fails where it must not be executed a second time.
@@ -56,10 +56,7 @@ class Patient:
 
     def get_live(self) -> None:
         """One request that goes no further than the lane."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
-        connection.request("GET", "/v2/health/live")
-        assert connection.getresponse().status == 200
-        connection.close()
+        assert fetch(self.server.http_port, "/v2/health/live").status == 200
 
     def await_deaths(self) -> None:
         """Return when the log, ours or gunicorn's in it, has said of each process that it died; no fault is left."""
@@ -74,16 +71,10 @@ class Patient:
         self.number += 1
         tensor = struct.pack("<4i", self.number, 2, 3, 4)
         request = {"inputs": [{"name": "A", "shape": [1, 4], "datatype": "INT32", "data": [self.number, 2, 3, 4]}]}
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
-        try:
-            # The lane hands over whatever comes in chunks.
-            body = json.dumps(request).encode()
-            connection.request("POST", f"/v2/models/{model}/infer", iter([body]) if by_road else body)
-            answer = connection.getresponse()
-            said = answer.read()
-        finally:
-            connection.close()
-        if answer.status == 200:
-            (output,) = json.loads(said)["outputs"]
+        body = json.dumps(request).encode()
+        # The lane hands over whatever comes in chunks.
+        reply = fetch(self.server.http_port, f"/v2/models/{model}/infer", iter([body]) if by_road else body)
+        if reply.status == 200:
+            (output,) = reply.json["outputs"]
             assert struct.pack("<4i", *output["data"]) == tensor
-        return answer.status, said
+        return reply.status, reply.body

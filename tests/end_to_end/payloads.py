@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tritonclient.http as triton
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, title, wait_until
+from tests.end_to_end.server import Server, descendants, title, wait_until
 
 MIB = 1 << 20
 SMALL_SLABS = ("--shm-client-slab-mib=8", "--shm-worker-slab-mib=4")
@@ -39,12 +39,7 @@ def pattern(nbytes: int, seed: int) -> Bytes:
 
 
 def ask(server: Server, tensor: Bytes, model: str = "fast") -> Bytes:
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
-        wanted = triton.InferInput("INPUT0", [len(tensor)], "UINT8")
-        wanted.set_data_from_numpy(tensor)
-        output: Bytes | None = client.infer(model, [wanted]).as_numpy("OUTPUT0")
-        assert output is not None
-        return output
+    return infer(server, model, {"INPUT0": tensor})["OUTPUT0"]
 
 
 def processes(server: Server) -> list[tuple[str, int]]:

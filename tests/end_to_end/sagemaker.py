@@ -1,12 +1,12 @@
 """A server started and asked as SageMaker does, and models in its place."""
 
-import http.client
 import json
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.http_cases.models import pair
-from tests.end_to_end.server import DEADLINE_S, Server
+from tests.end_to_end.server import Server
 
 MIME = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 CONFIG = f'backend: "identity"\n{pair("A", "INT32", "2")}instance_group {{ count: 1 kind: KIND_CPU }}\n'
@@ -27,13 +27,8 @@ class SageMaker:
         self._port = server.port_of("Sagemaker HTTPService")
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return response.status, response.getheader("Content-Type"), response.read()
-        finally:
-            connection.close()
+        reply = fetch(self._port, path, body, method, headers)
+        return reply.status, reply.headers["Content-Type"], reply.body
 
     def load(self, name: str, url: Path) -> int:
         return self.ask("POST", "/models", json.dumps({"model_name": name, "url": str(url)}))[0]

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import tritonclient.http as triton
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server
+from tests.end_to_end.server import Server
 
 
 def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, may_run_again: bool = True) -> Path:
@@ -29,9 +29,4 @@ def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, m
 
 def ask(server: Server, number: int, model: str = "slow") -> int:
     """One request whose answer carries its number."""
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
-        tensor = triton.InferInput("INPUT0", [1, 4], "INT32")
-        tensor.set_data_from_numpy(np.full((1, 4), number, np.int32))
-        output = client.infer(model, [tensor]).as_numpy("OUTPUT0")
-        assert output is not None
-        return int(output[0, 0])
+    return int(infer(server, model, {"INPUT0": np.full((1, 4), number, np.int32)})["OUTPUT0"][0, 0])

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end import backend_models as models
+from tests.end_to_end.asking import tensors
 from tests.end_to_end.backend_models import FORESTS, IMAGES, features
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 
@@ -62,13 +63,6 @@ def rows(*cases: tuple[Any, ...]) -> list[Any]:
     """Cases under the name of their model, which stands first; those of TensorFlow only where it is."""
     without = pytest.mark.skipif(not models.HAS_TENSORFLOW, reason="needs TensorFlow: pip install 'shoal[tensorflow]'")
     return [pytest.param(*each, id=each[0], marks=[without] * each[0].startswith("tensorflow")) for each in cases]
-
-
-def tensors(inputs: Inputs) -> list[triton.InferInput]:
-    return [
-        triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
-        for name, array in inputs.items()
-    ]
 
 
 def ask(client: Any, model: str, inputs: Inputs) -> Array:

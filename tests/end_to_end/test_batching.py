@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import metric, statistics, wait_for_pending
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker
@@ -85,12 +85,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def ask(server: Server, model: str, number: int, rows: int = 1, dim: int = 4) -> bool:
     """One request over a connection of its own; whether its answer is its own."""
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
-        array = np.full((rows, dim), number, np.int32)
-        tensor = triton.InferInput("INPUT0", [rows, dim], "INT32")
-        tensor.set_data_from_numpy(array)
-        answer = client.infer(model, [tensor], request_id=str(number)).as_numpy("OUTPUT0")
-        return answer is not None and answer.shape == array.shape and bool((answer == array).all())
+    array = np.full((rows, dim), number, np.int32)
+    return np.array_equal(infer(server, model, {"INPUT0": array}, request_id=str(number))["OUTPUT0"], array)
 
 
 def batches(server: Server, model: str) -> dict[int, int]:
@@ -198,11 +194,8 @@ def test_delay_ends_the_wait(server: Server) -> None:
 
 def test_ragged_requests_are_merged_and_each_gets_its_own(server: Server, pool: ThreadPoolExecutor) -> None:
     def ask_sum(length: int) -> list[list[list[float]]]:
-        with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
-            tensor = triton.InferInput("X", [1, length], "FP32")
-            tensor.set_data_from_numpy(np.arange(length, dtype=np.float32)[None])
-            answer = client.infer("ragged", [tensor])
-            return [np.asarray(answer.as_numpy(name)).tolist() for name in ("Y", "SUM")]
+        answer = infer(server, "ragged", {"X": np.arange(length, dtype=np.float32)[None]})
+        return [answer[name].tolist() for name in ("Y", "SUM")]
 
     lengths = (3, 1, 7, 2)
     answers = [pool.submit(ask_sum, length) for length in lengths]

@@ -2,10 +2,10 @@
 
 import json
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
 from tests.repository.s3_server import S3Server, environment
 
@@ -18,9 +18,7 @@ def upload(s3: S3Server, bucket: str, *models: str) -> None:
 
 
 def ask(server: Server, path: str, body: object = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(f"http://{server.url}{path}", data, timeout=DEADLINE_S) as response:
-        return json.load(response)
+    return fetch(server.http_port, path, body).json
 
 
 def copies(tmp_path: Path, model: str) -> list[Path]:

@@ -1,6 +1,5 @@
 """The server as a container runs it: process 1, no privileges, nothing to write to but a small /dev/shm."""
 
-import http.client
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants
 
 #: A container runtime in one line: namespaces of its own, in which root has no power over the machine.
@@ -44,11 +44,9 @@ def test_it_serves_and_ends_as_process_1(container: Server) -> None:
     assert container.read_log(b"\n", start=container.log.index(b"Started HTTPService"))
     found = re.search(rb"Started HTTPService at 127\.0\.0\.1:([0-9]+)", container.log)
     assert found
-    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=DEADLINE_S)
-    connection.request("POST", "/v2/models/digits/infer", (SAMPLES / "digits" / "request.json").read_bytes())
-    response = connection.getresponse()
-    assert (response.status, b'"probabilities"' in response.read()) == (200, True)
-    connection.close()
+    request = (SAMPLES / "digits" / "request.json").read_bytes()
+    reply = fetch(int(found[1]), "/v2/models/digits/infer", request)
+    assert (reply.status, b'"probabilities"' in reply.body) == (200, True)
 
     process_1 = descendants(container.process.pid)[0]
     assert re.search(r"^NSpid:\t.*\t1$", Path(f"/proc/{process_1}/status").read_text(), re.MULTILINE)

@@ -5,7 +5,6 @@ nobody waits any more: what is sent meanwhile queues up. `steady` and `queueing`
 executions of one row, it is what each of many rows is thought to take.
 """
 
-import http.client
 import json
 import signal
 import threading
@@ -22,6 +21,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.figures import metric, wait_for_pending
 from tests.end_to_end.raw_client import Client
 from tests.end_to_end.repositories import add_model
@@ -121,12 +121,8 @@ class Story:
 
     def post(self, model: str, number: int, rows: int) -> tuple[int, dict[str, str], Any]:
         """Over HTTP; status, headers, body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
-        connection.request("POST", f"/v2/models/{model}/infer", body(number, rows))
-        response = connection.getresponse()
-        answer = response.status, dict(response.getheaders()), json.loads(response.read())
-        connection.close()
-        return answer
+        reply = fetch(self.server.http_port, f"/v2/models/{model}/infer", body(number, rows))
+        return reply.status, dict(reply.headers.items()), reply.json
 
     def hold(self) -> "Future[int]":
         """The instance of `held` stands still when this returns."""

@@ -12,6 +12,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from shoal import fault
+from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, samples, serving, title, worker_of
 from tests.end_to_end.slow_model import ask, identity_model
@@ -124,19 +125,14 @@ def test_batcher_that_is_killed_or_stopped_costs_no_request(tmp_path: Path) -> N
 def test_one_poisonous_request_in_a_thousand_fails_alone_and_says_so() -> None:
     """An ONNX model that crashes its process on one input, whoever it is batched with."""
 
-    def infer(number: int) -> float:
-        with triton.InferenceServerClient(
-            server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S
-        ) as client:
-            tensor = triton.InferInput("features", [1, 512], "FP32")
-            tensor.set_data_from_numpy(np.full((1, 512), number % 7, np.float32))
-            output = client.infer("mlp", [tensor], request_id="poison" if number == 500 else "").as_numpy("scores")
-            assert output is not None
-            return round(float(output[0, 0]), 3)  # a batch of another size may round otherwise
+    def score(number: int) -> float:
+        features = np.full((1, 512), number % 7, np.float32)
+        output = infer(server, "mlp", {"features": features}, request_id="poison" if number == 500 else "")["scores"]
+        return round(float(output[0, 0]), 3)  # a batch of another size may round otherwise
 
     with serving(SAMPLES, *only("mlp"), environment={fault.VARIABLE: "worker.opened[poison]:segfault"}) as server:
         with ThreadPoolExecutor(16) as pool:
-            answers = [pool.submit(infer, number) for number in range(1000)]
+            answers = [pool.submit(score, number) for number in range(1000)]
         status, text = sentence(answers.pop(500))
         assert status == "500"
         assert "Stub process 'mlp_0_0' is not healthy" in str(text)

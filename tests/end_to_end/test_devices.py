@@ -15,6 +15,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.server import SAMPLES, Server, serving
 
 FORESTS = Path(__file__).parents[1] / "data" / "forests"
@@ -79,12 +80,7 @@ def _cores() -> set[int]:
 
 
 def ask(server: Server, model: str, value: float, output: str = "Y") -> Any:
-    with triton.InferenceServerClient(server.url) as client:
-        tensor = triton.InferInput("X", [1, 1], "FP32")
-        tensor.set_data_from_numpy(np.array([[value]], np.float32))
-        array = client.infer(model, [tensor]).as_numpy(output)
-    assert array is not None
-    return array.item()
+    return infer(server, model, {"X": np.array([[value]], np.float32)})[output].item()
 
 
 def test_a_batch_without_room_on_the_gpu_is_answered_in_parts(server: Server) -> None:

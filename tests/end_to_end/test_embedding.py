@@ -14,8 +14,9 @@ import lmdb
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import outputs, tensors
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, title
@@ -94,20 +95,8 @@ def client_of(server: Server) -> triton.InferenceServerClient:
     )
 
 
-def tensors(inputs: dict[str, Array]) -> list[triton.InferInput]:
-    wanted = []
-    for name, array in inputs.items():
-        wanted.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        wanted[-1].set_data_from_numpy(array)
-    return wanted
-
-
 def ask(client: triton.InferenceServerClient, model: str, **inputs: Array) -> dict[str, Array]:
     return outputs(client.infer(model, tensors(inputs)))
-
-
-def outputs(result: Any) -> dict[str, Array]:
-    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
 def workers_of(server: Server, model: str) -> list[int]:

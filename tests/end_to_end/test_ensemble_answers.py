@@ -10,6 +10,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as triton
 
+from tests.end_to_end.asking import outputs, tensors
 from tests.end_to_end.ensemble_models import stream
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, samples, serving
 from tests.end_to_end.triton_ensembles import ENSEMBLES, write_all
@@ -39,9 +40,8 @@ def over_grpc(server: Server) -> Iterator[Any]:
 
 def infer(client: Any, model: str, *numbers: float) -> dict[str, list[Any]]:
     """Every output of the answer, by name."""
-    given = triton.InferInput("X", [1, len(numbers)], "FP32").set_data_from_numpy(np.array([numbers], np.float32))
-    result = client.infer(model, [given])
-    return {each["name"]: result.as_numpy(each["name"]).tolist() for each in result.get_response()["outputs"]}
+    found = outputs(client.infer(model, tensors({"X": np.array([numbers], np.float32)})))
+    return {name: array.tolist() for name, array in found.items()}
 
 
 # --- an output that a step leaves out ---

@@ -16,6 +16,8 @@ import tritonclient.grpc as grpc
 import tritonclient.http as triton
 
 from tests.end_to_end import raw_client
+from tests.end_to_end.asking import Array, tensors
+from tests.end_to_end.asking import outputs as outputs_of
 from tests.end_to_end.ensemble_models import MODELS, step, write_counting, write_ensemble, write_model
 from tests.end_to_end.segments import copies
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, samples, serving, title, wait_until
@@ -86,13 +88,10 @@ def client(server: Server) -> Iterator[Any]:  # its type hints say None where it
         yield client
 
 
-def infer(
-    client: Any, model: str, array: np.ndarray[Any, Any], *outputs: str, **more: Any
-) -> list[np.ndarray[Any, Any]]:
-    given = triton.InferInput("X", list(array.shape), "FP32").set_data_from_numpy(array)
+def infer(client: Any, model: str, array: Array, *outputs: str, **more: Any) -> list[Array]:
+    """The outputs of the answer, in their order."""
     wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
-    result: Any = client.infer(model, [given], outputs=wanted, **more)
-    return [result.as_numpy(each["name"]) for each in result.get_response()["outputs"]]
+    return list(outputs_of(client.infer(model, tensors({"X": array}), outputs=wanted, **more)).values())
 
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)

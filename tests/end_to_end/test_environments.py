@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import Server, serving
 from tests.environments.places import make_venv, numpy_wheel, pack, site_packages, write_wheel
 
@@ -71,13 +70,8 @@ def parameter(key: str, value: str) -> str:
 
 def ask(server: Server, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     """Status and content. To make an environment takes long on a busy machine."""
-    request = urllib.request.Request(f"http://{server.url}/v2/{path}", json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
-            return reply.status, json.loads(reply.read() or b"{}")
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    reply = fetch(server.http_port, f"/v2/{path}", body)
+    return reply.status, reply.json if reply.body else {}
 
 
 def load_error(server: Server, model: str) -> str:

@@ -17,10 +17,11 @@ import pytest
 
 from shoal import Client, errors
 from shoal.fault import STEPS, VARIABLE
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, descendants, serving, title
+from tests.end_to_end.server import descendants, serving, title
 
 #: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
 MODELS = {"again": "true", "once": "false"}
@@ -114,14 +115,8 @@ class Parts:
             self._patient.arm(step)
 
     def _ask(self, number: int) -> tuple[int, object]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._patient.server.http_port, timeout=DEADLINE_S)
-        try:
-            connection.request("POST", f"/v2/models/{self._model}/generate", json.dumps({"A": [number, 2, 3, 4]}))
-            answer = connection.getresponse()
-            body = json.loads(answer.read())
-        finally:
-            connection.close()
-        return answer.status, body.get("B", body)
+        reply = fetch(self._patient.server.http_port, f"/v2/models/{self._model}/generate", {"A": [number, 2, 3, 4]})
+        return reply.status, reply.json.get("B", reply.json)
 
 
 @pytest.fixture(scope="module", params=IN_PARTS)

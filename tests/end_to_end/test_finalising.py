@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import tritonclient.http as triton
 
+from tests.end_to_end.asking import infer as infer_all
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.lifecycle import ask, index_once, ready, unloaded
@@ -62,12 +63,7 @@ class Model:
 
 
 def infer(server: Server, model: str, value: int = 0) -> int:
-    tensor = triton.InferInput("A", [1], "INT32")
-    tensor.set_data_from_numpy(np.array([value], np.int32))
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
-        answer = client.infer(model, [tensor]).as_numpy("B")
-    assert answer is not None
-    return int(answer[0])
+    return int(infer_all(server, model, {"A": np.array([value], np.int32)})["B"][0])
 
 
 def test_a_load_returns_after_the_old_instances_have_finalised(explicit: Server, shared: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import tritonclient.grpc as client
 
 from shoal.frontend.grpc.messages import service
+from tests.end_to_end.asking import tensors
 from tests.end_to_end.raw_client import Client as RawClient
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving, title
@@ -144,19 +145,14 @@ def whole(nbytes: int) -> bytes:
 
 
 def flood_inputs(count: int, nbytes: int) -> list[client.InferInput]:
-    inputs = []
-    for name, value in (("COUNT", count), ("NBYTES", nbytes)):
-        inputs.append(client.InferInput(name, [1], "INT32"))
-        inputs[-1].set_data_from_numpy(np.array([value], np.int32))
-    return inputs
+    return tensors({"COUNT": np.array([count], np.int32), "NBYTES": np.array([nbytes], np.int32)}, api=client)
 
 
 def is_answered(reader: Any, model: str) -> None:
     """Another client's request is."""
     if model == "whole":
-        tensor = client.InferInput("IN", [4], "INT32")
-        tensor.set_data_from_numpy(np.arange(4, dtype=np.int32))
-        assert reader.infer("whole", [tensor]).as_numpy("OUT").tolist() == [0, 1, 2, 3]
+        four = tensors({"IN": np.arange(4, dtype=np.int32)}, api=client)
+        assert reader.infer("whole", four).as_numpy("OUT").tolist() == [0, 1, 2, 3]
         return
     answers: Any = queue.SimpleQueue()
     reader.start_stream(lambda result, error: answers.put((result, error)))

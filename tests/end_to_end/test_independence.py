@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.payloads import MIB, SMALL_SLABS, ask, pattern, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
 
@@ -108,14 +109,7 @@ def kill(server: Server, name: str, then: bytes) -> None:
 
 
 def ask_grpc(server: Server, model: str = "fast") -> None:
-    with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-        wanted = triton_grpc.InferInput("INPUT0", [len(SMALL)], "UINT8")
-        wanted.set_data_from_numpy(SMALL)
-        answer = client.infer(model, [wanted], client_timeout=DEADLINE_S)
-        assert answer is not None
-        output = answer.as_numpy("OUTPUT0")
-        assert output is not None
-        assert np.array_equal(output, SMALL)
+    assert np.array_equal(infer(server, model, {"INPUT0": SMALL}, triton_grpc)["OUTPUT0"], SMALL)
 
 
 def is_live_over_grpc(server: Server) -> bool:

@@ -4,7 +4,6 @@ One lane serves all of it, so an answer on another connection tells that it has 
 """
 
 import gzip
-import http.client
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.raw_client import LIVE, Client, number_in, numbers, post, tensor, tensor_in
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, title, wait_until
@@ -62,10 +62,7 @@ def client(server: Server) -> Iterator[Client]:
 
 
 def metric(server: Server, name: str, labels: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
-    connection.close()
+    lines = fetch(server.metrics_port, "/metrics").body.decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name + "{") and labels in line)
 
 

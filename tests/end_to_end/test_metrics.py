@@ -19,7 +19,8 @@ import pytest
 from shoal import __version__
 from shoal import metric_families as families
 from shoal.shm.windows import PHASES
-from tests.end_to_end.figures import Samples, exposition, get, samples
+from tests.end_to_end.asking import fetch
+from tests.end_to_end.figures import Samples, exposition, samples
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving
 
@@ -146,7 +147,7 @@ def answered(server: Server) -> Counter[tuple[str, int]]:
 def test_statistics_and_metrics_agree_to_the_unit(server: Server, answered: Counter[tuple[str, int]]) -> None:
     assert answered.total() == NUM_REQUESTS
     assert {status for _, status in answered} >= {200, 404, 500, 503}
-    statistics = {row["name"]: row for row in json.loads(get(server.http_port, "/v2/models/stats"))["model_stats"]}
+    statistics = {row["name"]: row for row in fetch(server.http_port, "/v2/models/stats").json["model_stats"]}
     found = at_rest(server)
     for model, tags in {"batching": {}, "picky": {}, "busy": {}, "tagged": {"_team": "a"}}.items():
         row = statistics[model]
@@ -220,7 +221,7 @@ def test_every_family_has_the_labels_it_is_documented_with(server: Server) -> No
 
 
 def test_shoals_version_is_told_where_the_protocol_has_tritons(server: Server) -> None:
-    assert json.loads(get(server.http_port, "/v2"))["version"].startswith("2.")
+    assert fetch(server.http_port, "/v2").json["version"].startswith("2.")
     assert at_rest(server)["shoal_build_info", frozenset({("version", __version__)})] == 1
 
 

@@ -1,7 +1,5 @@
 """Requests that miss their aim: of a wrong size, to a model that is not ready, to the port of another protocol."""
 
-import http.client
-import json
 import subprocess
 from typing import Any
 
@@ -10,16 +8,13 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import DEADLINE_S, Server
 
 
 def post(server: Server, path: str, body: Any) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
-    connection.request("POST", path, json.dumps(body))
-    response = connection.getresponse()
-    answer = response.status, json.loads(response.read())["error"]
-    connection.close()
-    return answer
+    reply = fetch(server.http_port, path, body)
+    return reply.status, reply.json["error"]
 
 
 @pytest.mark.parametrize("count", [15, 17])

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.lifecycle import index, index_once, infer, ready, unloaded, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.traffic import MODEL
@@ -35,12 +34,8 @@ def repositories(tmp_path: Path) -> tuple[Path, Path]:
 
 def told(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
     """Status and JSON."""
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        with urllib.request.urlopen(f"http://{server.url}/v2/{path}", data, timeout=30) as response:
-            return response.status, json.loads(response.read() or b"null")
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read() or b"null")
+    reply = fetch(server.http_port, f"/v2/{path}", body)
+    return reply.status, reply.json if reply.body else None
 
 
 def test_what_has_one_name_is_refused_by_it_and_all_else_works(repositories: tuple[Path, Path]) -> None:

@@ -3,12 +3,12 @@
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from tests.end_to_end.asking import outputs, tensors
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 
 HEAD = "import asyncio\nimport json\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n"
@@ -125,20 +125,8 @@ def client(server: Server) -> Iterator[triton.InferenceServerClient]:
         yield client
 
 
-def given(name: str, array: Any) -> triton.InferInput:
-    tensor = triton.InferInput(name, array.shape, "BYTES" if array.dtype == object else "FP32")
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
-def array(result: triton.InferResult, name: str) -> Any:
-    found = result.as_numpy(name)
-    assert found is not None
-    return found
-
-
 def do(client: triton.InferenceServerClient, what: str, *values: float) -> triton.InferResult:
-    return client.infer("obedient", [given("X", np.array(values, np.float32))], parameters={"do": what})
+    return client.infer("obedient", tensors({"X": np.array(values, np.float32)}), parameters={"do": what})
 
 
 def test_what_is_named_and_left_open_is_completed(client: triton.InferenceServerClient) -> None:
@@ -148,33 +136,33 @@ def test_what_is_named_and_left_open_is_completed(client: triton.InferenceServer
         found = tensor["data_type"], tensor["dims"], tensor.get("optional")
         assert found == ("TYPE_FP32", [3], optional)
     assert config["model_transaction_policy"] == {"decoupled": False}
-    result = client.infer("completes", [given("X", np.ones(3, np.float32))])
-    assert array(result, "Y").tolist() == [1, 1, 1]
+    result = client.infer("completes", tensors({"X": np.ones(3, np.float32)}))
+    assert outputs(result)["Y"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
     "words", [["abc", "é", "", "x" * 100], [], [f"word {number}" for number in range(10_000)]], ids=len
 )
 def test_strings(client: triton.InferenceServerClient, words: list[str]) -> None:
-    result = client.infer("strings", [given("WORDS", np.array(words, dtype=object))])
-    assert array(result, "UPPER").tolist() == [word.upper().encode() for word in words]
+    result = client.infer("strings", tensors({"WORDS": np.array(words, dtype=object)}))
+    assert outputs(result)["UPPER"].tolist() == [word.upper().encode() for word in words]
 
 
 @pytest.mark.parametrize("model", ["later", "later_in_list", "later_async"])
 def test_execute_may_return_nothing_and_a_sender_answer_later(client: triton.InferenceServerClient, model: str) -> None:
     for _ in range(2):
-        pending = [client.async_infer(model, [given("X", np.array([value], np.float32))]) for value in (1.0, 2.0)]
-        assert [array(each.get_result(timeout=DEADLINE_S), "Y").tolist() for each in pending] == [[1.0], [2.0]]
+        pending = [client.async_infer(model, tensors({"X": np.array([value], np.float32)})) for value in (1.0, 2.0)]
+        assert [outputs(each.get_result(timeout=DEADLINE_S))["Y"].tolist() for each in pending] == [[1.0], [2.0]]
 
 
 def test_elements_that_are_no_strings_are_answered_as_their_text(client: triton.InferenceServerClient) -> None:
-    found = array(do(client, "texts", 1), "Z").tolist()
+    found = outputs(do(client, "texts", 1))["Z"].tolist()
     assert found == [b"1", b"2.5", b"None", b"True", b"word", b"bytes"]
 
 
 def test_a_model_that_writes_into_its_inputs(client: triton.InferenceServerClient, server: Server) -> None:
     for _ in range(2):
-        assert array(do(client, "writes", 1, 2), "Y").tolist() == [2, 4]
+        assert outputs(do(client, "writes", 1, 2))["Y"].tolist() == [2, 4]
     assert server.read_log(b"model instance 'obedient_0' writes into its inputs")
 
 

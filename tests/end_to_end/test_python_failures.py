@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving, worker_of
 from tests.end_to_end.traffic import MODEL, Traffic
@@ -115,12 +115,7 @@ def write_models(repository: Path, more: str) -> Path:
 
 def command(server: Server, word: str) -> str:
     """Have the victim do something; what it says."""
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
-        tensor = triton.InferInput("COMMAND", [1], "BYTES")
-        tensor.set_data_from_numpy(np.array([word.encode()], np.object_))
-        output = client.infer("victim", [tensor]).as_numpy("SAID")
-        assert output is not None
-        return str(output[0].decode())
+    return str(infer(server, "victim", {"COMMAND": np.array([word.encode()], np.object_)})["SAID"][0].decode())
 
 
 def failure(server: Server, word: str) -> str:

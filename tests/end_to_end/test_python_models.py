@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import fetch, tensors
+from tests.end_to_end.figures import exposition
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 
@@ -41,15 +43,6 @@ def client(server: Server) -> Iterator[triton.InferenceServerClient]:
         yield opened
 
 
-def tensors(inputs: dict[str, Array], binary: bool = True) -> list[triton.InferInput]:
-    found = []
-    for name, array in inputs.items():
-        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array, binary_data=binary)
-        found.append(tensor)
-    return found
-
-
 def output(result: triton.InferResult, name: str) -> Array:
     array: Array | None = result.as_numpy(name)
     assert array is not None, f"no output '{name}'"
@@ -72,12 +65,8 @@ def refusal(client: triton.InferenceServerClient, model: str, inputs: dict[str, 
 
 def generate(server: Server, model: str, body: dict[str, Any], verb: str = "generate_stream") -> tuple[int, str, bytes]:
     """Status, content type and body of an answer that is read to its end."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
-    connection.request("POST", f"/v2/models/{model}/{verb}", json.dumps(body))
-    response = connection.getresponse()
-    answer = response.status, response.headers["Content-Type"], response.read()
-    connection.close()
-    return answer
+    reply = fetch(server.http_port, f"/v2/models/{model}/{verb}", body)
+    return reply.status, reply.headers["Content-Type"], reply.body
 
 
 def events(server: Server, model: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,7 +96,7 @@ def test_an_error_that_comes_first_is_an_event_under_its_own_status(server: Serv
 )
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
 def test_sum_and_difference(client: triton.InferenceServerClient, model: str, binary: bool) -> None:
-    inputs = tensors({"INPUT0": LEFT, "INPUT1": RIGHT}, binary)
+    inputs = tensors({"INPUT0": LEFT, "INPUT1": RIGHT}, binary=binary)
     outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("OUTPUT0", "OUTPUT1")]
     for _ in range(3):  # what a model does to its inputs stays its own
         result = client.infer(model, inputs, outputs=outputs)
@@ -329,14 +318,6 @@ def test_bls_hears_of_an_error_in_the_middle_of_a_stream(client: triton.Inferenc
 # --- metrics, log, cancellation ---
 
 
-def metrics(server: Server) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
-    connection.request("GET", "/metrics")
-    scraped = connection.getresponse().read().decode()
-    connection.close()
-    return scraped
-
-
 def test_custom_metrics_are_shown(server: Server, client: triton.InferenceServerClient) -> None:
     counts = [
         output(client.infer("custom_metrics", tensors({"VALUE": np.array([value])})), "COUNT").tolist()
@@ -358,8 +339,8 @@ def test_custom_metrics_are_shown(server: Server, client: triton.InferenceServer
         f"example_values_count{{{labels}}} 4",
     ]
     end = time.monotonic() + DEADLINE_S  # they arrive soon after the answer
-    while missing := [line for line in expected if not re.search(rf"(?m)^{re.escape(line)}(\.0)?$", metrics(server))]:
-        assert time.monotonic() < end, (missing, metrics(server))
+    while missing := set(expected) - {line.removesuffix(".0") for line in exposition(server).splitlines()}:
+        assert time.monotonic() < end, (missing, exposition(server))
 
 
 def test_the_logger_logs_at_its_levels_with_file_and_line(server: Server, client: triton.InferenceServerClient) -> None:

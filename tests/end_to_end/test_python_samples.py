@@ -1,37 +1,26 @@
 """The samples written in Python, served: the text pipeline and each of its models, the table, the stream, the page."""
 
-import http.client
 import json
 import re
 import subprocess
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from scripts.topics import TOPICS, held_out
+from tests.end_to_end.asking import fetch, tensors
+from tests.end_to_end.asking import infer as infer_all
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def infer(server: Server, model: str, outputs: list[str], **inputs: Array) -> list[Array]:
-    tensors = []
-    for name, array in inputs.items():
-        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
-        result = client.infer(model, tensors)
-    found: list[Array] = []
-    for name in outputs:
-        output: Array | None = result.as_numpy(name)
-        assert output is not None, f"no output '{name}'"
-        found.append(output)
-    return found
+    found = infer_all(server, model, inputs)
+    return [found[name] for name in outputs]
 
 
 def column(texts: list[str]) -> Array:
@@ -69,11 +58,10 @@ def test_the_pipeline_answers_as_its_models_one_by_one(samples: Server) -> None:
 def test_many_texts_at_once_get_their_own_labels(samples: Server) -> None:
     texts = {"snow and frost": b"weather", "the final match": b"sport", "a violin concert": b"music"}
     with triton.InferenceServerClient(samples.url, concurrency=16, network_timeout=DEADLINE_S) as client:
-        sent = []
-        for text in [*texts] * 16:
-            tensor = triton.InferInput("text", [1, 1], "BYTES")
-            tensor.set_data_from_numpy(column([text]))
-            sent.append((text, client.async_infer("text_classification", [tensor])))
+        sent = [
+            (text, client.async_infer("text_classification", tensors({"text": column([text])})))
+            for text in [*texts] * 16
+        ]
         for text, request in sent:
             label = request.get_result(timeout=DEADLINE_S).as_numpy("label")
             assert label is not None
@@ -103,22 +91,17 @@ def test_repeat_streams_its_input_as_the_page_shows(samples: Server) -> None:
 
 def test_repeat_refuses_delays_that_do_not_fit(samples: Server) -> None:
     body = json.dumps({"IN": [7, 8, 9], "DELAY": [0], "WAIT": 0})
-    with closing(http.client.HTTPConnection("127.0.0.1", samples.http_port, timeout=DEADLINE_S)) as connection:
-        connection.request("POST", "/v2/models/repeat/generate_stream", body)
-        response = connection.getresponse()
-        event = b'data: {"error":"IN and DELAY must have equal lengths"}\n\n'
-        assert (response.status, response.read()) == (400, event)
+    reply = fetch(samples.http_port, "/v2/models/repeat/generate_stream", body)
+    event = b'data: {"error":"IN and DELAY must have equal lengths"}\n\n'
+    assert (reply.status, reply.body) == (400, event)
 
 
 def ask_sequence(client: Any, sequence: str, number: int, *, start: bool, end: bool) -> int:
-    tensor = triton.InferInput("INPUT", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.array([[number]], np.int32))
+    given = tensors({"INPUT": np.array([[number]], np.int32)})
     result = client.infer(
-        "simple_string_dyna_sequence", [tensor], sequence_id=sequence, sequence_start=start, sequence_end=end
+        "simple_string_dyna_sequence", given, sequence_id=sequence, sequence_start=start, sequence_end=end
     )
-    output = result.as_numpy("OUTPUT")
-    assert output is not None
-    return int(output[0, 0])
+    return int(result.as_numpy("OUTPUT")[0, 0])
 
 
 def test_a_sequence_with_an_id_that_is_no_number_is_told_so_and_ends(samples: Server) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import metric, statistics, wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
@@ -67,12 +67,8 @@ class Story:
 
     def ask(self, model: str, number: int, **wishes: Any) -> int:
         """One request over a connection of its own; its answer."""
-        with triton.InferenceServerClient(self.server.url, network_timeout=DEADLINE_S) as client:
-            tensor = triton.InferInput("X", [1, 1], "INT32")
-            tensor.set_data_from_numpy(np.full((1, 1), number, np.int32))
-            answer = client.infer(model, [tensor], request_id=str(number), **wishes).as_numpy("Y")
-            assert answer is not None
-            return int(answer[0, 0])
+        given = {"X": np.full((1, 1), number, np.int32)}
+        return int(infer(self.server, model, given, request_id=str(number), **wishes)["Y"][0, 0])
 
     def send(self, model: str, number: int, **wishes: Any) -> "Future[int]":
         """The same, meanwhile."""

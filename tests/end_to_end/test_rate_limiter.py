@@ -17,6 +17,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
@@ -69,10 +70,7 @@ class Story:
         self.pool = pool
 
     def ask(self, model: str, number: int = 0) -> None:
-        with triton.InferenceServerClient(self.server.url, network_timeout=DEADLINE_S) as client:
-            tensor = triton.InferInput("X", [1], "INT32")
-            tensor.set_data_from_numpy(np.full(1, number, np.int32))
-            client.infer(model, [tensor])
+        infer(self.server, model, {"X": np.full(1, number, np.int32)})
 
     def send(self, model: str, number: int = 0) -> "Future[None]":
         return self.pool.submit(self.ask, model, number)

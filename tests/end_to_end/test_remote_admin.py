@@ -1,12 +1,12 @@
 """Who may load, unload and scale: callers on this machine, and on others where the operator lets them in."""
 
-import http.client
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
+from tests.end_to_end.asking import fetch
+from tests.end_to_end.server import SAMPLES, serving
 
 LOAD = "/v2/repository/models/simple/load"
 SCALE = "/models/simple?min_worker=3&max_worker=2"
@@ -29,21 +29,12 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ask(server: Server, address: str, method: str, target: str) -> int:
-    connection = http.client.HTTPConnection(address, server.http_port, timeout=DEADLINE_S)
-    try:
-        connection.request(method, target)
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
 @pytest.mark.parametrize(("flags", "status"), [([], 403), (["--allow-remote-admin"], 0)], ids=["default", "allowed"])
 def test_other_machines(repository: Path, own_address: str, flags: list[str], status: int) -> None:
     with serving(repository, "--http-address=0.0.0.0", *flags) as server:
         for address, expected in (("127.0.0.1", 0), (own_address, status)):
             # Let in, they hear that nothing can be loaded, and that there cannot be three of at most two.
-            assert ask(server, address, "POST", LOAD) == (expected or 503)
-            assert ask(server, address, "PUT", SCALE) == (expected or 400)
-            assert ask(server, address, "GET", "/v2/models/simple/ready") == 200
+            assert fetch(server.http_port, LOAD, method="POST", address=address).status == (expected or 503)
+            assert fetch(server.http_port, SCALE, method="PUT", address=address).status == (expected or 400)
+            assert fetch(server.http_port, "/v2/models/simple/ready", method="GET", address=address).status == 200
         assert server.stop() == 0, server.log.decode()

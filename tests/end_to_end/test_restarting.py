@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from shoal import Client
 from shoal.errors import UnavailableError
+from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
@@ -69,23 +70,11 @@ def server(tmp_path: Path, gates: dict[str, Gate]) -> Iterator[Server]:
 
 
 def ask_http(server: Server, model: str = "gated", word: int = ANSWER) -> int:
-    with tritonclient.http.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
-        tensor = tritonclient.http.InferInput("A", [1], "INT32")
-        tensor.set_data_from_numpy(np.full(1, word, np.int32))
-        values = client.infer(model, [tensor]).as_numpy("B")
-    assert values is not None
-    return int(values[0])
+    return int(infer(server, model, {"A": np.full(1, word, np.int32)})["B"][0])
 
 
 def ask_grpc(server: Server) -> int:
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-        tensor = tritonclient.grpc.InferInput("A", [1], "INT32")
-        tensor.set_data_from_numpy(np.full(1, ANSWER, np.int32))
-        found = client.infer("gated", [tensor], client_timeout=DEADLINE_S)
-    assert found is not None
-    values = found.as_numpy("B")
-    assert values is not None
-    return int(values[0])
+    return int(infer(server, "gated", {"A": np.full(1, ANSWER, np.int32)}, tritonclient.grpc)["B"][0])
 
 
 def ways_to_ask(server: Server, client: Client) -> list[Callable[[], int]]:

@@ -1,6 +1,5 @@
 """What an operator sets, on a real server: the log, its file and its settings, restricted APIs, forwarded headers."""
 
-import http.client
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http as triton
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, only, serving, title
 
@@ -49,12 +49,8 @@ def ask(
     server: Server, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
     """On a connection of its own, so that any lane may answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
-    connection.request(method, path, body, headers or {})
-    response = connection.getresponse()
-    answer = response.status, response.read()
-    connection.close()
-    return answer
+    reply = fetch(server.http_port, path, body, method, headers)
+    return reply.status, reply.body
 
 
 # --- the log ---

@@ -17,6 +17,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import tensors
 from tests.end_to_end.lifecycle import instances, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
 from tests.end_to_end.traffic import MODEL
@@ -76,9 +77,7 @@ def client(server: Server) -> Iterator[triton.InferenceServerClient]:
 
 
 def ask(client: triton.InferenceServerClient, model: str, word: int = ECHO) -> None:
-    tensor = triton.InferInput("A", [1, 4], "INT32")
-    tensor.set_data_from_numpy(np.full((1, 4), word, np.int32))
-    values = client.infer(model, [tensor]).as_numpy("B")
+    values = client.infer(model, tensors({"A": np.full((1, 4), word, np.int32)})).as_numpy("B")
     assert values is not None
     assert values.tolist() == [[word] * 4]
 

@@ -1,6 +1,5 @@
 """The server as a service: what it tells a real socket in systemd's place, and the unit that systemd itself reads."""
 
-import http.client
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from secrets import token_hex
 import pytest
 
 from shoal.cli import main
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title, wait_until
@@ -111,12 +111,8 @@ def broken_model(repository: Path) -> Path:
 
 
 def get(server: Server, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer.status, body
+    reply = fetch(server.http_port, path)
+    return reply.status, reply.body
 
 
 def process(server: Server, kind: str) -> int:

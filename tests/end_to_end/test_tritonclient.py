@@ -14,8 +14,9 @@ import onnxruntime
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.asking import tensors
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
 
@@ -83,15 +84,6 @@ def reference(model: str, inputs: dict[str, Array]) -> list[Array]:
     return list(results)
 
 
-def to_send(inputs: dict[str, Array], binary: bool) -> list[triton.InferInput]:
-    tensors = []
-    for name, array in inputs.items():
-        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array, binary_data=binary)
-        tensors.append(tensor)
-    return tensors
-
-
 def to_ask(model: str, binary: bool) -> list[triton.InferRequestedOutput]:
     return [triton.InferRequestedOutput(name, binary_data=binary) for name in OUTPUTS[model]]
 
@@ -134,7 +126,7 @@ def test_infer(
     binary_input: bool,
     binary_output: bool,
 ) -> None:
-    result = client.infer(model, to_send(inputs, binary_input), outputs=to_ask(model, binary_output))
+    result = client.infer(model, tensors(inputs, binary=binary_input), outputs=to_ask(model, binary_output))
     check(result, model, inputs)
     kinds = {("data" in output, "parameters" in output) for output in result.get_response()["outputs"]}
     assert kinds == {(not binary_output, binary_output)}
@@ -144,7 +136,7 @@ def test_infer(
 def test_async_infer(samples: Server, binary: bool) -> None:
     with triton.InferenceServerClient(samples.url, concurrency=8, network_timeout=DEADLINE_S) as client:
         sent = [
-            client.async_infer(model, to_send(inputs, binary), outputs=to_ask(model, binary))
+            client.async_infer(model, tensors(inputs, binary=binary), outputs=to_ask(model, binary))
             for model, inputs in REQUESTS
         ]
         for (model, inputs), request in zip(REQUESTS, sent, strict=True):
@@ -157,7 +149,7 @@ def test_asyncio(samples: Server, binary: bool) -> None:
         async with triton_aio.InferenceServerClient(samples.url) as client:
             assert await client.is_server_ready()
             sent = [
-                client.infer(model, to_send(inputs, binary), outputs=to_ask(model, binary))
+                client.infer(model, tensors(inputs, binary=binary), outputs=to_ask(model, binary))
                 for model, inputs in REQUESTS
             ]
             return list(await asyncio.gather(*sent))
@@ -167,7 +159,7 @@ def test_asyncio(samples: Server, binary: bool) -> None:
 
 
 def test_digits_are_recognised_and_named(client: triton.InferenceServerClient) -> None:
-    inputs = to_send({"image": IMAGES[:5]}, True)
+    inputs = tensors({"image": IMAGES[:5]})
     best = [triton.InferRequestedOutput("probabilities", class_count=2), triton.InferRequestedOutput("label")]
     result = client.infer("digits", inputs, outputs=best)
     classes, labels = array_of(result, "probabilities"), array_of(result, "label")
@@ -188,7 +180,7 @@ def test_digits_are_recognised_and_named(client: triton.InferenceServerClient) -
 
 def number_request(number: int) -> list[triton.InferInput]:
     left, right = np.full((1, 16), number, np.int32), np.arange(16, dtype=np.int32)[np.newaxis]
-    return to_send({"INPUT0": left, "INPUT1": right}, True)
+    return tensors({"INPUT0": left, "INPUT1": right})
 
 
 def check_number(result: triton.InferResult, number: int) -> None:
@@ -212,13 +204,13 @@ def test_thousands_of_requests_on_one_connection(client: triton.InferenceServerC
 def test_refused_requests_leave_nothing_behind(client: triton.InferenceServerClient) -> None:
     """Errors from the model itself, more of them than any slab has blocks: their blocks must come back too."""
     words = np.array([["one"] * 16], np.object_)
-    inputs = to_send({"INPUT0": words, "INPUT1": words}, True)
+    inputs = tensors({"INPUT0": words, "INPUT1": words})
     for _ in range(300):
         with pytest.raises(InferenceServerException) as refusal:
             client.infer("simple_string", inputs)
         assert refusal.value.status() == "500"
     model, inputs_it_takes = REQUESTS[2]
-    check(client.infer(model, to_send(inputs_it_takes, True)), model, inputs_it_takes)
+    check(client.infer(model, tensors(inputs_it_takes)), model, inputs_it_takes)
 
 
 SIZES = [0, 1, 3, 63, 64, 65, 1000, 4095, 4097, 65536, 70_001, 1 << 20, (1 << 20) + 1, 3_000_000, 8 << 20]
@@ -228,7 +220,7 @@ SIZES = [0, 1, 3, 63, 64, 65, 1000, 4095, 4097, 65536, 70_001, 1 << 20, (1 << 20
 def test_strings_of_every_size(client: triton.InferenceServerClient, size: int) -> None:
     text = bytes(range(256)) * (size // 256 + 1)
     inputs = {"INPUT0": np.array([[text[:size]]], np.object_)}
-    result = client.infer("simple_identity", to_send(inputs, True))
+    result = client.infer("simple_identity", tensors(inputs))
     assert array_of(result, "OUTPUT0").tolist() == [[text[:size]]]
 
 
@@ -247,7 +239,7 @@ def test_large_tensors_again_and_again(tmp_path: Path) -> None:
     with serving(tmp_path) as server, triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
         for number in range(60):
             array = np.full(1 + (number * 104_729) % 2_000_000, number, np.float32)
-            actual = array_of(client.infer("wide", to_send({"INPUT0": array}, True)), "OUTPUT0")
+            actual = array_of(client.infer("wide", tensors({"INPUT0": array})), "OUTPUT0")
             assert actual.shape == array.shape
             assert (actual == number).all()
 
@@ -299,9 +291,9 @@ def test_statistics_count_what_was_asked(client: triton.InferenceServerClient) -
 
     before = figures()
     for _ in range(3):
-        client.infer("digits", to_send({"image": IMAGES[:5]}, True))
+        client.infer("digits", tensors({"image": IMAGES[:5]}))
     with pytest.raises(InferenceServerException):
-        client.infer("digits", to_send({"image": IMAGES[:65]}, True))  # refused at the door: counted nowhere
+        client.infer("digits", tensors({"image": IMAGES[:65]}))  # refused at the door: counted nowhere
     after = figures()
     assert {name: after[name] - before[name] for name in after} == {
         "inferences": 15, "executions": 3, "of five": 3, "success": 3, "fail": 0, "queue": 3, "compute_infer": 3,
@@ -314,7 +306,7 @@ def test_request_ids_headers_and_query(client: triton.InferenceServerClient) -> 
     model, inputs = REQUESTS[0]
     result = client.infer(
         model,
-        to_send(inputs, True),
+        tensors(inputs),
         request_id="r-é-1",
         headers={"X-Request-Start": "1", "Authorization": "Bearer none"},
         query_params={"trace": "on", "tag": ["a b", "ü/&?"]},
@@ -329,7 +321,7 @@ def test_request_ids_headers_and_query(client: triton.InferenceServerClient) -> 
 
 def test_errors_have_status_and_sentence(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException) as refusal:
-        client.infer("nobody", to_send(REQUESTS[0][1], True))
+        client.infer("nobody", tensors(REQUESTS[0][1]))
     assert refusal.value.status() == "404"
     assert refusal.value.message() == "Request for unknown model: 'nobody' is not found"
 
@@ -342,7 +334,7 @@ def test_compression(
     for request, response in [(algorithm, None), (None, algorithm), (algorithm, algorithm)]:
         result = client.infer(
             model,
-            to_send(inputs, True),
+            tensors(inputs),
             outputs=to_ask(model, True),
             request_compression_algorithm=request,
             response_compression_algorithm=response,
@@ -357,8 +349,7 @@ def test_compression(
 def test_responses_are_compressed_as_asked(samples: Server, accepted: str, chosen: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", samples.http_port, timeout=DEADLINE_S)
     tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "data": ["a" * 20_000]}
-    body = json.dumps({"inputs": [tensor]})
-    path = "/v2/models/simple_identity/infer"
+    body, path = json.dumps({"inputs": [tensor]}), "/v2/models/simple_identity/infer"
     connection.request("POST", path, body)
     connection.getresponse().read()  # a lane sends the first long answer of a model as it is: only then it knows
     connection.request("POST", path, body, {"Accept-Encoding": accepted})

@@ -10,6 +10,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from shoal.fault import VARIABLE
+from tests.end_to_end.asking import infer
 from tests.end_to_end.server import Server
 
 POINTS = [
@@ -27,10 +28,7 @@ OLD_LOOKS = {VARIABLE: "batcher.read:delay=0.003"}
 
 
 def ask(server: Server, protocol: Any, model: str, request_id: str = "") -> None:
-    port = server.grpc_port if protocol is tritonclient.grpc else server.http_port
-    with protocol.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        given = protocol.InferInput("X", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
-        client.infer(model, [given], request_id=request_id)
+    infer(server, model, {"X": np.ones((1, 1), np.float32)}, protocol, request_id=request_id)
 
 
 class Traced:
