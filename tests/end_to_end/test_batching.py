@@ -10,27 +10,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import infer
-from tests.end_to_end.figures import metric, statistics, wait_for_pending
+from tests.end_to_end.figures import statistics, wait_for_pending
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker
 from tests.workers.ragged_models import save_summing
 
 MAX_ROWS = 8
 
-#: Name → scheduling, dims, execution time.
+#: Name → scheduling, execution time. What else a policy may be is tested in tests/batcher/scheduling.
 MODELS = {
-    "quick": ("", 4, 0),
-    "alone": ("", 4, 20),
-    "full": ("dynamic_batching { }", 4, 0),
-    "preferred": ("dynamic_batching { preferred_batch_size: [ 4 ] }", 4, 0),
-    "shapes": ("dynamic_batching { }", -1, 0),
-    "bounded": ("dynamic_batching { default_queue_policy { max_queue_size: 3 } }", 4, 0),
-    "patient": ("dynamic_batching { max_queue_delay_microseconds: 60000000 }", 4, 0),
-    "picky": ("dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }", 4, 0),
-    "punctual": ("dynamic_batching { max_queue_delay_microseconds: 50000 }", 4, 0),
+    "quick": ("", 0),
+    "alone": ("", 20),
+    "full": ("dynamic_batching { }", 0),
+    "patient": ("dynamic_batching { max_queue_delay_microseconds: 60000000 }", 0),
+    "picky": ("dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }", 0),
+    "punctual": ("dynamic_batching { max_queue_delay_microseconds: 50000 }", 0),
 }
 
 
@@ -55,15 +51,15 @@ dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 6000000
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
-    for name, (scheduling, dims, delay_ms) in MODELS.items():
+    for name, (scheduling, delay_ms) in MODELS.items():
         add_model(
             repository,
             name,
             f"""
             backend: "identity"
             max_batch_size: {MAX_ROWS}
-            input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ {dims} ] }}
-            output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ {dims} ] }}
+            input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
+            output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
             instance_group {{ count: 1 kind: KIND_CPU }}
             parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
             {scheduling}
@@ -83,9 +79,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def ask(server: Server, model: str, number: int, rows: int = 1, dim: int = 4) -> bool:
+def ask(server: Server, model: str, number: int, rows: int = 1) -> bool:
     """One request over a connection of its own; whether its answer is its own."""
-    array = np.full((rows, dim), number, np.int32)
+    array = np.full((rows, 4), number, np.int32)
     return np.array_equal(infer(server, model, {"INPUT0": array}, request_id=str(number))["OUTPUT0"], array)
 
 
@@ -110,13 +106,11 @@ def hold(server: Server, pool: ThreadPoolExecutor, model: str) -> list["Future[b
     return held
 
 
-def queue_up(
-    server: Server, pool: ThreadPoolExecutor, model: str, shapes: Sequence[tuple[int, int]]
-) -> list["Future[bool]"]:
-    """Requests of these shapes, accepted in this order behind the one that `hold` left waiting."""
+def queue_up(server: Server, pool: ThreadPoolExecutor, model: str, count: int) -> list["Future[bool]"]:
+    """So many requests of one row, accepted in this order behind the one that `hold` left waiting."""
     sent = []
-    for number, (rows, dim) in enumerate(shapes):
-        sent.append(pool.submit(ask, server, model, number, rows, dim))
+    for number in range(count):
+        sent.append(pool.submit(ask, server, model, number))
         wait_for_pending(server, model, 2 + number)
     return sent
 
@@ -138,37 +132,9 @@ def test_default_scheduler_never_merges(server: Server, pool: ThreadPoolExecutor
 
 def test_what_queues_up_is_merged_up_to_the_largest_batch(server: Server, pool: ThreadPoolExecutor) -> None:
     held = hold(server, pool, "full")
-    sent = queue_up(server, pool, "full", [(1, 4)] * 11)
+    sent = queue_up(server, pool, "full", 11)
     assert let_go(server, "full", held + sent)
     assert batches(server, "full") == {8: 3, 3: 1}
-
-
-def test_preferred_sizes_are_cut_points(server: Server, pool: ThreadPoolExecutor) -> None:
-    held = hold(server, pool, "preferred")
-    sent = queue_up(server, pool, "preferred", [(1, 4)] * 6)
-    assert let_go(server, "preferred", held + sent)
-    assert batches(server, "preferred") == {8: 2, 4: 1, 2: 1}
-
-
-def test_different_shapes_are_not_merged_nor_rearranged(server: Server, pool: ThreadPoolExecutor) -> None:
-    held = hold(server, pool, "shapes")
-    sent = queue_up(server, pool, "shapes", [(1, 5), (2, 5), (1, 6), (1, 5)])
-    assert let_go(server, "shapes", held + sent)
-    assert batches(server, "shapes") == {8: 2, 3: 1, 1: 2}
-
-
-def test_full_queue_refuses(server: Server, pool: ThreadPoolExecutor) -> None:
-    held = hold(server, pool, "bounded")
-    sent = queue_up(server, pool, "bounded", [(1, 4)] * 2)
-    with pytest.raises(InferenceServerException) as refusal:
-        ask(server, "bounded", 77)
-    assert refusal.value.status() == "503"
-    assert refusal.value.message() == "[request id: 77] Exceeds maximum queue size"
-    assert let_go(server, "bounded", held + sent)
-    assert batches(server, "bounded") == {8: 2, 2: 1}
-    stats = statistics(server, "bounded")["inference_stats"]
-    assert (stats["success"]["count"], stats["fail"]["count"]) == (4, 1)
-    assert metric(server, "nv_inference_request_failure", model="bounded", reason="REJECTED") == 1
 
 
 def test_delay_waits_for_the_preferred_size(server: Server, pool: ThreadPoolExecutor) -> None:
@@ -178,12 +144,6 @@ def test_delay_waits_for_the_preferred_size(server: Server, pool: ThreadPoolExec
     for count in (1, 2):
         assert all_right([pool.submit(ask, server, "picky", number) for number in range(4)])
         assert batches(server, "picky") == {4: count}
-
-
-def test_more_than_the_preferred_size_does_not_wait(server: Server) -> None:
-    before = batches(server, "picky")
-    assert ask(server, "picky", 1, rows=6)
-    assert batches(server, "picky") == before | {6: 1}
 
 
 def test_delay_ends_the_wait(server: Server) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.cached_models import (
     CONFIG,
@@ -110,16 +109,6 @@ def test_the_protocols_share_answers(server: Server, counts: Counts) -> None:
     assert counts() == (4, 1, 3, 1)
 
 
-def test_other_shapes_outputs_and_parameters_are_other_requests(http: Asker, counts: Counts) -> None:
-    assert http.ask("cached", 4, 0) == expected(4, 0)
-    assert http.ask("cached", 4) == expected(4)
-    assert http.ask("cached", 4, outputs=("Z",)) == {"Z": expected(4)["Z"]}
-    assert http.ask("cached", 4, parameters={"k": 1}) == expected(4)
-    assert counts() == (4, 4, 0, 4)
-    assert http.ask("cached", 4, outputs=("Z",)) == {"Z": expected(4)["Z"]}
-    assert counts() == (5, 4, 1, 4)
-
-
 def test_what_was_used_last_stays_and_the_rest_makes_room(server: Server, http: Asker, counts: Counts) -> None:
     evicted = samples(server.metrics_port)["nv_cache_num_evictions"]
     http.ask("cached", 5)
@@ -153,13 +142,6 @@ def test_equal_requests_on_their_way_are_executed_once(
 ) -> None:
     ask_eight_times_at_once(server, asker, Gate(repository / "cached" / "gate"))
     assert counts() == (8, 1, 7, 1)
-
-
-def test_errors_are_executed_each_time(http: Asker, counts: Counts) -> None:
-    for _ in range(2):
-        with pytest.raises(InferenceServerException, match="below zero"):
-            http.ask("cached", -1)
-    assert counts() == (0, 2, 0, 0)
 
 
 def test_where_the_first_dies_with_its_worker_the_next_is_executed(

@@ -70,27 +70,6 @@ def test_bodies_are_inflated_and_short_answers_go_as_they_are(client: Any, trans
     assert transport.num_released == 1
 
 
-def test_an_encoding_nobody_reads_is_refused_before_the_body_is_parsed(client: Any, transport: Any) -> None:
-    refused = client.ask("POST", "/v2/models/simple/infer", b"not json", {"Content-Encoding": "br"})
-    assert refused == (501, [*JSON, ("Accept-Encoding", "gzip, deflate")], error("Unsupported compression type"))
-    assert transport.num_asked == 0
-
-
-def test_the_model_is_looked_up_before_the_body_is_parsed(client: Any) -> None:
-    headers = {"Content-Encoding": "br", "Inference-Header-Content-Length": "x"}
-    assert client.ask("POST", "/v2/models/none/infer", b"not json", headers)[0] == 404
-    assert client.ask("POST", "/v2/models/stream/infer", b"not json", headers)[2].startswith(b'{"error":"HTTP end')
-
-
-def test_an_invalid_request_is_never_submitted(client: Any, transport: Any) -> None:
-    status, _, body = client.ask("POST", "/v2/models/simple/infer", b"{}")
-    assert (status, body) == (
-        500,
-        error("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
-    )
-    assert transport.num_asked == 0
-
-
 GONE = ModelGoneError("Request for unknown model: 'simple' version 3 is not at ready state")
 
 

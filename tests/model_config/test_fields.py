@@ -24,67 +24,47 @@ from tests.workers.surroundings import Returning, model
 
 #: Refused by `checks` before `support` is asked, since Triton refuses it there.
 CHECKED = {"instance_group[].profile": 'instance_group { profile: "0" }'}
-#: Taken up by a process whose tests hold it to it.
 ELSEWHERE = {
     "dynamic_batching.preserve_ordering": "tests/batcher/test_exchange_policies.py",
-    **dict.fromkeys(
-        [
-            f"ensemble_scheduling.step[].{field}"
-            for field in ("model_name", "model_version", "input_map.*", "output_map.*")
-        ],
-        "tests/end_to_end/ensemble_models.py",
-    ),
     "ensemble_scheduling.max_inflight_requests": "tests/batcher/test_decoupled_ensembles.py",
-    **dict.fromkeys(
-        [
-            f"sequence_batching.{field}"
-            for field in (
-                "direct.max_queue_delay_microseconds",
-                "direct.minimum_slot_utilization",
-                "oldest.max_candidate_sequences",
-                "oldest.preferred_batch_size",
-                "oldest.max_queue_delay_microseconds",
-                "max_sequence_idle_microseconds",
-                "iterative_sequence",
-            )
-        ],
-        "tests/batcher/scheduling/test_sequence.py",
-    ),
-    **dict.fromkeys(
-        [
-            *(
-                f"sequence_batching.control_input[].{field}"
-                for field in (
-                    "name",
-                    "control[].kind",
-                    "control[].int32_false_true",
-                    "control[].fp32_false_true",
-                    "control[].bool_false_true",
-                    "control[].data_type",
-                )
-            ),
-            *(
-                f"sequence_batching.state[].{field}"
-                for field in (
-                    "input_name",
-                    "output_name",
-                    "data_type",
-                    "dims",
-                    "initial_state[].data_type",
-                    "initial_state[].dims",
-                    "initial_state[].zero_data",
-                    "initial_state[].data_file",
-                    "initial_state[].name",
-                )
-            ),
-        ],
-        "tests/workers/test_sequences.py",
-    ),
     "model_transaction_policy.decoupled": "tests/workers/backends/python/test_backend.py",
     "response_cache.enable": "tests/end_to_end/cached_models.py",
     "metric_tags.*": "tests/frontend/metrics/test_exposition.py",
-    "model_metrics.metric_control[].metric_identifier.family": "tests/model_config/test_model_metrics.py",
-    "model_metrics.metric_control[].histogram_options.buckets": "tests/model_config/test_model_metrics.py",
+    **{
+        f"{parent}.{field}": test
+        for test, parent, fields_ in (
+            (
+                "tests/end_to_end/ensemble_models.py",
+                "ensemble_scheduling.step[]",
+                "model_name model_version input_map.* output_map.*",
+            ),
+            (
+                "tests/batcher/scheduling/test_sequence.py",
+                "sequence_batching",
+                "direct.max_queue_delay_microseconds direct.minimum_slot_utilization oldest.max_candidate_sequences "
+                "oldest.preferred_batch_size oldest.max_queue_delay_microseconds max_sequence_idle_microseconds "
+                "iterative_sequence",
+            ),
+            (
+                "tests/workers/test_sequences.py",
+                "sequence_batching.control_input[]",
+                "name control[].kind control[].int32_false_true control[].fp32_false_true control[].bool_false_true "
+                "control[].data_type",
+            ),
+            (
+                "tests/workers/test_sequences.py",
+                "sequence_batching.state[]",
+                "input_name output_name data_type dims initial_state[].data_type initial_state[].dims "
+                "initial_state[].zero_data initial_state[].data_file initial_state[].name",
+            ),
+            (
+                "tests/model_config/test_model_metrics.py",
+                "model_metrics.metric_control[]",
+                "metric_identifier.family histogram_options.buckets",
+            ),
+        )
+        for field in fields_.split()
+    },
 }
 
 MACHINE = Machine(
@@ -107,11 +87,23 @@ def warm(fields: str, given: str = "data_type: TYPE_FP32 dims: 2 zero_data: true
     return f'max_batch_size: 4 model_warmup {{ {fields} inputs {{ key: "X" value {{ {given} }} }} }}'
 
 
+def every_level(policy: str) -> str:
+    return f"{BATCHING} {{ default_queue_policy {{ {policy} }} }}"
+
+
 def level_1(policy: str) -> str:
     levels = "priority_levels: 2 default_priority_level: 2"
     return f"{BATCHING} {{ {levels} priority_queue_policy {{ key: 1 value {{ {policy} }} }} }}"
 
 
+TENSOR = 'name: "T" data_type: TYPE_FP32 dims: 2'
+#: Field of an input or an output → TENSOR with another value of that.
+TENSORS = {
+    "name": TENSOR.replace('"T"', '"Z"'),
+    "data_type": TENSOR.replace("FP32", "FP16"),
+    "dims": TENSOR.replace("dims: 2", "dims: 3"),
+    "reshape.shape": f"{TENSOR} reshape {{ shape: [ 1, 2 ] }}",
+}
 #: Field → two configurations that differ in it; `observed` must tell them apart.
 EFFECTS: dict[str, tuple[str, str]] = {
     "name": ('name: "m"', 'name: "n"'),
@@ -122,28 +114,10 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "version_policy.all": ("", "version_policy { all { } }"),
     "version_policy.specific.versions": ("", "version_policy { specific { versions: 1 } }"),
     "max_batch_size": ("", "max_batch_size: 8"),
-    "input[].name": (x('name: "X" data_type: TYPE_FP32 dims: 2'), x('name: "Z" data_type: TYPE_FP32 dims: 2')),
-    "input[].data_type": (x('name: "X" data_type: TYPE_FP32 dims: 2'), x('name: "X" data_type: TYPE_FP16 dims: 2')),
-    "input[].dims": (x('name: "X" data_type: TYPE_FP32 dims: 2'), x('name: "X" data_type: TYPE_FP32 dims: 3')),
-    "input[].reshape.shape": (
-        x('name: "X" data_type: TYPE_FP32 dims: 2'),
-        x('name: "X" data_type: TYPE_FP32 dims: 2 reshape { shape: [ 1, 2 ] }'),
-    ),
-    "input[].optional": (
-        x('name: "X" data_type: TYPE_FP32 dims: 2'),
-        x('name: "X" data_type: TYPE_FP32 dims: 2 optional: true'),
-    ),
-    "output[].name": (y('name: "Y" data_type: TYPE_FP32 dims: 2'), y('name: "Z" data_type: TYPE_FP32 dims: 2')),
-    "output[].data_type": (y('name: "Y" data_type: TYPE_FP32 dims: 2'), y('name: "Y" data_type: TYPE_FP16 dims: 2')),
-    "output[].dims": (y('name: "Y" data_type: TYPE_FP32 dims: 2'), y('name: "Y" data_type: TYPE_FP32 dims: 3')),
-    "output[].reshape.shape": (
-        y('name: "Y" data_type: TYPE_FP32 dims: 2'),
-        y('name: "Y" data_type: TYPE_FP32 dims: 2 reshape { shape: [ 1, 2 ] }'),
-    ),
-    "output[].label_filename": (
-        y('name: "Y" data_type: TYPE_FP32 dims: 2'),
-        y('name: "Y" data_type: TYPE_FP32 dims: 2 label_filename: "labels.txt"'),
-    ),
+    **{f"input[].{field}": (x(TENSOR), x(changed)) for field, changed in TENSORS.items()},
+    "input[].optional": (x(TENSOR), x(f"{TENSOR} optional: true")),
+    **{f"output[].{field}": (y(TENSOR), y(changed)) for field, changed in TENSORS.items()},
+    "output[].label_filename": (y(TENSOR), y(f'{TENSOR} label_filename: "labels.txt"')),
     "optimization.graph.level": ("", "optimization { graph { level: 2 } }"),
     "optimization.execution_accelerators.gpu_execution_accelerator[].name": (
         f'{GPU} {{ gpu_execution_accelerator {{ name: "cuda" }} }} }}',
@@ -162,51 +136,37 @@ EFFECTS: dict[str, tuple[str, str]] = {
         'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" '
         'parameters { key: "a" value: "b" } } } }',
     ),
-    "dynamic_batching.preferred_batch_size": (f"{BATCHING} {{ }}", f"{BATCHING} {{ preferred_batch_size: 2 }}"),
-    "dynamic_batching.max_queue_delay_microseconds": (
-        f"{BATCHING} {{ }}",
-        f"{BATCHING} {{ max_queue_delay_microseconds: 100 }}",
-    ),
-    "dynamic_batching.default_queue_policy.max_queue_size": (
-        f"{BATCHING} {{ }}",
-        f"{BATCHING} {{ default_queue_policy {{ max_queue_size: 3 }} }}",
-    ),
-    "dynamic_batching.priority_levels": (
-        f"{BATCHING} {{ }}",
-        f"{BATCHING} {{ priority_levels: 2 default_priority_level: 2 }}",
-    ),
-    "dynamic_batching.default_priority_level": (
-        f"{BATCHING} {{ priority_levels: 2 default_priority_level: 1 }}",
-        f"{BATCHING} {{ priority_levels: 2 default_priority_level: 2 }}",
-    ),
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
-        f"{BATCHING} {{ }}",
-        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 1 }} }}",
-    ),
-    "dynamic_batching.default_queue_policy.timeout_action": (
-        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 1 }} }}",
-        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 1 timeout_action: DELAY }} }}",
-    ),
-    "dynamic_batching.default_queue_policy.allow_timeout_override": (
-        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 9 }} }}",
-        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 9 allow_timeout_override: true }} }}",
-    ),
-    "dynamic_batching.priority_queue_policy.*.default_timeout_microseconds": (
-        level_1(""),
-        level_1("default_timeout_microseconds: 1"),
-    ),
-    "dynamic_batching.priority_queue_policy.*.timeout_action": (
-        level_1("default_timeout_microseconds: 1"),
-        level_1("default_timeout_microseconds: 1 timeout_action: DELAY"),
-    ),
-    "dynamic_batching.priority_queue_policy.*.allow_timeout_override": (
-        level_1("default_timeout_microseconds: 9"),
-        level_1("default_timeout_microseconds: 9 allow_timeout_override: true"),
-    ),
-    "dynamic_batching.priority_queue_policy.*.max_queue_size": (
-        level_1(""),
-        level_1("max_queue_size: 1"),
-    ),
+    **{
+        f"dynamic_batching.{field}": (f"{BATCHING} {{ {without} }}", f"{BATCHING} {{ {given} }}")
+        for field, without, given in (
+            ("preferred_batch_size", "", "preferred_batch_size: 2"),
+            ("max_queue_delay_microseconds", "", "max_queue_delay_microseconds: 100"),
+            ("priority_levels", "", "priority_levels: 2 default_priority_level: 2"),
+            (
+                "default_priority_level",
+                "priority_levels: 2 default_priority_level: 1",
+                "priority_levels: 2 default_priority_level: 2",
+            ),
+        )
+    },
+    **{
+        f"dynamic_batching.{path}.{field}": (policy(without), policy(given))
+        for path, policy in (("default_queue_policy", every_level), ("priority_queue_policy.*", level_1))
+        for field, without, given in (
+            ("max_queue_size", "", "max_queue_size: 1"),
+            ("default_timeout_microseconds", "", "default_timeout_microseconds: 1"),
+            (
+                "timeout_action",
+                "default_timeout_microseconds: 1",
+                "default_timeout_microseconds: 1 timeout_action: DELAY",
+            ),
+            (
+                "allow_timeout_override",
+                "default_timeout_microseconds: 9",
+                "default_timeout_microseconds: 9 allow_timeout_override: true",
+            ),
+        )
+    },
     "instance_group[].name": ("instance_group { }", 'instance_group { name: "g" }'),
     "instance_group[].kind": ("instance_group { kind: KIND_CPU }", "instance_group { kind: KIND_GPU }"),
     "instance_group[].count": ("instance_group { count: 1 }", "instance_group { count: 3 }"),
@@ -230,26 +190,16 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "model_warmup[].name": (warm('batch_size: 9 name: "a"'), warm('batch_size: 9 name: "b"')),
     "model_warmup[].batch_size": (warm("batch_size: 1"), warm("batch_size: 2")),
     "model_warmup[].count": (warm("batch_size: 1"), warm("batch_size: 1 count: 2")),
-    "model_warmup[].inputs.*.data_type": (
-        warm("batch_size: 1"),
-        warm("batch_size: 1", "data_type: TYPE_INT8 dims: 2 zero_data: true"),
-    ),
-    "model_warmup[].inputs.*.dims": (
-        warm("batch_size: 1"),
-        warm("batch_size: 1", "data_type: TYPE_FP32 dims: 3 zero_data: true"),
-    ),
-    "model_warmup[].inputs.*.zero_data": (
-        warm("batch_size: 1"),
-        warm("batch_size: 1", "data_type: TYPE_FP32 dims: 2"),
-    ),
-    "model_warmup[].inputs.*.random_data": (
-        warm("batch_size: 1"),
-        warm("batch_size: 1", "data_type: TYPE_FP32 dims: 2 random_data: true"),
-    ),
-    "model_warmup[].inputs.*.input_data_file": (
-        warm("batch_size: 1"),
-        warm("batch_size: 1", 'data_type: TYPE_FP32 dims: 2 input_data_file: "numbers"'),
-    ),
+    **{
+        f"model_warmup[].inputs.*.{field}": (warm("batch_size: 1"), warm("batch_size: 1", given))
+        for field, given in {
+            "data_type": "data_type: TYPE_INT8 dims: 2 zero_data: true",
+            "dims": "data_type: TYPE_FP32 dims: 3 zero_data: true",
+            "zero_data": "data_type: TYPE_FP32 dims: 2",
+            "random_data": "data_type: TYPE_FP32 dims: 2 random_data: true",
+            "input_data_file": 'data_type: TYPE_FP32 dims: 2 input_data_file: "numbers"',
+        }.items()
+    },
 }
 
 

@@ -78,14 +78,6 @@ def test_inference_as_json(ask: Any, path: str, transport: Any) -> None:
     assert transport.num_asked == 1
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/models/simple/invoke"])
-def test_inference_in_binary(ask: Any, path: str) -> None:
-    response = ask("POST", path, HEAD + DATA, content_type=f"{MIME}{len(HEAD)}")
-    text, *tensors = response.chunks
-    assert (response.status, response.headers) == (200, (("Content-Type", f"{MIME}{len(text)}"),))
-    assert b"".join(tensors) == DATA
-
-
 def test_what_is_inferred_is_said_by_the_operator(ask: Any, state: ServerState) -> None:
     body = {"INPUT0": [5] * 16, "INPUT1": [6] * 16}
     state.sagemaker_inference_type = "generate"

@@ -116,10 +116,6 @@ def test_where_no_redirect_leads(ask: Any, redirect: str) -> None:
     assert ask("POST", "/predict", PLAIN, redirect) == Response(400)
 
 
-def test_the_metrics(ask: Any) -> None:
-    assert ask("POST", "/predict", b"", "metrics") is METRICS
-
-
 def test_what_is_restricted(ask: Any, state: ServerState) -> None:
     state.restrictions = {"inference": ("Key", "x"), "statistics": ("Key", "x")}
     assert ask("POST", "/predict", PLAIN).status == 403

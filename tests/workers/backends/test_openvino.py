@@ -203,13 +203,6 @@ def test_a_missing_file_has_tritons_sentence(tmp_path: Path) -> None:
     assert str(error) == f"unable to find '{tmp_path}/model.xml' for model instance 'm_0_0'"
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.xml").write_text("<net")
-    error = refusal(str(tmp_path / "model.xml"), config())
-    assert isinstance(error, InternalError)
-    assert str(error).startswith("openvino error in reading model : ")
-
-
 def test_weights_that_are_missing(tmp_path: Path) -> None:
     x = parameter([-1, 4])
     file = saved(tmp_path, op.add(x, op.constant(np.ones(4, np.float32))), x)
