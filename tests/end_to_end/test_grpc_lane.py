@@ -64,14 +64,6 @@ def floats_message(array: NDArray[np.float32]) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def test_an_inference(triton: Any) -> None:
-    result = triton.infer("simple", pair(3), request_id="seven")
-    assert result.as_numpy("OUTPUT0").tolist() == [list(range(6, 38, 2))]
-    response = result.get_response()
-    assert (response.id, response.model_name, response.model_version) == ("seven", "simple", "1")
-    assert [output.name for output in response.outputs] == ["OUTPUT0", "OUTPUT1"]
-
-
 @pytest.mark.parametrize("value", ["v ", " v", " ", ""], ids=repr)
 def test_metadata_may_begin_and_end_with_blanks(triton: Any, value: str) -> None:
     for _ in range(2):  # the second time as a reference into the table of headers
@@ -79,12 +71,6 @@ def test_metadata_may_begin_and_end_with_blanks(triton: Any, value: str) -> None
             triton.infer("simple", pair(3), request_id="seven", headers={"my-key": value}).get_response().id == "seven"
         )
     assert triton.is_server_live(headers={"my-key": value})
-
-
-def test_strings(triton: Any) -> None:
-    array = np.array([[str(number).encode() for number in range(16)]], dtype=np.object_)
-    inputs = [tensor("INPUT0", array, "BYTES"), tensor("INPUT1", array, "BYTES")]
-    assert triton.infer("simple_string", inputs).as_numpy("OUTPUT0")[0][15] == b"30"
 
 
 @pytest.mark.parametrize("count", [1, 1000, 12_288, 20_000, 150_528, 3_000_000, 12_000_000])
@@ -112,18 +98,6 @@ def test_many_at_once_each_get_their_own_answer(triton: Any) -> None:
 
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(ask, range(400)))
-
-
-def test_what_is_wrong_is_said_as_triton_says_it(triton: Any) -> None:
-    for model, inputs, status, sentence in (
-        ("nope", pair(), "NOT_FOUND", "Request for unknown model: 'nope' is not found"),
-        ("repeat", countdown(0), "UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled"),
-        ("simple", pair()[:1], "INVALID_ARGUMENT", "expected 2 inputs but got 1 inputs for model 'simple'"),
-    ):
-        with pytest.raises(InferenceServerException, match=sentence) as raised:
-            triton.infer(model, inputs)
-        assert raised.value.status() == f"StatusCode.{status}"
-    triton.infer("simple", pair())  # the connection goes on
 
 
 def test_what_is_no_call_of_ours(channel: grpc.Channel) -> None:
@@ -205,24 +179,6 @@ def test_decoupled_answers_come_as_they_are_made_and_their_end_is_told_on_reques
     assert stream.answers.empty()
 
 
-def test_an_error_is_an_answer_and_the_stream_goes_on(triton: Any) -> None:
-    stream = Stream(triton)
-    stream.ask("nope", pair())
-    stream.ask("simple", pair())
-    assert "unknown model: 'nope'" in str(stream.error())
-    assert stream.next().get_response().model_name == "simple"
-    triton.stop_stream()
-
-
-def test_an_error_ends_the_stream_of_a_client_that_asks_for_that(triton: Any) -> None:
-    stream = Stream(triton, headers={"triton_grpc_error": "true"})
-    stream.ask("nope", pair())
-    assert stream.error().status() == "StatusCode.NOT_FOUND"
-    with pytest.raises(InferenceServerException, match="stream"):
-        stream.ask("simple", pair())
-    triton.stop_stream()
-
-
 def test_a_stream_that_is_left_stops_its_models(server: Server, triton: Any) -> None:
     stream = Stream(triton)
     for _ in range(4):
@@ -263,27 +219,6 @@ def test_a_client_that_goes_away_in_the_middle_leaves_nothing(server: Server) ->
             calls = [infer.future(message) for _ in range(4)]
             calls[0].result(timeout=DEADLINE_S)
     server.ledger_once(lambda ledger: not imbalances(ledger))
-
-
-def test_read_only_verbs(triton: Any) -> None:
-    triton.infer("simple", pair())
-    assert triton.is_server_live()
-    assert triton.is_server_ready()
-    assert triton.is_model_ready("simple")
-    assert triton.get_server_metadata().name == "triton"
-    assert triton.get_model_metadata("simple").inputs[0].name == "INPUT0"
-    assert triton.get_model_config("simple").config.max_batch_size == 8
-    assert triton.get_inference_statistics("simple").model_stats[0].inference_stats.success.count > 0
-    names = {model.name for model in triton.get_model_repository_index().models}
-    assert {"simple", "repeat", "floats"} <= names
-
-
-def test_models_are_loaded_and_unloaded_over_grpc(triton: Any) -> None:
-    triton.unload_model("simple_string")
-    triton.load_model("simple_string")
-    assert triton.is_model_ready("simple_string")
-    with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
-        triton.load_model("nope")
 
 
 def test_a_configuration_and_files_of_some_size_are_loaded_over_grpc(triton: Any, tmp_path: Path) -> None:

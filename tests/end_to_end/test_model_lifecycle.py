@@ -12,7 +12,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.lifecycle import index, index_once, infer, instances, ready, unloaded, write_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.traffic import MODEL
 
 
@@ -71,12 +71,6 @@ def test_a_model_is_loaded_and_unloaded_on_request(client: triton.InferenceServe
     assert client.is_server_ready()
     client.load_model(b)
     assert infer(client, b) == "1"
-
-
-def test_what_is_no_model_is_refused(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match=r"failed to load 'c', failed to poll from model repository"):
-        client.load_model("c")
-    client.unload_model("c")
 
 
 def test_a_new_version_takes_the_old_ones_place(client: triton.InferenceServerClient, shared: Path, a: str) -> None:
@@ -200,15 +194,6 @@ def test_a_configuration_of_a_request_may_have_trailing_commas(client: triton.In
     assert (config["max_batch_size"], config["parameters"]["text"]["string_value"]) == (3, ',] ,}",')
     with pytest.raises(InferenceServerException, match=r"^\[500\] failed to load '.*Invalid config override: "):
         client.load_model(a, config='{"backend": "identity",, "max_batch_size": 3}')
-
-
-def test_a_whole_model_may_come_with_the_request(client: triton.InferenceServerClient) -> None:
-    files = {"file:5/model.onnx": (SAMPLES / "simple" / "1" / "model.onnx").read_bytes()}
-    client.load_model("sent", config=json.dumps({"backend": "onnxruntime"}), files=files)
-    assert client.is_model_ready("sent", "5")
-    assert [each["name"] for each in client.get_model_metadata("sent")["inputs"]] == ["INPUT0", "INPUT1"]
-    client.unload_model("sent")
-    index_once(client, [unloaded("sent", 5)])
 
 
 def test_instance_groups_change_in_place(client: triton.InferenceServerClient, shared: Path, a: str) -> None:

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server
@@ -148,26 +147,6 @@ def test_sequences_on_a_stream(
         assert not isinstance(result, InferenceServerException), result
         answers[result.get_response().id.rpartition("_")[0]].append(int(result.as_numpy("OUTPUT")[0, 0]))
     assert answers == {str(sequence[1]): expected(sequence) for sequence in sent}
-
-
-@pytest.mark.parametrize(
-    ("model", "datatype", "field", "dtype"),
-    [("simple_int8", "INT8", "int_contents", np.int8), ("simple", "INT32", "int_contents", np.int32)],
-)
-def test_contents_by_datatype(samples: Server, model: str, datatype: str, field: str, dtype: type) -> None:
-    request = messages.ModelInferRequest(model_name=model)
-    for name, numbers in ("INPUT0", range(16)), ("INPUT1", [1] * 16):
-        tensor = request.inputs.add(name=name, datatype=datatype, shape=[1, 16])
-        getattr(tensor.contents, field).extend(numbers)
-    with grpc.insecure_channel(address(samples, "grpc")) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answer = stub.ModelInfer(request)
-        total, difference = (np.frombuffer(each, dtype).tolist() for each in answer.raw_output_contents)
-        assert total == list(range(1, 17))
-        assert difference == list(range(-1, 15))
-        request.model_version = "wrong_specification"
-        with pytest.raises(grpc.RpcError, match="failed to get model version from specified version string"):
-            stub.ModelInfer(request)
 
 
 def test_as_many_answers_as_numbers(samples: Server) -> None:

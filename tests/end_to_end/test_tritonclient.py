@@ -256,29 +256,6 @@ def test_health(client: triton.InferenceServerClient) -> None:
     assert not client.is_model_ready("nobody")
 
 
-def test_metadata(client: triton.InferenceServerClient) -> None:
-    server = client.get_server_metadata()
-    assert (server["name"], server["version"].split(".")[0]) == ("triton", "2")
-    assert "binary_tensor_data" in server["extensions"]
-    assert client.get_model_metadata("digits", "1") == {
-        "name": "digits",
-        "versions": ["1"],
-        "platform": "onnxruntime_onnx",
-        "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 64]}],
-        "outputs": [
-            {"name": "label", "datatype": "INT64", "shape": [-1, 1]},
-            {"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]},
-        ],
-    }
-
-
-def test_configuration(client: triton.InferenceServerClient) -> None:
-    config = client.get_model_config("mlp")
-    assert (config["name"], config["backend"], config["max_batch_size"]) == ("mlp", "onnxruntime", 32)
-    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 5000
-    assert config["dynamic_batching"]["preferred_batch_size"] == [32]
-
-
 def test_statistics_count_what_was_asked(client: triton.InferenceServerClient) -> None:
     def figures() -> dict[str, Any]:
         (model,) = client.get_inference_statistics("digits", "1")["model_stats"]
@@ -317,13 +294,6 @@ def test_request_ids_headers_and_query(client: triton.InferenceServerClient) -> 
     check(result, model, inputs)
     assert result.get_response()["id"] == "r-é-1"
     assert client.get_model_metadata(model, headers={"X-A": "1"}, query_params={"a": 1})["name"] == model
-
-
-def test_errors_have_status_and_sentence(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException) as refusal:
-        client.infer("nobody", tensors(REQUESTS[0][1]))
-    assert refusal.value.status() == "404"
-    assert refusal.value.message() == "Request for unknown model: 'nobody' is not found"
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])

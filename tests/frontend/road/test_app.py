@@ -2,13 +2,10 @@
 
 import io
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import tritonclient.http as triton
-from werkzeug.serving import make_server
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from shoal.errors import InvalidArgumentError
@@ -286,31 +283,3 @@ def test_a_stream_is_closed_after_its_last_piece(
     assert (list(reply), closed) == ([b"he", b"llo"], [])
     reply.close()  # type: ignore[attr-defined]
     assert closed == ["closed"]
-
-
-@pytest.fixture
-def url(state: ServerState, transport: Any) -> Iterator[str]:
-    state.max_request_bytes = 1 << 20
-    server = make_server("127.0.0.1", 0, create_app(state, transport), threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_triton_s_own_client_reads_every_answer(url: str) -> None:
-    client = triton.InferenceServerClient(url)
-    assert client.is_server_live()
-    assert not client.is_server_ready()
-    assert client.is_model_ready("écho b")
-    assert client.get_server_metadata()["extensions"][0] == "classification"
-    assert client.get_model_metadata("simple", "1")["inputs"][0]["shape"] == [-1, 16]
-    assert client.get_model_config("simple")["max_batch_size"] == 8
-    stats = client.get_inference_statistics("simple", "3")["model_stats"]
-    assert [row["inference_stats"]["cache_miss"] for row in stats] == [{"count": 0, "ns": 0}]
-    with pytest.raises(triton.InferenceServerException) as raised:
-        client.get_model_metadata("none")
-    assert raised.value.message() == "Request for unknown model: 'none' is not found"
-    client.close()
