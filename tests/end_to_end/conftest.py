@@ -8,23 +8,23 @@ import pytest
 from shoal import Client
 from tests.end_to_end.client_server import client_server
 from tests.end_to_end.http_cases.models import FLAGS, write_models
-from tests.end_to_end.server import SAMPLES, Server, serving
+from tests.end_to_end.server import SAMPLES, Server, serving_to_the_end
 
 
 @pytest.fixture(scope="session")
 def samples() -> Iterator[Server]:
     """The sample repository, served."""
-    with serving(SAMPLES, "--grpc-port=0") as server:
+    with serving_to_the_end(SAMPLES, "--grpc-port=0") as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture(scope="session")
 def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The samples beside identity models of every kind and one model that does not load; small limits; gRPC, too."""
-    with serving([SAMPLES, write_models(tmp_path_factory.mktemp("models"))], *FLAGS, "--grpc-port=0") as server:
+    with serving_to_the_end(
+        [SAMPLES, write_models(tmp_path_factory.mktemp("models"))], *FLAGS, "--grpc-port=0"
+    ) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +36,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def explicit(shared: Path) -> Iterator[Server]:
     """A server for tests that load and unload: each has models of its own."""
-    with serving(shared, "--model-control-mode=explicit") as server:
+    with serving_to_the_end(shared, "--model-control-mode=explicit") as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tritonclient.http as triton
 
-from tests.end_to_end.asking import tensors
+from tests.end_to_end.asking import outputs, tensors
 from tests.end_to_end.server import DEADLINE_S, Server
 from tests.end_to_end.traffic import MODEL
 
@@ -64,7 +64,7 @@ def infer(client: triton.InferenceServerClient, name: str, version: str = "") ->
     """The version that answers."""
     given = np.arange(4, dtype=np.int32).reshape(1, 4)
     response = client.infer(name, tensors({"A": given}), model_version=version)
-    assert np.array_equal(response.as_numpy("B"), given)
+    assert np.array_equal(outputs(response)["B"], given)
     answered: str = response.get_response()["model_version"]
     return answered
 

@@ -187,6 +187,14 @@ def serving(
         yield server
 
 
+@contextmanager
+def serving_to_the_end(repository: Path | str | Sequence[Path], *flags: str, **more: Any) -> Iterator[Server]:
+    """A server that answers, as `serving` says; at the end it is stopped, and must exit with 0."""
+    with serving(repository, *flags, **more) as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
 def samples(metrics_port: int) -> dict[str, float]:
     """/metrics: name and labels as they are printed → value."""
     connection = http.client.HTTPConnection("127.0.0.1", metrics_port, timeout=DEADLINE_S)

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from tests.end_to_end import backend_models as models
 from tests.end_to_end.asking import tensors
 from tests.end_to_end.backend_models import FORESTS, IMAGES, features
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 
 # PyTorch advises against TorchScript whenever it is used.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -46,9 +46,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
     loaded = [f"--load-model={each.name}" for each in repository.iterdir() if each.name not in BROKEN]
-    with serving(repository, "--model-control-mode=explicit", *loaded) as running:
+    with serving_to_the_end(repository, "--model-control-mode=explicit", *loaded) as running:
         yield running
-        assert running.stop() == 0, running.log.decode()
 
 
 @pytest.fixture(scope="module")

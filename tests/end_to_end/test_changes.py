@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.end_to_end.changes import add_versions, explicit, post, reload, scale, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving_to_the_end
 from tests.end_to_end.traffic import Outcome, Traffic
 
 
@@ -31,11 +31,10 @@ def test_a_model_is_reloaded_and_nobody_notices(tmp_path: Path) -> None:
 
 def test_new_versions_are_polled_and_nobody_notices(tmp_path: Path) -> None:
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with serving(write_model(tmp_path), *flags) as server:
+    with serving_to_the_end(write_model(tmp_path), *flags) as server:
         with flowing(server) as outcome:
             add_versions(server, tmp_path, 2)
         assert not outcome.faults
-        assert server.stop() == 0
 
 
 def test_instances_come_and_go_and_nobody_notices(tmp_path: Path) -> None:

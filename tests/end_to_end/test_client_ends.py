@@ -18,7 +18,16 @@ from shoal.errors import ConnectionLostError
 from shoal.shm.layout import TAIL_WORD
 from tests.end_to_end.client_deaths import cycle
 from tests.end_to_end.client_server import BOTH, A, B, repeat, sums
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, imbalances, only, serving, title
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    SAMPLES,
+    Server,
+    descendants,
+    imbalances,
+    only,
+    serving_to_the_end,
+    title,
+)
 
 #: Answers for a minute, one a second: nobody who hangs up is waited for longer than that.
 LASTING = repeat(*range(60), delay_ms=1000)
@@ -256,8 +265,7 @@ def test_the_server_restarts(client_served: Server, client_path: str, client: Cl
     with pytest.raises(ConnectionLostError):
         client.infer("simple", BOTH)
     assert os.path.exists(client_path)  # what a server leaves that was killed
-    with serving(SAMPLES, *only("simple"), f"--client-socket={client_path}") as successor:
+    with serving_to_the_end(SAMPLES, *only("simple"), f"--client-socket={client_path}"):
         assert sums(client)
         assert (client.infer("simple", {"INPUT0": array, "INPUT1": B})["OUTPUT0"] == A + B).all()
-        assert successor.stop() == 0
     assert not client.is_live()

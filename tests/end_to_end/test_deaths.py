@@ -14,7 +14,18 @@ from tritonclient.utils import InferenceServerException
 from shoal import fault
 from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, samples, serving, title, worker_of
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    SAMPLES,
+    Server,
+    descendants,
+    only,
+    samples,
+    serving,
+    serving_to_the_end,
+    title,
+    worker_of,
+)
 from tests.end_to_end.slow_model import ask, identity_model
 
 UP_AGAIN = b"instance 'slow_0_0' of model 'slow' is up again"
@@ -93,7 +104,7 @@ def test_server_limit_ends_a_long_execution_with_its_stack_in_the_log(tmp_path: 
 
 def test_instance_that_dies_again_and_again_is_given_up_and_the_other_model_serves(tmp_path: Path) -> None:
     repositories = [identity_model(tmp_path / "a"), identity_model(tmp_path / "b", "other")]
-    with serving(repositories) as server:
+    with serving_to_the_end(repositories) as server:
         for number in range(5):
             os.kill(worker_of(server), signal.SIGKILL)
             if number < 4:
@@ -108,7 +119,6 @@ def test_instance_that_dies_again_and_again_is_given_up_and_the_other_model_serv
                 "how; they are tried again from time to time",
             )
         assert ask(server, 2, "other") == 2
-        assert server.stop() == 0
 
 
 def test_batcher_that_is_killed_or_stopped_costs_no_request(tmp_path: Path) -> None:

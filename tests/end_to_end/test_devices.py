@@ -16,7 +16,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import infer
-from tests.end_to_end.server import SAMPLES, Server, serving
+from tests.end_to_end.server import SAMPLES, Server, serving, serving_to_the_end
 
 FORESTS = Path(__file__).parents[1] / "data" / "forests"
 
@@ -142,7 +142,7 @@ def for_gpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_repository_for_gpus_is_served_on_the_cpu_where_a_backend_has_nothing_else(for_gpus: Path) -> None:
-    with serving(for_gpus) as server, triton.InferenceServerClient(server.url) as client:
+    with serving_to_the_end(for_gpus) as server, triton.InferenceServerClient(server.url) as client:
         for name, count in (("embedding_table", 1), ("network", 1), ("vino", 2), ("forest", 1)):
             assert client.is_model_ready(name)
             (group,) = client.get_model_config(name)["instance_group"]
@@ -156,11 +156,10 @@ def test_a_repository_for_gpus_is_served_on_the_cpu_where_a_backend_has_nothing_
         sentence = "instance group 'trees' of model 'forest' has kind KIND_GPU, which backend 'fil' cannot use"
         assert server.log.decode().count(sentence) == 1
         assert b"'network' has kind KIND_MODEL, which backend 'onnxruntime' cannot use" in server.log
-        assert server.stop() == 0
 
 
 def test_who_wants_no_cpu_in_a_gpu_s_place_is_told_what_cannot_be(for_gpus: Path) -> None:
-    with serving(for_gpus, "--cpu-fallback=false", "--exit-on-error=false") as server:
+    with serving_to_the_end(for_gpus, "--cpu-fallback=false", "--exit-on-error=false") as server:
         with triton.InferenceServerClient(server.url) as client:
             reasons = {row["name"]: row["reason"] for row in client.get_model_repository_index()}
         assert reasons["forest"] == (
@@ -168,7 +167,6 @@ def test_who_wants_no_cpu_in_a_gpu_s_place_is_told_what_cannot_be(for_gpus: Path
             "backend 'fil', which takes KIND_CPU"
         )
         assert reasons["network"].startswith("Unsupported: instance_group kind KIND_MODEL not supported: ")
-        assert server.stop() == 0
 
 
 def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(server: Server) -> None:

@@ -21,7 +21,7 @@ from tests.end_to_end.asking import fetch
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import descendants, serving, title
+from tests.end_to_end.server import descendants, serving_to_the_end, title
 
 #: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
 MODELS = {"again": "true", "once": "false"}
@@ -147,10 +147,11 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
         add_model(repository, name, IN_PARTS_CONFIG + more, code.format(path=told))
     socket = str(faults.parent / "socket")
     flags = "--http-process-count=1", f"--client-socket={socket}", *SMALL_MEMORY
-    with serving(repository, *flags, environment={VARIABLE: str(faults)}, descriptors=FEW_DESCRIPTORS) as server:
+    with serving_to_the_end(
+        repository, *flags, environment={VARIABLE: str(faults)}, descriptors=FEW_DESCRIPTORS
+    ) as server:
         patient = Patient(server, faults, socket)
         yield patient
-        assert server.stop() == 0
     assert b"Traceback" not in server.log, server.log.decode()
 
 

@@ -23,7 +23,7 @@ from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, T
 from tests.end_to_end.raw_client import Client as RawClient
 from tests.end_to_end.raw_client import Reply, post
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, await_standby, imbalances, serving, title, wait_until
+from tests.end_to_end.server import DEADLINE_S, await_standby, imbalances, serving_to_the_end, title, wait_until
 
 #: 6 MB: more than the sockets take of an answer that is not read. Each request has a page more than the one before, so
 #: that no segment which was kept takes it.
@@ -101,10 +101,11 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     (repository / "caller" / "1" / "model.py").write_text(CALLER.format(path=faults.parent / "caller"))
     socket = str(faults.parent / "socket")
     flags = "--http-process-count=1", f"--client-socket={socket}", *SMALL_MEMORY
-    with serving(repository, *flags, environment={VARIABLE: str(faults)}, descriptors=FEW_DESCRIPTORS) as server:
+    with serving_to_the_end(
+        repository, *flags, environment={VARIABLE: str(faults)}, descriptors=FEW_DESCRIPTORS
+    ) as server:
         yield Patient(server, faults, socket)
         server.ledger_once(lambda ledger: not imbalances(ledger))
-        assert server.stop() == 0
     assert b"Traceback" not in server.log, server.log.decode()
 
 

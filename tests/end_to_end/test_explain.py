@@ -11,7 +11,7 @@ import tritonclient.http as triton
 from shoal.cli.remote import RemoteServer
 from tests.end_to_end.command_line import shoal
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import Server, serving
+from tests.end_to_end.server import Server, serving_to_the_end
 
 CONFIG = """
 backend: "identity"
@@ -37,14 +37,13 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
     for name, batching in MODELS.items():
         add_model(repository, name, CONFIG.format(batching))
-    with serving(repository, "--latency-target=30") as server:
+    with serving_to_the_end(repository, "--latency-target=30") as server:
         with triton.InferenceServerClient(server.url.removeprefix("http://"), concurrency=8) as client:
             for name in MODELS:
                 asked = [client.async_infer(name, [tensor(number)]) for number in range(NUM_REQUESTS)]
                 answers = [int(np.asarray(each.get_result().as_numpy("Y"))[0, 0]) for each in asked]
                 assert answers == list(range(NUM_REQUESTS))
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 def tensor(number: int) -> Any:

@@ -17,7 +17,7 @@ from tests.end_to_end.http_cases import model_control
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.http_cases.models import FLAGS, write_models
 from tests.end_to_end.http_cases.table import CASES
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, serving, title
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, serving_to_the_end, title
 
 pb: Any = service_pb2
 #: gRPC's lane, and grpcio's server in its place: what their processes call themselves.
@@ -65,9 +65,8 @@ def grpcio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = write_models(tmp_path_factory.mktemp("models"))
     for name in ASKED:
         shutil.copytree(SAMPLES / name, models / name)
-    with serving(models, *FLAGS, *flags_of("road")) as server:
+    with serving_to_the_end(models, *FLAGS, *flags_of("road")) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -121,9 +120,8 @@ def test_loading_and_unloading(tmp_path: Path, way: str) -> None:
     """One after the other, from the first: what a model's name has been before shows in the sentences."""
     flags = [*model_control.FLAGS, *flags_of(way)]
     with (
-        serving(write_models(tmp_path), *flags) as server,
+        serving_to_the_end(write_models(tmp_path), *flags) as server,
         grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as opened,
     ):
         for form in CONTROL:
             assert (form.id, ask(opened, form)) == (form.id, form.answer)
-        assert server.stop() == 0, server.log.decode()

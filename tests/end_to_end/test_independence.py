@@ -16,7 +16,7 @@ import tritonclient.grpc as triton_grpc
 
 from tests.end_to_end.asking import infer
 from tests.end_to_end.payloads import MIB, SMALL_SLABS, ask, pattern, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving_to_the_end, title, wait_until
 
 #: A request that begins with 1 is executed until the test writes to the pipe `gate`. A Python model waits there as any
 #: Python code does; with HOLD, in C and with the interpreter's lock, so that no other thread of the process can run.
@@ -74,10 +74,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
     flags = "--allow-grpc=true", "--http-process-count=1", "--grpc-process-count=1"
-    with serving(repository, *SMALL_SLABS, *only(*MODELS, "fast", "other"), *flags) as server:
+    with serving_to_the_end(repository, *SMALL_SLABS, *only(*MODELS, "fast", "other"), *flags) as server:
         assert np.array_equal(ask(server, SMALL, "caller"), SMALL)  # from now on it is a client, too
         yield server
-        assert server.stop() == 0, server.log.decode()
     assert b"Traceback" not in server.log, server.log.decode()
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.raw_client import LIVE, Client, number_in, numbers, post, tensor, tensor_in
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving, title, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, title, wait_until
 
 MODELS = {
     "grid": ("FP32", "-1, -1", 0),
@@ -44,11 +44,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             """,
         )
     warnings = {"PYTHONWARNINGS": "default::ResourceWarning"}
-    with serving(repository, "--http-process-count=1", environment=warnings) as running:
+    with serving_to_the_end(repository, "--http-process-count=1", environment=warnings) as running:
         lanes = [pid for pid in running.children if title(pid) == "shoal http"]
         yield running
         assert [pid for pid in running.children if pid in lanes and title(pid) == "shoal http"] == lanes
-        assert running.stop() == 0
     assert b"Traceback" not in running.log, running.log.decode()
     # What a process has left open is said when it ends; gunicorn's arbiter leaves its listeners open.
     left = [line for line in running.log.splitlines() if b"ResourceWarning: unclosed" in line]

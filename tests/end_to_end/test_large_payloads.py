@@ -22,7 +22,7 @@ from tests.end_to_end.server import (
     await_standby,
     imbalances,
     samples,
-    serving,
+    serving_to_the_end,
     wait_until,
 )
 
@@ -60,9 +60,8 @@ def roomy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One with room for the largest tensor twice, and two instances of its model."""
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "fast", num_instances=2)
-    with serving(repository, *SMALL_SLABS, "--shm-oversize-mib=224") as server:
+    with serving_to_the_end(repository, *SMALL_SLABS, "--shm-oversize-mib=224") as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +85,8 @@ def gate(slow: Path) -> Iterator[Gate]:
 def tight_server(slow: Path, gate: Gate) -> Iterator[Server]:
     """One with little room, and that model beside a fast one."""
     write_model(slow.parent, "fast")
-    with serving(slow.parent, *SMALL_SLABS, "--shm-oversize-mib=48") as server:
+    with serving_to_the_end(slow.parent, *SMALL_SLABS, "--shm-oversize-mib=48") as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.end_to_end.http_cases.models import write_models
 from tests.end_to_end.payloads import pid_of
 from tests.end_to_end.raw_client import LIVE, Client, numbers, post, tensor, tensor_in
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import SAMPLES, Ledger, Server, await_standby, footprint, imbalances, serving
+from tests.end_to_end.server import SAMPLES, Ledger, Server, await_standby, footprint, imbalances, serving_to_the_end
 
 CASES = [*routes.CASES, *answered.CASES, *refused.CASES, *against_the_model.CASES]
 #: A header that the lane leaves to the road.
@@ -39,9 +39,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The samples and identity models of every kind, on small slabs."""
     repository = write_models(tmp_path_factory.mktemp("models"))
     add_model(repository, "slow", SLOW)
-    with serving([SAMPLES, repository], *FLAGS) as server:
+    with serving_to_the_end([SAMPLES, repository], *FLAGS) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 def sample_requests() -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from tests.end_to_end.http_cases.case import Case, compact
 from tests.end_to_end.http_cases.model_control import BROKEN, DONE, config, load, row, unload
 from tests.end_to_end.http_cases.models import write_models
 from tests.end_to_end.lifecycle import write_model
-from tests.end_to_end.server import Server, serving
+from tests.end_to_end.server import Server, serving, serving_to_the_end
 from tests.end_to_end.ways import Way, took_the_road
 
 INSTANCES = "/v2/repository/models/fixed/instances"
@@ -23,9 +23,8 @@ INSTANCES = "/v2/repository/models/fixed/instances"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = write_models(tmp_path_factory.mktemp("models"))
-    with serving(repository, *model_control.FLAGS) as server:
+    with serving_to_the_end(repository, *model_control.FLAGS) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_every_case_has_its_own_name() -> None:
 def test_loading_and_unloading(tmp_path: Path, headers: dict[str, str]) -> None:
     """One after the other, from the first: what a model's name has been before shows in the sentences."""
     with (
-        serving(write_models(tmp_path), *model_control.FLAGS) as server,
+        serving_to_the_end(write_models(tmp_path), *model_control.FLAGS) as server,
         closing((way := Way(server, **headers)).connection),
     ):
         for case in model_control.CASES:
@@ -63,7 +62,6 @@ def test_loading_and_unloading(tmp_path: Path, headers: dict[str, str]) -> None:
             got = (case.id, response.status, response.read(), response.getheader("Content-Type"))
             assert got == (case.id, case.answer.status, case.answer.body, case.answer.headers.get("Content-Type"))
             assert took_the_road(response) or not headers
-        assert server.stop() == 0
 
 
 def test_the_index_has_what_was_never_loaded_and_why_something_is_not(lane: Way) -> None:

@@ -12,7 +12,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.lifecycle import index, index_once, infer, instances, ready, unloaded, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 from tests.end_to_end.traffic import MODEL
 
 
@@ -237,7 +237,7 @@ def test_only_explicit_mode_obeys(samples: Server) -> None:
 
 def test_polling_follows_the_repository(repository: Path) -> None:
     with (
-        serving(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server,
+        serving_to_the_end(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         assert index(client) == [ready("a"), ready("b")]
@@ -253,32 +253,29 @@ def test_polling_follows_the_repository(repository: Path) -> None:
         assert infer(client, "c") == "1"
         with pytest.raises(InferenceServerException, match="not allowed if polling is enabled"):
             client.load_model("a")
-        assert server.stop() == 0
 
 
 def test_a_repository_may_be_polled_at_the_start_only(repository: Path) -> None:
     with (
-        serving(repository, "--model-control-mode=poll", "--repository-poll-secs=0") as server,
+        serving_to_the_end(repository, "--model-control-mode=poll", "--repository-poll-secs=0") as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         write_model(repository, "c", 1)
         assert index(client) == [ready("a"), ready("b"), {"name": "c"}]
         assert infer(client, "a") == "1"
-        assert server.stop() == 0
 
 
 def test_a_star_loads_everything(repository: Path) -> None:
     with (
-        serving(repository, "--model-control-mode=explicit", "--load-model=*") as server,
+        serving_to_the_end(repository, "--model-control-mode=explicit", "--load-model=*") as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         assert index(client) == [ready("a"), ready("b")]
-        assert server.stop() == 0
 
 
 def test_a_model_that_is_to_be_there_and_is_not_fails_the_start(repository: Path) -> None:
     with (
-        serving(
+        serving_to_the_end(
             repository, "--model-control-mode=explicit", "--load-model=a", "--load-model=z", "--exit-on-error=false"
         ) as server,
         triton.InferenceServerClient(server.url) as client,
@@ -287,4 +284,3 @@ def test_a_model_that_is_to_be_there_and_is_not_fails_the_start(repository: Path
         a, b, z = index(client)
         assert (a, b) == (ready("a"), {"name": "b"})
         assert (z["name"], z["state"]) == ("z", "UNAVAILABLE")
-        assert server.stop() == 0

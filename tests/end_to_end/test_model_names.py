@@ -12,7 +12,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.lifecycle import ENSEMBLE, index_once, infer, ready, unloaded, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving, title
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving_to_the_end, title
 from tests.repository.s3_server import S3Server, environment
 
 #: The first is one of Triton's own test repositories.
@@ -52,9 +52,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_model(repository, "line\nfeed", 1)
     (repository / "caf\udce9" / "1").mkdir(parents=True)  # in Latin-1: no UTF-8
     flags = [f"--load-model={name}" for name in NAMES if name != "*"]  # which would mean all
-    with serving(repository, "--model-control-mode=explicit", *flags, "--grpc-port=0") as server:
+    with serving_to_the_end(repository, "--model-control-mode=explicit", *flags, "--grpc-port=0") as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +148,8 @@ def test_models_in_a_bucket_have_such_names_too(s3: S3Server, tmp_path: Path) ->
     objects = {f"models/{name}/config.pbtxt": config for name in names}
     s3.upload("names", objects | {f"models/{name}/1/file": b"any" for name in names})
     with (
-        serving(f"s3://{s3.host}/names/models", environment=environment(tmp_path)) as server,
+        serving_to_the_end(f"s3://{s3.host}/names/models", environment=environment(tmp_path)) as server,
         tritonclient.http.InferenceServerClient(server.url) as client,
     ):
         index_once(client, [ready(name) for name in sorted(names)])
         assert infer(client, "nop_TYPE_FP32_-1,-1") == "1"
-        assert server.stop() == 0

@@ -10,7 +10,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end
 
 GOOD = SAMPLES / "simple"
 
@@ -54,7 +54,10 @@ def test_failures_say_what_and_where_and_the_others_load(repository: Path) -> No
         directory = add_model(repository, f"broken{number}", config)
         for file, content in files.items():
             (directory / file).write_bytes(content)
-    with serving(repository, "--exit-on-error=false") as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        serving_to_the_end(repository, "--exit-on-error=false") as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         assert client.is_server_live()
         assert not client.is_server_ready()
         assert client.is_model_ready("simple")
@@ -63,7 +66,6 @@ def test_failures_say_what_and_where_and_the_others_load(repository: Path) -> No
             assert not client.is_model_ready(f"broken{number}")
             (line,) = [line for line in lines if f"failed to load 'broken{number}'" in line]
             assert reason in line
-        assert server.stop() == 0
 
 
 def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(repository: Path) -> None:
@@ -71,19 +73,18 @@ def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(re
     (repository / "auto" / "1").mkdir(parents=True)
     (repository / "auto" / "1" / "model.onnx").symlink_to(SAMPLES / "mlp" / "1" / "model.onnx")
     with (
-        serving(repository, "--exit-on-error=false", "--strict-readiness=false") as server,
+        serving_to_the_end(repository, "--exit-on-error=false", "--strict-readiness=false") as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         assert client.is_server_ready()
         check_what_an_onnx_file_tells(client.get_model_config("auto"))
-        assert server.stop() == 0
 
 
 def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path) -> None:
     """Triton's readiness knows only models whose configuration it has taken."""
     add_model(repository, "broken", "frobnicate: 1")
     with (
-        serving(repository, "--exit-on-error=false", "--model-control-mode=explicit", "--load-model=broken",
+        serving_to_the_end(repository, "--exit-on-error=false", "--model-control-mode=explicit", "--load-model=broken",
                 "--load-model=simple", "--load-model=nobody") as server,
         triton.InferenceServerClient(server.url) as client,
     ):  # fmt: skip
@@ -105,12 +106,11 @@ def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path)
         assert not client.is_server_ready()
         client.unload_model("empty")
         assert client.is_server_ready()
-        assert server.stop() == 0
 
 
 def test_without_its_repository_the_server_stays_and_is_not_live(tmp_path: Path) -> None:
     with (
-        serving(tmp_path / "missing", "--exit-on-error=false", "--grpc-port=0") as server,
+        serving_to_the_end(tmp_path / "missing", "--exit-on-error=false", "--grpc-port=0") as server,
         triton.InferenceServerClient(server.url) as client,
         tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc_client,
     ):
@@ -121,7 +121,6 @@ def test_without_its_repository_the_server_stays_and_is_not_live(tmp_path: Path)
             with pytest.raises(InferenceServerException, match="Server not ready"):
                 each.get_model_repository_index()
         assert get(server, "/v2/health/live")[0] == 400
-        assert server.stop() == 0
 
 
 def get(server: Server, path: str) -> tuple[int, Any]:

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.lifecycle import index, index_once, infer, ready, unloaded, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 from tests.end_to_end.traffic import MODEL
 
 INTEGERS = {"name": "A", "data_type": "TYPE_INT32", "dims": [4]}
@@ -40,7 +40,7 @@ def told(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
 
 def test_what_has_one_name_is_refused_by_it_and_all_else_works(repositories: tuple[Path, Path]) -> None:
     with (
-        serving(
+        serving_to_the_end(
             repositories, "--model-namespacing=true", "--model-control-mode=explicit", "--load-model=both"
         ) as server,
         triton.InferenceServerClient(server.url) as client,
@@ -62,13 +62,14 @@ def test_what_has_one_name_is_refused_by_it_and_all_else_works(repositories: tup
                 400, {"error": f"Request for unknown model: '{name}' is not found"}
             )  # fmt: skip
         index_once(client, [ready("both", 1), ready("both", 2), unloaded("one")])
-        assert server.stop() == 0
 
 
 def test_a_load_by_name_is_of_all_models_that_bear_it(repositories: tuple[Path, Path]) -> None:
     """As with --load-model; what fails is told of each, and an unload is of all, too."""
     with (
-        serving(repositories, "--model-namespacing=true", "--model-control-mode=explicit", "--grpc-port=0") as server,
+        serving_to_the_end(
+            repositories, "--model-namespacing=true", "--model-control-mode=explicit", "--grpc-port=0"
+        ) as server,
         triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client,
         tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc_client,
     ):
@@ -96,14 +97,13 @@ def test_a_load_by_name_is_of_all_models_that_bear_it(repositories: tuple[Path, 
         index_once(client, [ready("both", 1), ready("both", 2)])
         with pytest.raises(InferenceServerException, match="Invalid config override"):
             client.load_model("both", config="{")
-        assert server.stop() == 0
 
 
 def test_a_name_loses_its_meaning_with_a_second_model_and_gains_it_again(repositories: tuple[Path, Path]) -> None:
     first, second = repositories
     shutil.rmtree(second / "both")
     flags = ("--model-namespacing=true", "--model-control-mode=poll", "--repository-poll-secs=1")
-    with serving(repositories, *flags) as server, triton.InferenceServerClient(server.url) as client:
+    with serving_to_the_end(repositories, *flags) as server, triton.InferenceServerClient(server.url) as client:
         assert infer(client, "both") == "1"
         write_model(second, "both", 2)
         index_once(client, [ready("both", 1), ready("both", 2), ready("one")])
@@ -111,7 +111,6 @@ def test_a_name_loses_its_meaning_with_a_second_model_and_gains_it_again(reposit
         shutil.rmtree(first / "both")
         index_once(client, [unloaded("both", 1), ready("both", 2), ready("one")])
         assert infer(client, "both") == "2"
-        assert server.stop() == 0
 
 
 ENSEMBLE = """
@@ -140,7 +139,7 @@ def test_an_ensemble_means_the_models_of_its_own_repository(repositories: tuple[
     write_ensemble(second, "inner", "outer")
     write_model(second, "outer", 2)
     flags = "--model-namespacing=true", "--model-control-mode=explicit", "--load-model=outer"
-    with serving(repositories, *flags) as server, triton.InferenceServerClient(server.url) as client:
+    with serving_to_the_end(repositories, *flags) as server, triton.InferenceServerClient(server.url) as client:
         assert [each for each in index(client) if "state" in each] == [
             ready("inner"), ready("outer", 1), ready("outer", 2)
         ]  # fmt: skip
@@ -157,4 +156,3 @@ def test_an_ensemble_means_the_models_of_its_own_repository(repositories: tuple[
         index_once(client, [unloaded("both", 1), unloaded("both", 2)])
         client.load_model("borrowed")
         assert infer(client, "borrowed") == "1"
-        assert server.stop() == 0

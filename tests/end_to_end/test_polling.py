@@ -6,7 +6,7 @@ from pathlib import Path
 import tritonclient.http as triton
 
 from tests.end_to_end.lifecycle import ENSEMBLE, index_once, infer, ready, unloaded, write_model
-from tests.end_to_end.server import serving
+from tests.end_to_end.server import serving_to_the_end
 from tests.end_to_end.traffic import MODEL
 
 
@@ -19,7 +19,7 @@ def test_what_is_broken_is_tried_and_told_once_for_each_change(tmp_path: Path) -
     for name in ("line\nfeed", "caf\udce9"):  # the second is no UTF-8
         (repository / name).mkdir()
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1", "--exit-on-error=false")
-    with serving(repository, *flags) as server, triton.InferenceServerClient(server.url) as client:
+    with serving_to_the_end(repository, *flags) as server, triton.InferenceServerClient(server.url) as client:
 
         def poll() -> None:
             write_model(repository, "counter", 1)
@@ -58,4 +58,3 @@ def test_what_is_broken_is_tried_and_told_once_for_each_change(tmp_path: Path) -
         poll()
         assert num_said("unread") == after
         assert infer(client, "unread") == "1"
-        assert server.stop() == 0

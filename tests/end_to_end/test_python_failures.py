@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import infer
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving, worker_of
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving_to_the_end, worker_of
 from tests.end_to_end.traffic import MODEL, Traffic
 
 #: Does what it is told to, and counts as authors of models do.
@@ -129,14 +129,13 @@ def failure(server: Server, word: str) -> str:
 @contextmanager
 def victim_among_others(repository: Path, more: str) -> Iterator[Server]:
     """The server, with traffic to the neighbour that nothing may disturb; at rest everything is given back."""
-    with serving(write_models(repository, more)) as server:
+    with serving_to_the_end(write_models(repository, more)) as server:
         with Traffic(server, 100) as neighbour:
             yield server
         assert not neighbour.faults
         assert neighbour.num_right > 0
         assert command(server, "echo") == "echo"
         server.ledger_once(lambda ledger: not imbalances(ledger))
-        assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")

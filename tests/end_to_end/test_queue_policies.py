@@ -17,7 +17,7 @@ from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import metric, statistics, wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, wait_until
 
 HOLD = 100
 HOUR_US = 3_600_000_000
@@ -120,9 +120,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             """,
             MODEL,
         )
-    with serving(repository) as server, ThreadPoolExecutor(16) as pool:
+    with serving_to_the_end(repository) as server, ThreadPoolExecutor(16) as pool:
         yield Story(server, repository, pool)
-        assert server.stop() == 0
 
 
 def refusal(answer: "Future[int]") -> tuple[str, str]:

@@ -21,7 +21,7 @@ from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving_to_the_end, title, wait_until
 
 HOLD = 100
 ONE = 'resources { name: "SLOT" global: true count: 1 }'
@@ -119,9 +119,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         )
     flags = ["--rate-limit=execution_count", "--rate-limit-resource=SLOT:1", "--rate-limit-resource=PAIR:1"]
     flags += only("often", "seldom", "free", "whole", "half")
-    with serving(repository, *flags) as server, ThreadPoolExecutor(40) as pool:
+    with serving_to_the_end(repository, *flags) as server, ThreadPoolExecutor(40) as pool:
         yield Story(server, repository, pool)
-        assert server.stop() == 0
 
 
 def test_who_shares_a_resource_never_executes_at_once_and_turns_go_by_priority(story: Story) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.server import SAMPLES, serving
+from tests.end_to_end.server import SAMPLES, serving_to_the_end
 
 LOAD = "/v2/repository/models/simple/load"
 SCALE = "/models/simple?min_worker=3&max_worker=2"
@@ -31,10 +31,9 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("flags", "status"), [([], 403), (["--allow-remote-admin"], 0)], ids=["default", "allowed"])
 def test_other_machines(repository: Path, own_address: str, flags: list[str], status: int) -> None:
-    with serving(repository, "--http-address=0.0.0.0", *flags) as server:
+    with serving_to_the_end(repository, "--http-address=0.0.0.0", *flags) as server:
         for address, expected in (("127.0.0.1", 0), (own_address, status)):
             # Let in, they hear that nothing can be loaded, and that there cannot be three of at most two.
             assert fetch(server.http_port, LOAD, method="POST", address=address).status == (expected or 503)
             assert fetch(server.http_port, SCALE, method="PUT", address=address).status == (expected or 400)
             assert fetch(server.http_port, "/v2/models/simple/ready", method="GET", address=address).status == 200
-        assert server.stop() == 0, server.log.decode()

@@ -19,7 +19,7 @@ from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, title
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving_to_the_end, title
 
 CONFIG = """
 backend: "python"
@@ -64,9 +64,8 @@ def gates(tmp_path: Path) -> dict[str, Gate]:
 @pytest.fixture
 def server(tmp_path: Path, gates: dict[str, Gate]) -> Iterator[Server]:
     flags = "--grpc-port=0", f"--client-socket={tmp_path}/socket"
-    with gates["caller"].opened(), gates["gated"].opened(), serving(tmp_path, *flags) as server:
+    with gates["caller"].opened(), gates["gated"].opened(), serving_to_the_end(tmp_path, *flags) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 def ask_http(server: Server, model: str = "gated", word: int = ANSWER) -> int:

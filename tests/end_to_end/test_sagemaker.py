@@ -13,7 +13,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.sagemaker import CONFIG, SageMaker, write_ensemble, write_model
-from tests.end_to_end.server import Server, launch, serving, title, wait_until
+from tests.end_to_end.server import Server, launch, serving_to_the_end, title, wait_until
 
 FLAGS = ("--allow-sagemaker=true", "--sagemaker-port=0", "--model-control-mode=explicit")
 
@@ -28,9 +28,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
     environment = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "one"}
-    with serving(repository, *FLAGS, "--load-model=one", environment=environment) as server:
+    with serving_to_the_end(repository, *FLAGS, "--load-model=one", environment=environment) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from shoal import Client as Guest
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import Server, imbalances, serving
+from tests.end_to_end.server import Server, imbalances, serving_to_the_end
 from tests.end_to_end.window_client import WindowClient
 
 NUM_FLOATS = 1_500_000
@@ -91,9 +91,8 @@ def server(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     for name, config, code in (("big", BIG, BIG_PY), ("any", ANY, ""), ("keeper", KEEPER, KEEPER_PY)):
         add_model(repository, name, config, code)
     flags = ["--grpc-port=0", "--http-process-count=1", "--shm-oversize-mib=64", f"--client-socket={path}"]
-    with serving(repository, *flags) as running:
+    with serving_to_the_end(repository, *flags) as running:
         yield running
-        assert running.stop() == 0, running.log.decode()
 
 
 def big(number: int) -> bytes:

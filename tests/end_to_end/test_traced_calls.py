@@ -19,7 +19,7 @@ from tests.end_to_end.server import (
     Server,
     imbalances,
     only,
-    serving,
+    serving_to_the_end,
     title,
 )
 from tests.end_to_end.traced import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask, traces
@@ -156,10 +156,9 @@ def server(repository: Path) -> Iterator[Server]:
     file = repository.parent / "traced_calls"
     flags = f"--trace-config=triton,file={file}", "--trace-config=rate=1"
     models = only("caller", "at_once", "streaming", "around", "raising", "whole", "counting_on")
-    with serving(repository, "--grpc-port=0", *flags, *models, environment=OLD_LOOKS) as server:
+    with serving_to_the_end(repository, "--grpc-port=0", *flags, *models, environment=OLD_LOOKS) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture
@@ -235,14 +234,13 @@ def test_a_call_that_a_batcher_s_death_interrupts_is_answered_and_not_in_the_tra
     file = repository.parent / "interrupted"
     config = [f"--trace-config={each}" for each in (f"triton,file={file}", "rate=1", "level=TIMESTAMPS")]
     reached = os.open(repository.parent / "reached", os.O_RDWR)
-    with serving(repository, *config, *only("caller", "waiting")) as server, ThreadPoolExecutor(1) as pool:
+    with serving_to_the_end(repository, *config, *only("caller", "waiting")) as server, ThreadPoolExecutor(1) as pool:
         (batcher,) = [pid for pid in server.children if title(pid) == "shoal batcher"]
         asking = pool.submit(ask, server, tritonclient.http, "caller", "of one that waits")
         assert select.select([reached], [], [], DEADLINE_S)[0]
         os.kill(batcher, signal.SIGKILL)
         with Gate(repository.parent / "gate").opened():
             asking.result(DEADLINE_S)
-        assert server.stop() == 0, server.log.decode()
     os.close(reached)
     assert Traced(file).tree == [("caller", "")]
 
@@ -251,10 +249,9 @@ def test_spans(repository: Path) -> None:
     with receiving() as receiver:
         flags = "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={receiver.url}"
         config = [f"--trace-config={each}" for each in (*flags, "opentelemetry,bsp_schedule_delay=1")]
-        with serving(repository, *config, *only("caller", "whole")) as server:
+        with serving_to_the_end(repository, *config, *only("caller", "whole")) as server:
             ask(server, tritonclient.http, "caller", "of an ensemble")
             spans = receiver.spans(6)
-            assert server.stop() == 0, server.log.decode()
     names = {span.span_id: span.name for span in spans}
     assert sorted([(span.name, names.get(span.parent_id, "")) for span in spans]) == [
         ("InferRequest", ""),

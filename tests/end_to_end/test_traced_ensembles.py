@@ -14,7 +14,7 @@ import tritonclient.http
 
 from tests.end_to_end.cached_models import ENABLE
 from tests.end_to_end.ensemble_models import step, stream, write_ensemble
-from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving_to_the_end
 from tests.end_to_end.traced import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask, traces
 from tests.end_to_end.triton_ensembles import write, write_all
 from tests.tracer.receiver import receiving
@@ -35,10 +35,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path) -> Iterator[Server]:
     file = repository.parent / "traces"
     flags = f"--trace-config=triton,file={file}", "--trace-config=rate=1", "--cache-config=local,size=65536"
-    with serving(repository, "--grpc-port=0", *flags, *only(*ENSEMBLES), environment=OLD_LOOKS) as server:
+    with serving_to_the_end(repository, "--grpc-port=0", *flags, *only(*ENSEMBLES), environment=OLD_LOOKS) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture
@@ -120,10 +119,9 @@ def test_spans(repository: Path) -> None:
     with receiving() as receiver:
         flags = "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={receiver.url}"
         config = [f"--trace-config={each}" for each in (*flags, "opentelemetry,bsp_schedule_delay=1")]
-        with serving(repository, *config, *only("whole_again")) as server:
+        with serving_to_the_end(repository, *config, *only("whole_again")) as server:
             ask(server, tritonclient.http, "whole_again")
             spans = receiver.spans(5)
-            assert server.stop() == 0, server.log.decode()
     names = {span.span_id: span.name for span in spans}
     assert sorted([(span.name, names.get(span.parent_id, "")) for span in spans]) == [
         ("InferRequest", ""),

@@ -21,7 +21,7 @@ import tritonclient.http as triton
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving, title
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving_to_the_end, title
 from tests.tracer.receiver import receiving
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
@@ -94,11 +94,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def running(file: Path) -> Iterator[Server]:
     """Every request would be traced, if something were."""
-    with serving(
+    with serving_to_the_end(
         SAMPLES, *only("simple", "mlp"), f"--trace-config=triton,file={file}", "--trace-config=rate=1"
     ) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture
@@ -224,19 +223,22 @@ def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Pa
     said = ["level=TIMESTAMPS", "rate=1", f"triton,file={tmp_path}/t", "triton,log-frequency=1"]
     tensor = {"name": "IN", "datatype": "INT32", "shape": [4], "data": [1, 2, 3, 4]}
     request = post("slow", json.dumps({"inputs": [tensor]}).encode())
-    with serving(model.parent, *[f"--trace-config={each}" for each in said]) as server:
-        with Client(server) as first, Client(server) as second:
-            first.send(request)
-            while not (model / "begun").exists():
-                assert server.process.poll() is None
-            second.send(request)
-            wait_for_pending(server, "slow", 1)
-            second.reset()
-            while not (tmp_path / "t.0").exists():
-                assert server.process.poll() is None
-            with gate.opened():
-                assert first.reply().status == 200
-        assert server.stop() == 0
+    flags = [f"--trace-config={each}" for each in said]
+    with (
+        serving_to_the_end(model.parent, *flags) as server,
+        Client(server) as first,
+        Client(server) as second,
+    ):
+        first.send(request)
+        while not (model / "begun").exists():
+            assert server.process.poll() is None
+        second.send(request)
+        wait_for_pending(server, "slow", 1)
+        second.reset()
+        while not (tmp_path / "t.0").exists():
+            assert server.process.poll() is None
+        with gate.opened():
+            assert first.reply().status == 200
     points = [
         [each["timestamps"][0]["name"] for each in json.loads((tmp_path / name).read_text())[1:]]
         for name in ("t.0", "t.1")
@@ -253,7 +255,7 @@ def test_large_requests_outlive_the_tracing_that_they_began_under(tmp_path: Path
     said = ["level=TENSORS", "rate=1", f"triton,file={tmp_path}/t"]
     array = np.arange(16384, dtype=np.int32)
     flags = [f"--trace-config={each}" for each in said]
-    with serving(model.parent, "--grpc-port=0", *flags) as server, ThreadPoolExecutor(2) as pool:
+    with serving_to_the_end(model.parent, "--grpc-port=0", *flags) as server, ThreadPoolExecutor(2) as pool:
 
         def asked(module: Any, port: int) -> Any:
             with module.InferenceServerClient(f"localhost:{port}") as client:
@@ -276,7 +278,6 @@ def test_large_requests_outlive_the_tracing_that_they_began_under(tmp_path: Path
         with gate.opened():
             for answer in (*under_way, *asked_by_both()):
                 np.testing.assert_array_equal(answer.result(DEADLINE_S), array)
-        assert server.stop() == 0
     assert b"Traceback" not in server.log
 
 
@@ -286,7 +287,7 @@ def test_spans_reach_a_receiver_and_a_context_forces_them(tmp_path: Path) -> Non
             "mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={receiver.url}",
             "opentelemetry,bsp_schedule_delay=50", "opentelemetry,resource=team=b",
         ]  # fmt: skip
-        with serving(SAMPLES, *only("simple"), *[f"--trace-config={each}" for each in said]) as server:
+        with serving_to_the_end(SAMPLES, *only("simple"), *[f"--trace-config={each}" for each in said]) as server:
             client = client_of(server)
             for number, way in enumerate(WAYS.values(), 1):
                 ask(client, "untraced", **way)
@@ -305,17 +306,15 @@ def test_spans_reach_a_receiver_and_a_context_forces_them(tmp_path: Path) -> Non
                 "url": receiver.url, "resource": "team=b", "bsp_max_queue_size": "2048", "bsp_schedule_delay": "50",
                 "bsp_max_export_batch_size": "512",
             }  # fmt: skip
-            assert server.stop() == 0
 
 
 def test_the_example_prints_what_the_page_shows(tmp_path: Path) -> None:
     command, code, output = re.findall(r"```(?:sh|python|text)\n(.*?)```", DOCUMENT, re.DOTALL)[:3]
     words = shlex.split(command.replace("\\\n", " ").replace("trace.json", str(tmp_path / "trace.json")))
     assert words[:4] == ["shoal", "serve", "--model-repository", "model_repository"]
-    with serving(SAMPLES, *words[4:]) as server:
+    with serving_to_the_end(SAMPLES, *words[4:]) as server:
         code = code.replace("localhost:8000", server.url)
         printed = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=DEADLINE_S
         )
         assert printed.stdout == output
-        assert server.stop() == 0

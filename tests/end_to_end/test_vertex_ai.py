@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tritonclient.http as triton
 
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end
 
 MIME = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 PREDICT, HEALTH = "/v1/endpoints/7/deployedModels/8:predict", "/v1/endpoints/7/deployedModels/8"
@@ -24,9 +24,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With `simple` alone, which so is the default."""
     repository = tmp_path_factory.mktemp("models")
     (repository / "simple").symlink_to(SAMPLES / "simple")
-    with serving(repository, *FLAGS, environment=ROUTES) as server:
+    with serving_to_the_end(repository, *FLAGS, environment=ROUTES) as server:
         yield server
-        assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture

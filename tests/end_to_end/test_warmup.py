@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.end_to_end.server import SAMPLES, Server, serving
+from tests.end_to_end.server import SAMPLES, Server, serving_to_the_end
 
 SAMPLE = 'inputs { key: "features" value { data_type: TYPE_FP32 dims: 512 %s } }'
 
@@ -48,7 +48,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_samples_run_on_every_instance_before_a_model_is_ready_and_are_not_counted(repository: Path) -> None:
     flags = ("--exit-on-error=false", "--log-verbose=1")
-    with serving(repository, *flags) as server, triton.InferenceServerClient(server.url) as client:
+    with serving_to_the_end(repository, *flags) as server, triton.InferenceServerClient(server.url) as client:
         assert client.is_model_ready("warm")
         log = server.log.decode()
         ready = log.index("successfully loaded 'warm'")
@@ -70,4 +70,3 @@ def test_samples_run_on_every_instance_before_a_model_is_ready_and_are_not_count
         assert "is outside directory 'warmup' of the model" in refusal(server, "outside")
         assert "failed to run warmup sample 'much': batch size 9 for 'large_0_" in refusal(server, "large")
         assert not any(client.is_model_ready(name) for name in ("short", "outside", "large"))
-        assert server.stop() == 0

@@ -38,70 +38,33 @@ def test_an_onnx_file_needs_no_configuration(model_dir: Path) -> None:
     (model_dir / "1" / "model.onnx").write_bytes(b"")
     config = read_config(model_dir)
     assert needs_autocomplete(config)
-    assert finish_config(config, MODEL_IO) == {
+    # The rest is as in tests/data/model_config, which has whole configurations.
+    expected = {
         "name": "m",
         "platform": "onnxruntime_onnx",
         "backend": "onnxruntime",
-        "runtime": "",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": 4,
-        "input": [
-            {
-                "name": "X",
-                "data_type": "TYPE_FP32",
-                "format": "FORMAT_NONE",
-                "dims": [512],
-                "is_shape_tensor": False,
-                "allow_ragged_batch": False,
-                "optional": False,
-                "is_non_linear_format_io": False,
-            }
-        ],
-        "output": [
-            {
-                "name": "Y",
-                "data_type": "TYPE_FP32",
-                "dims": [10],
-                "label_filename": "",
-                "is_shape_tensor": False,
-                "is_non_linear_format_io": False,
-            }
-        ],
-        "batch_input": [],
-        "batch_output": [],
-        "optimization": {
-            "priority": "PRIORITY_DEFAULT",
-            "input_pinned_memory": {"enable": True},
-            "output_pinned_memory": {"enable": True},
-            "gather_kernel_buffer_threshold": 0,
-            "eager_batching": False,
-        },
-        "dynamic_batching": {
-            "preferred_batch_size": [4],
-            "max_queue_delay_microseconds": 0,
-            "preserve_ordering": False,
-            "priority_levels": 0,
-            "default_priority_level": 0,
-            "priority_queue_policy": {},
-        },
-        "instance_group": [
-            {
-                "name": "m",
-                "kind": "KIND_CPU",
-                "count": 2,
-                "gpus": [],
-                "secondary_devices": [],
-                "profile": [],
-                "passive": False,
-                "host_policy": "",
-            }
-        ],
         "default_model_filename": "model.onnx",
-        "cc_model_filenames": {},
-        "metric_tags": {},
-        "parameters": {},
-        "model_warmup": [],
     }
+    finished = finish_config(config, MODEL_IO)
+    assert {name: finished[name] for name in expected} == expected
+    for field, tensor in (("input", ("X", "TYPE_FP32", [512])), ("output", ("Y", "TYPE_FP32", [10]))):
+        assert [(each["name"], each["data_type"], each["dims"]) for each in finished[field]] == [tensor]
+    rest = (
+        "runtime input output batch_input batch_output optimization dynamic_batching instance_group cc_model_filenames"
+    )
+    assert set(finished) == {*expected, *rest.split(), "metric_tags", "parameters", "model_warmup"}
+    assert finished["dynamic_batching"] == {
+        "preferred_batch_size": [4],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+        "priority_queue_policy": {},
+    }
+    (group,) = finished["instance_group"]
+    assert (group["name"], group["kind"], group["count"], group["gpus"]) == ("m", "KIND_CPU", 2, [])
 
 
 def test_an_identity_model_is_finished_without_a_look_into_files(model_dir: Path) -> None:

@@ -85,27 +85,22 @@ def test_what_waited_for_the_instance_goes_together() -> None:
     assert server.take() == 20
 
 
-def test_batching_that_does_not_pay_is_off() -> None:
-    server = Server(CURVES["linear"])
+@pytest.mark.parametrize(
+    ("curve", "more", "shapes", "taken", "reason"),
+    [
+        ("linear", {}, [0] * 5, 1, "no_gain"),
+        ("steps", {}, [0] * 13, 8, "no_gain"),
+        ("affine", {"target_ms": 9}, [0] * 30, 16, "latency_target"),  # 11.5 ms, all together
+        ("affine", {"target_ms": 1000}, [0] * 40, 32, "full"),
+        ("flat", {}, [0, 0, 1, 0], 2, "shapes_differ"),
+    ],
+    ids=["batching that does not pay", "a step that costs too much", "it would be late", "a full batch", "shapes"],
+)
+def test_where_a_batch_ends(curve: str, more: dict[str, int], shapes: list[int], taken: int, reason: str) -> None:
+    server = Server(CURVES[curve], **more)
     server.teach(*ALL_SIZES)
-    server.add(*[0] * 5)
-    assert server.take() == 1
-    assert server.last_reason == "no_gain"
-
-
-def test_a_batch_ends_where_a_step_would_cost_too_much() -> None:
-    server = Server(CURVES["steps"])
-    server.teach(*ALL_SIZES)
-    server.add(*[0] * 13)
-    assert server.take() == 8
-
-
-def test_a_batch_that_would_be_late_is_smaller() -> None:
-    server = Server(CURVES["affine"], target_ms=9)
-    server.teach(*ALL_SIZES)
-    server.add(*[0] * 30)  # 11.5 ms, all together
-    assert server.take() == 16
-    assert server.last_reason == "latency_target"
+    server.add(*shapes)
+    assert (server.take(), server.last_reason) == (taken, reason)
 
 
 @pytest.mark.parametrize(("per_ms", "rows"), [(0.5, 16), (2.4, 25)])
@@ -151,24 +146,11 @@ def test_the_last_of_a_burst_are_waited_for_and_not_longer() -> None:
     assert server.last_reason == "company_failed"
 
 
-def test_shapes_are_kept_apart_and_the_order_is_kept() -> None:
-    server = Server(CURVES["flat"])
-    server.teach(*ALL_SIZES)
-    server.add(0, 0, 1, 0)
-    assert server.take() == 2
-    assert server.last_reason == "shapes_differ"
-
-
-def test_a_full_batch_is_one() -> None:
+def test_the_last_row_of_a_full_batch_may_bring_too_little() -> None:
     server = Server(CURVES["flat"])
     server.teach(*ALL_SIZES)
     server.add(*[0] * 40)
     assert server.take() >= 31  # the last one brings less than can be measured
-    server = Server(CURVES["affine"], target_ms=1000)
-    server.teach(*ALL_SIZES)
-    server.add(*[0] * 40)
-    assert server.take() == 32
-    assert server.last_reason == "full"
 
 
 def test_whoever_ran_when_an_instance_died_runs_alone_and_first() -> None:
