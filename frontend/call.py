@@ -1,4 +1,5 @@
-"""A request on its way to its handler, and what is known of handlers: whether they wait, and who may ask them. Pure."""
+"""A request as its handler gets it, and the kinds of handlers: those that wait, and those that change the server.
+Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """One request on its way to its handler. Header names are in lower case; `name` is "" where a path has none."""
+    """One request for its handler. Header names are in lower case; `name` is "" if the path has none."""
 
     state: ServerState
-    transport: "Transport | None"  # None where inference is not answered through here: the lane has its own way
+    transport: "Transport | None"  # None on a lane, which has its own way of inference
     headers: Mapping[str, str]
     body: memoryview
     name: str
@@ -25,7 +26,7 @@ class Call(NamedTuple):
     forwarded: Forwarded = NOTHING
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see Transport. For handlers marked as blocking."""
+        """Ask the supervisor, see Transport. Raises ShoalError. For handlers marked as blocking."""
         assert self.transport is not None, "a lane hands over what asks"
         return self.transport.ask(verb, arguments, timeout_s)
 
@@ -35,7 +36,7 @@ Ask = Callable[[str, dict[str, Any], float], Any]
 #: A change takes every front end, and the batcher or the tracer, a moment; whoever takes longer hangs (ours).
 ANSWER_S = 10.0
 Handler = Callable[[Call], Response]
-#: Handlers that wait in a way that only the road can, and those that change what is served.
+#: Handlers that wait in a way that only the road can, and handlers that change what is served.
 BLOCKING: set[Handler] = set()
 ADMINISTRATIVE: set[Handler] = set()
 
@@ -47,7 +48,7 @@ def blocking(handler: Handler) -> Handler:
 
 
 def administrative(handler: Handler) -> Handler:
-    """Mark a handler that asks the supervisor to change what is served: not for everybody (local_callers.py)."""
+    """Mark a handler that has the supervisor change what is served: not open to every caller (local_callers.py)."""
     ADMINISTRATIVE.add(handler)
     return blocking(handler)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from shoal.frontend import handover
 
-#: As many as wait are accepted at once, but not for ever: those that are served must not starve, and the lanes that
-#: have been woken meanwhile get some, too.
+#: Most connections that are accepted at once: those that are served must not starve, and the lanes that have been woken
+#: meanwhile get some, too.
 MAX_ACCEPTED = 16
 
 Arrival = tuple[socket.socket, bytes]
@@ -29,7 +29,7 @@ class Doors:
         self._is_road_watched = False
 
     def open(self) -> None:
-        """Let connections in."""
+        """Accept connections."""
         self._is_open = True
         for listener in self._listeners.values():
             listener.setblocking(False)
@@ -38,7 +38,7 @@ class Doors:
             self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def shut(self) -> None:
-        """Let none in for now; they wait in the kernel."""
+        """Accept no connections for now; they wait in the kernel."""
         if self._is_open and self._listeners:
             self._is_open = False
             for listener in self._listeners.values():
@@ -47,14 +47,14 @@ class Doors:
                 self._poller.unregister(self._returns.fileno())
 
     def reopen(self) -> None:
-        """After `shut`; not after `close`."""
+        """Accept connections again after `shut`; no effect after `close`."""
         if not self._is_open and self._listeners:
             self.open()
 
     def close(self) -> list[Arrival]:
-        """Let none in any more but those that the kernel has let in already, which it would reset.
+        """Accept no more connections, except those that the kernel has accepted, which it would reset.
 
-        What the road gives back still comes in; what comes later, when no lane is left, the road takes up again.
+        Connections still come back from the road; later ones, once no lane is left, stay there.
         """
         last = []
         for fd in self._listeners:
@@ -68,21 +68,21 @@ class Doors:
         return last
 
     def end(self) -> None:
-        """After `close`: nothing comes back from the road any more, nor goes there."""
+        """After `close`, also end the hand-over from and to the road."""
         self._road.close()
         if self._returns is not None:
             self._returns.close()
 
     def has(self, fd: int) -> bool:
-        """Whether this descriptor is one of them."""
+        """Whether a descriptor is one of the doors."""
         return fd in self._listeners or fd in (each.fileno() for each in (self._road, self._returns) if each)
 
     def leads_outside(self, fd: int) -> bool:
-        """Whether this descriptor is a listening socket's."""
+        """Whether a descriptor is a listening socket's."""
         return fd in self._listeners
 
     def enter(self, fd: int) -> list[Arrival]:
-        """The connections that have come through the door with this descriptor; none where it is no door."""
+        """Connections that have come through the door with this descriptor; none if it is not a door's."""
         arrivals: list[Arrival] = []
         if self._returns is not None and fd == self._returns.fileno():
             while (received := handover.receive(self._returns)) is not None:
@@ -105,9 +105,9 @@ class Doors:
         return arrivals
 
     def _go_last(self, fd: int) -> None:
-        """Let the other lanes take what comes next: the kernel wakes the one that has waited at this door for longest,
-        and so always the same one, unless it leaves and comes again. What arrives in between is not lost: a door at
-        which something waits already wakes who comes to it."""
+        """Register a door anew, so that the next connection wakes another lane: the kernel would always wake the one
+        that has waited at this door for longest. No connection is lost in between: one that waits already wakes a lane
+        that registers."""
         if self._is_open:
             self._poller.unregister(fd)
             self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
@@ -118,7 +118,7 @@ class Doors:
         return self._road.wants_to_write
 
     def leave(self, connection: socket.socket, data: bytes) -> None:
-        """Hand a connection over to the road, with what was read of it."""
+        """Hand a connection over to the road, with the bytes that were read from it."""
         connection.setblocking(True)
         self._road.send(connection, data)
         self._watch_road()

@@ -22,18 +22,18 @@ from shoal.star.place import Place, take_place
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """What a process has after it joined."""
+    """What a front end has once it has joined."""
 
     state: ServerState
     place: Place
 
     def apply(self, message: to_client.ToClient, seq: int) -> None:
-        """Put a message in force, as the place does, the messages to front ends alone included."""
+        """Apply a message, see Place.apply."""
         self.place.apply(message, seq, self._apply_other)
 
     @property
     def handlers(self) -> Handlers:
-        """A table of the messages that only front ends apply, beside those that the place applies."""
+        """Handlers of the messages that concern front ends alone; the place has the others."""
         state = self.state
         return table(
             on(to_client.ModelsKnown, self._start),
@@ -42,7 +42,8 @@ class FrontEnd:
             on(to_client.TraceSettingsChanged, self._change_tracing),
             on(to_client.RegionRegistered, state.regions.add),
             on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name)),
-            on(Ping, lambda _message: None),  # its acknowledgement, from this process's own loop, is the answer
+            # only its acknowledgement matters, which comes from this process's own loop
+            on(Ping, lambda _message: None),
         )
 
     def _apply_other(self, message: to_client.ToClient) -> None:
@@ -62,20 +63,21 @@ class FrontEnd:
         self.state.tracing = tracing.changed(self.state.tracing, message, self.state.models.names)
 
     def settle(self, seq: int) -> None:
-        """Hear of every model and every segment; from then on clients are told that this process answers."""
+        """Apply messages until every model and segment is known; from then on clients are told that this process is
+        ready."""
         self.place.settle(seq, self._apply_other)
 
     def close(self) -> None:
-        """Hang up, where nothing is in flight any more."""
+        """Close the connection to the supervisor, if no request is in flight."""
         if self.state.tracing is not None:
             self.state.tracing.outlet.close()
         self.place.channel.close()
 
 
 def enter(name: str) -> tuple[FrontEnd, int]:
-    """Join the supervisor as a client of the star; what is left to do is `settle`, with the number that comes along.
+    """Join the supervisor as a client of the star; the caller is to call `settle` with the returned sequence number.
 
-    Raises EOFError when the supervisor is gone.
+    Raises EOFError if the supervisor is gone.
     """
     fault.install("road" if name.endswith("road") else "lane")
     place, welcome, seq = take_place(FrontEndConnected)
@@ -93,7 +95,7 @@ def enter(name: str) -> tuple[FrontEnd, int]:
 def join(name: str) -> FrontEnd:
     """Join the supervisor as a client of the star; returns when every model and every segment is known.
 
-    Raises EOFError when the supervisor is gone.
+    Raises EOFError if the supervisor is gone.
     """
     front_end, seq = enter(name)
     front_end.settle(seq)

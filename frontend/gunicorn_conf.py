@@ -1,4 +1,4 @@
-"""How gunicorn is run: settings and hooks, read by its arbiters. The supervisor passes what varies by the environment.
+"""gunicorn's settings and hooks, read by its arbiters. The supervisor passes variable ones in the environment.
 
 Its arbiters read this: those of the lanes ("http", "grpc") and the road's. Each imports its workers' modules and waits
 for the supervisor's word before it touches the sockets: while models load, connections are refused, as Triton's clients
@@ -32,9 +32,9 @@ threads = int(os.environ["SHOAL_ROAD_THREADS"])
 #: Connections of the road, those that lanes hand over included: beyond these it would accept none on its own endpoints,
 #: metrics among them (ours: as many as three lanes have, or half of a low limit of descriptors; gunicorn has 1000).
 worker_connections = max(threads + 1, min(32_768, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
-#: Triton has no limit; proxies keep idle connections for 60 s, and whoever closes first should be the client.
+#: Triton has no limit; proxies keep idle connections for 60 s, and the client should be the first to close.
 keepalive = 75
-#: Only a worker whose main thread hangs; a slow model does not count, it runs elsewhere.
+#: Ends only a worker whose main thread hangs; a slow model does not count, since it runs elsewhere.
 timeout = 30
 graceful_timeout = int(os.environ["SHOAL_GRACEFUL_TIMEOUT_S"])
 #: 16 KiB of headers in all, 100 of them, as nginx and most proxies allow.
@@ -42,7 +42,7 @@ limit_request_line = 8190
 limit_request_fields = 100
 limit_request_field_size = 8190
 backlog = 256
-#: What proxies say about themselves means nothing here, and must not make the road refuse what a lane answers.
+#: Proxies' headers about themselves are ignored, and must not make the road refuse what a lane answers.
 secure_scheme_headers: dict[str, str] = {}
 forwarder_headers = ""
 #: gunicorn 25 and later open a control socket in the home directory unless told not to.
@@ -65,7 +65,7 @@ def on_starting(_arbiter: Any) -> None:
 
 
 def _log_patiently() -> None:
-    """Let gunicorn's log lose lines, as ours does, where stderr is a full pipe: to wait would stop its processes."""
+    """Let gunicorn's log lose lines, as ours does, if stderr is a full pipe: to wait would stop its processes."""
     for handler in (logger := logging.getLogger("gunicorn.error")).handlers[:]:
         patient = PatientHandler(sys.stderr)
         patient.setFormatter(handler.formatter)

@@ -21,7 +21,7 @@ _MAX_FDS = 2
 
 
 class Sender:
-    """Gives connections away, in order. What does not fit into the socket waits here; `wants_to_write` says so."""
+    """Gives connections away, in order. Those that do not fit into the socket wait here; `wants_to_write` says so."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -33,7 +33,7 @@ class Sender:
         return self._channel.fileno()
 
     def close(self) -> None:
-        """Nothing is given away any more."""
+        """Give no more connections away."""
         self._channel.close()
 
     @property
@@ -42,19 +42,19 @@ class Sender:
         return bool(self._waiting)
 
     def send(self, connection: socket.socket, data: bytes) -> None:
-        """Give `connection` away; it is closed here. `data` is what was read of it and not yet used."""
+        """Give `connection` away; it is closed here. `data` are bytes that were read from it and not used."""
         self._waiting.append((connection, data))
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of what waits as the socket takes."""
+        """Send as many of the waiting connections as the socket takes."""
         while self._waiting:
             connection, data = self._waiting[0]
             try:
                 _send(self._channel, connection, data)
             except BlockingIOError:
                 return
-            except OSError as error:  # it would stand in everybody's way for ever
+            except OSError as error:  # dropped: it would block all others for ever
                 _log.error("a connection is closed, since it cannot be handed over: %s", error)
             self._waiting.popleft()
             connection.close()
@@ -69,7 +69,7 @@ def _send(channel: socket.socket, connection: socket.socket, data: bytes) -> Non
             _write(file, data)
             fds.append(file)
             data = b""
-        # A datagram of no bytes would be read as the end of something.
+        # An empty datagram would be read as an end of file.
         channel.sendmsg([b"\0", data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
     finally:
         if file >= 0:
@@ -83,9 +83,10 @@ def _write(file: int, data: bytes) -> None:
 
 
 def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
-    """The next connection and what was read of it; None where another process took it, or there is none.
+    """The next connection and the bytes read from it; None if another process took it, or there is none. Raises
+    OSError.
 
-    One that did not arrive whole, since this process has no descriptor left, is closed: what was read of it is lost.
+    A connection that did not arrive whole, since this process has no descriptor left, is closed: its bytes are lost.
     """
     while True:
         try:

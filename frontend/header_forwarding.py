@@ -40,7 +40,7 @@ def forwarded(pattern: str, head: bytes) -> Forwarded:
 
 
 def forwarded_metadata(pattern: str, metadata: Mapping[str, str]) -> Forwarded:
-    """As `forwarded`, of a gRPC call: its own keys, not those of HTTP/2 and of gRPC.
+    """Like `forwarded`, for a gRPC call's own metadata, without keys of HTTP/2 and gRPC.
 
     Their case matters, as in Triton; metadata has lower case.
     """

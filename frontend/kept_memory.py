@@ -1,4 +1,4 @@
-"""What a front end keeps in memory of its own for clients that have not read it: a bound for all, and a share for each.
+"""Memory of a front end for copies of unsent responses: bounded for all connections together, and shared among them.
 
 The memory of workers is given back early so; but a client that never reads must not fill the front end's in its place,
 nor take what other slow clients need. So a connection with many calls may keep an eighth of what is free then: alone
@@ -18,31 +18,31 @@ PACE_BYTES, PACE_S = 2 << 20, 2.0
 
 
 class KeptMemory:
-    """How much is kept: a connection that keeps an answer adds its bytes here."""
+    """The bytes that are kept: a connection that keeps a response adds its size here."""
 
     __slots__ = ("most_bytes", "nbytes")
 
     def __init__(self, most_bytes: int = MAX_KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        #: Of all connections, which change it.
+        #: Of all connections together, which change it.
         self.nbytes = 0
 
     @property
     def share_bytes(self) -> int:
-        """What a connection may keep, with what it keeps already."""
+        """The most that a connection may keep, including what it keeps already, in bytes."""
         return (self.most_bytes - self.nbytes) // _PART
 
     def has_room(self, kept_bytes: int, nbytes: int) -> bool:
-        """Whether a connection that keeps so many bytes may keep `nbytes` more."""
+        """Whether a connection that keeps `kept_bytes` may keep `nbytes` more."""
         return kept_bytes + nbytes <= (self.most_bytes - self.nbytes) // _PART
 
     def fits(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be kept of all connections."""
+        """Whether `nbytes` more may be kept by all connections together."""
         return self.nbytes + nbytes <= self.most_bytes
 
 
 class Pace:
-    """How fast a stream is read, from the first look at it on."""
+    """The speed at which a stream is read, from the first call on."""
 
     __slots__ = ("_least_bytes", "_num_sent", "_period_s", "_since_s")
 
@@ -53,7 +53,8 @@ class Pace:
         self._since_s = self._num_sent = -1.0
 
     def is_slow(self, now_s: float, num_sent: int) -> bool:
-        """Whether less than the least was sent in a period; so many bytes have been sent of the stream by now."""
+        """Whether less than the minimum was sent in the last period; `num_sent` bytes of the stream have been sent by
+        now."""
         if self._since_s >= 0 and now_s < self._since_s + self._period_s:
             return False
         is_slow = self._since_s >= 0 and num_sent - self._num_sent < self._least_bytes

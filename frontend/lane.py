@@ -19,7 +19,7 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
     lane: ClassVar[type[Lane[Any]]] = HttpLane
 
     def load_wsgi(self) -> None:
-        """There is no WSGI application here."""
+        """Do nothing: a lane has no WSGI application."""
 
     def run(self) -> None:
         """Serve until gunicorn says stop, then answer what was accepted."""
@@ -30,4 +30,4 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
             lane.run(self.cfg.graceful_timeout)
             front_end.close()
         except GONE:
-            os._exit(0)  # the supervisor is gone, and with it whoever could answer
+            os._exit(0)  # the supervisor is gone: no request can be answered any more

@@ -35,7 +35,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 def max_connections() -> int:
-    """How many connections this process can have: its limit of descriptors less what it needs itself."""
+    """Most connections of this process: its limit of descriptors less those it needs itself."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -43,7 +43,7 @@ def max_connections() -> int:
 
 
 class Host(NamedTuple):
-    """What a lane has of the gunicorn worker that it runs in."""
+    """What a lane uses of the gunicorn worker that it runs in."""
 
     listeners: list[Any]
     wakeup_fd: int  # readable when a signal has come
@@ -73,36 +73,36 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
-        """A connection comes in from outside, or back from the road, with what was read of it."""
+        """Take a connection from outside, or back from the road, with the bytes that were read from it."""
 
     @abstractmethod
     def _serve(self, connection: ConnectionT, event: int) -> None:
-        """Something has happened to a connection."""
+        """Handle an event of a connection."""
 
     @abstractmethod
     def _give_up(self, connection: ConnectionT) -> None:
-        """A fault of ours: log it, and close the connection if it is still there."""
+        """Log an error of our own, and close its connection if that is still there."""
 
     @abstractmethod
     def _deliver(self) -> None:
-        """Every reply that has come becomes a response."""
+        """Turn all replies that have come into responses."""
 
     @abstractmethod
     def _tick(self) -> None:
-        """Time has passed: look at deadlines."""
+        """Check deadlines, every TICK_S."""
 
     @abstractmethod
     def _begin_to_stop(self) -> None:
-        """No connection comes in any more; those that are idle have LINGER_S left."""
+        """Begin to stop: no connections are accepted any more; idle ones have LINGER_S left."""
 
     def _on_other(self, fd: int, event: int) -> None:
-        """Something has happened to a descriptor that is no connection's, nor the loop's own."""
+        """Handle an event of any other descriptor that a subclass has registered."""
 
     def _finish_pass(self) -> None:
-        """All that was ready has been handled."""
+        """End a pass: all ready descriptors have been handled."""
 
     def run(self, graceful_timeout_s: float) -> None:
-        """Serve; after `is_alive` has turned false, until nothing is in flight or the time is over."""
+        """Serve; once `is_alive` is false, until nothing is in flight or the time is over."""
         self._doors.open()
         self._poller.register(self._place.bell.fd, select.EPOLLIN | select.EPOLLET)
         for fd in (self._place.channel.fileno(), self._wakeup_fd):

@@ -1,5 +1,5 @@
-"""Who may change what is served: callers on this machine, unless the operator lets in others too. Pure; for the road,
-where every such request is answered."""
+"""Callers that may change what is served: those on this machine, unless the operator admits others too. Pure; for the
+road, where every such request is answered."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -10,12 +10,12 @@ REFUSAL = (
     "models are loaded, unloaded and scaled by callers on the server's own machine only. "
     "Start the server with '--allow-remote-admin=true' to let in others"
 )
-#: Whoever sends one of these speaks for somebody else: a proxy for its client, a browser for a page from anywhere.
+#: Headers of a request on another's behalf: a proxy sends them for its client, a browser for a page from anywhere.
 _SPEAKS_FOR_OTHERS = ("forwarded", "x-forwarded-for", "via", "origin")
 
 
 def may_administer(state: ServerState, address: str, headers: Mapping[str, str]) -> bool:
-    """Whether whoever sends this request may change what is served. Arguments as of `is_local`."""
+    """Whether the sender of this request may change what is served. Arguments as of `is_local`."""
     return state.allow_remote_admin or is_local(address, headers)
 
 

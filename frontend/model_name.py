@@ -9,7 +9,8 @@ from shoal.repository.identifier import MAX_NAME_BYTES, is_model_name
 
 
 def decode_name(raw: str) -> str:
-    """A name in a path, percent-decoded once. Raises InvalidArgumentError for what can be no model's directory."""
+    """A name in a path, percent-decoded once. Raises InvalidArgumentError for one that cannot be a model's
+    directory."""
     if raw.isalnum() and raw.isascii() and len(raw) <= MAX_NAME_BYTES:
         return raw
     decoded = unquote_to_bytes(raw.encode("latin-1", "replace"))  # servers hand over the path as latin-1
@@ -21,7 +22,8 @@ def decode_name(raw: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidArgumentError for what can be no model's directory; an empty name has a sentence of its own."""
+    """Raise InvalidArgumentError for a name that cannot be a model's directory; an empty name has a sentence of its
+    own."""
     if name and not is_model_name(name):
         raise _refusal(name, len(name.encode()), f"{name[:80]}'", "UTF-8")
 

@@ -58,7 +58,8 @@ class PreparedRequest:
 
     @property
     def has_regions(self) -> bool:
-        """Whether some of its tensors lie in shared memory of the client: then it may be used for no other request."""
+        """Whether some tensors lie in the client's shared memory: then nothing of the request may be used for
+        another."""
         return any(isinstance(each.data, RegionSlice) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )
@@ -71,11 +72,11 @@ class PreparedRequest:
 
 
 class RoadOnlyError(UnavailableError):
-    """A lane has no block for what a short request has named in a client's region; the road makes one."""
+    """A lane has no block for the tensors that a short request names in a client's region; the road makes one."""
 
 
 class Settings(NamedTuple):
-    """What the request's parameters come to; `parameters` are those for the model."""
+    """The request's parameters, parsed; `parameters` are those for the model."""
 
     parameters: Parameters
     binary_data_output: bool = False
@@ -109,7 +110,7 @@ def validated(
     settings: Settings,
     forwarded: Forwarded,
 ) -> PreparedRequest:
-    """The request, if it is one for this model. Raises InvalidArgumentError with Triton's sentences."""
+    """The validated request. Raises InvalidArgumentError with Triton's sentences."""
     check_forwarded(forwarded)
     own, bdo, priority, timeout_us, correlation_id, flags, empty_final = settings
     names = [output.name for output in outputs]
@@ -125,7 +126,7 @@ def validated(
 
 
 def block_nbytes(prepared: PreparedRequest) -> int:
-    """How large a block `write_block` needs; at most a few hundred bytes more than it will use."""
+    """The bytes that `write_block` needs; at most a few hundred more than it uses."""
     tensors = [(name, len(shape), len(data)) for name, _, shape, data in prepared.inputs]
     outputs = [output.name for output in prepared.outputs]
     return outgoing.block_nbytes(prepared.id, prepared.correlation_id, tensors, outputs, prepared.parameters)
@@ -134,7 +135,7 @@ def block_nbytes(prepared: PreparedRequest) -> int:
 def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
     """Places the tensors and, after them, the header into `memory`; returns the word that says where the header is.
 
-    Raises InvalidArgumentError where a client's region is not as long any more as it was.
+    Raises InvalidArgumentError if a client's region has been truncated.
     """
     offset = 0
     refs = []
@@ -162,7 +163,7 @@ def submit_block(
 def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_ns: int = 0) -> int:
     """Copy a request into a block of its own and hand that to the batcher. Returns the request's number.
 
-    Raises ShoalError, and there is no block then; RoadOnlyError where the road must make one.
+    Raises ShoalError, and no block is in use then; RoadOnlyError if the road must make one.
     """
     nbytes = block_nbytes(prepared)
     if nbytes > port.slab.largest_nbytes // SLAB_PARTS and prepared.has_regions:
@@ -184,7 +185,7 @@ def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_n
 
 
 class AnsweredOutput(NamedTuple):
-    """An output as the client asked for it."""
+    """A requested output, in the form that the client asked for."""
 
     name: str
     datatype: Datatype

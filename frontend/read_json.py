@@ -137,7 +137,7 @@ def _read_as_rapidjson(text: bytes) -> Any:
 
 
 def find(value: Any, member: str) -> Any:
-    """The member, or None: of a value that is no object too, as in Triton. A JSON null counts as absent."""
+    """The member, or None if `value` is no object, as in Triton. A JSON null counts as absent."""
     return value.get(member) if type(value) is dict else None
 
 
@@ -147,35 +147,35 @@ def has(value: Any, member: str) -> bool:
 
 
 def member(value: Any, name: str) -> Any:
-    """A member that must be there."""
+    """A required member. Raises InternalError if it is missing."""
     if type(value) is not dict or name not in value:
         raise InternalError(f"Unable to parse '{name}': attempt to access non-existing object member '{name}'")
     return value[name]
 
 
 def as_string(value: Any, field: str) -> str:
-    """`value` if it is a string."""
+    """`value`, a string. Raises InternalError for any other type."""
     if type(value) is not str:
         raise _mistyped(field, "string")
     return value
 
 
 def as_bool(value: Any, field: str) -> bool:
-    """`value` if it is true or false."""
+    """`value`, true or false. Raises InternalError for any other type."""
     if type(value) is not bool:
         raise _mistyped(field, "boolean")
     return value
 
 
 def as_list(value: Any, field: str) -> list[Any]:
-    """`value` if it is an array."""
+    """`value`, an array. Raises InternalError for any other type."""
     if type(value) is not list:
         raise _mistyped(field, "array")
     return value
 
 
 def as_uint(value: Any, field: str) -> int:
-    """`value` if it is an integer of 64 bits without a sign; 1.0 is none."""
+    """`value`, an unsigned integer of 64 bits; 1.0 is none. Raises InternalError for any other value."""
     if type(value) is not int or not 0 <= value <= MAX_UINT64:
         raise _mistyped(field, "unsigned-integer")
     return value

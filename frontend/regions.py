@@ -1,4 +1,4 @@
-"""The regions of clients' shared memory that this front end knows: all that are registered, as every other one knows.
+"""The registered regions of clients' shared memory, the same in every front end.
 
 The supervisor opens a region once and hands every front end its descriptor before the client hears that it is
 registered; so it is with what is unregistered. A request keeps the regions it names until it has been answered:
@@ -23,18 +23,18 @@ class Regions:
         self._regions: dict[str, ClientRegion] = {}
 
     def add(self, message: RegionRegistered) -> None:
-        """A region has been registered; takes the descriptor."""
+        """Add a registered region; takes over the descriptor."""
         self._regions[message.name] = ClientRegion(*message.values)
 
     def remove(self, name: str) -> None:
-        """A region has been unregistered; all of them where `name` is ""."""
+        """Remove an unregistered region; all of them if `name` is ""."""
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
 
     def require_allowed(self) -> None:
-        """Raise UnsupportedError where the server was not told to take clients' shared memory."""
+        """Raise UnsupportedError if the server does not accept clients' shared memory."""
         if not self.are_allowed:
             raise UnsupportedError(
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
@@ -49,7 +49,8 @@ class Regions:
         return region.slice(offset, nbytes)
 
     def tensor(self, datatype: Datatype | None, name: str, offset: int, nbytes: int) -> memoryview | RegionSlice:
-        """The data of an input. Strings are read at once: they are walked, and must not change any more."""
+        """The data of an input. Strings are copied, since their lengths are walked and must not change. Raises
+        ShoalError."""
         found = self.slice(name, offset, nbytes)
         if datatype is not BYTES:
             return found
@@ -80,5 +81,5 @@ class Regions:
         ]
 
 
-#: Of a server that does not take clients' shared memory.
+#: The regions of a server that does not accept clients' shared memory.
 NO_REGIONS = Regions()

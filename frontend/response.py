@@ -1,6 +1,6 @@
-"""What a handler answers: status, headers, chunks; and the two shapes nearly every answer has, JSON and error.
+"""A handler's response: status, headers, chunks; and its two usual shapes, JSON and error.
 
-Pure: knows neither Flask nor gunicorn nor sockets. A chunk may be a view of a worker's block, so whoever sends the
+Pure: knows neither Flask nor gunicorn nor sockets. A chunk may be a view of a worker's block, so the sender of the
 response must call `close` exactly once, after the last chunk has left or when it never will. Front-end processes only.
 """
 
@@ -18,7 +18,7 @@ JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 #: The one interim answer that every client expects.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: Sent where the rest of a request is unread or unreadable: the next request on the connection cannot be found.
+#: Sent if the rest of a request is unread or unreadable: the next request on the connection cannot be found.
 CLOSE: Headers = (("Connection", "close"),)
 
 
@@ -49,19 +49,19 @@ def error_response(error: ShoalError, headers: Headers = ()) -> Response:
 
 
 def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
-    """As error_response, for the statuses that belong to HTTP alone (404 for a path, 405)."""
+    """Like `error_response`, for the statuses that only HTTP has (404 for a path, 405)."""
     # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
     printable = sentence.encode("utf-8", "backslashreplace").decode("utf-8")
     return json_response(status, {"error": printable}, headers)
 
 
 def body_cut_short(received: int, announced: int) -> InvalidArgumentError:
-    """The client closed its side in the middle of a body."""
+    """The error for a client that closed its side in the middle of a body."""
     return InvalidArgumentError(
         f"the request body ended after {received} of the {announced} bytes that Content-Length announced"
     )
 
 
 def no_answer(timeout_s: float) -> UnavailableError:
-    """The deadline of a request has passed."""
+    """The error for a request whose deadline has passed."""
     return UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")

@@ -1,4 +1,4 @@
-"""Restricted APIs: who may ask what is told by a header. Pure; front-end processes.
+"""Restricted APIs: groups of paths that need a header with a secret value. Pure; front-end processes.
 
 A restriction is for a group of paths (`--http-restricted-api`), and is looked at before anything else about a request,
 its method included. The metrics port has none.
@@ -14,7 +14,7 @@ Restrictions = Mapping[str, Sequence[str]]
 
 
 def refusal(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> Response | None:
-    """403 where the group is restricted and the header is not there, or has another value; else None."""
+    """A 403 if the group is restricted and its header is missing, or has another value; else None."""
     name = missing(restrictions, group, headers)
     return error_json(403, f"This API is restricted, expecting header '{name}'") if name else None
 

@@ -59,7 +59,7 @@ Admit = Callable[[ServerState, str, str, Mapping[str, str]], Found | Response]
 
 
 class Router:
-    """The paths of one endpoint; `unmatched` answers every other."""
+    """The paths of one endpoint; `unmatched` is the response for any other."""
 
     def __init__(self, routes: Sequence[Route], unmatched: Response) -> None:
         self._unmatched = unmatched
@@ -67,7 +67,7 @@ class Router:
         self._variable = tuple((_compiled(each.pattern), each) for each in routes if each.pattern not in self._fixed)
 
     def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Found | Response:
-        """See Admit."""
+        """The handler for a request, or its refusal (see Admit)."""
         return self.restricted(state, path_of(target), headers) or self.resolve(method, target)
 
     def restricted(self, state: ServerState, raw_path: str, headers: Mapping[str, str]) -> Response | None:
@@ -81,7 +81,7 @@ class Router:
     def resolve(self, method: str, target: str) -> Found | Response:
         """The handler for a request that is not restricted; `target` is as it stands in the request line.
 
-        HEAD finds GET's (RFC 9110, section 9.3.2); who sends the response leaves its body out.
+        HEAD finds GET's (RFC 9110, section 9.3.2); the sender of the response leaves its body out.
         """
         matched = self._match(path_of(target))
         if matched is None:
@@ -114,7 +114,7 @@ def dispatch(
     headers: Mapping[str, str],
     body: memoryview,
 ) -> Response:
-    """Answer one request, whoever asks. Whoever sends the response calls its `close`."""
+    """The response to one request, for any server. Its sender must call its `close`."""
     found = HTTP.admit(state, method, target, headers)
     return found if isinstance(found, Response) else answer(found, state, transport, headers, body)
 
@@ -127,7 +127,7 @@ def answer(
     body: memoryview,
     forwarded: Forwarded = NOTHING,
 ) -> Response:
-    """Run the handler; what it raises for the client becomes the error response."""
+    """Run the handler; a ShoalError becomes the error response."""
     try:
         return found.handler(Call(state, transport, headers, body, found.name, found.version, found.query, forwarded))
     except UnsupportedEncodingError as error:

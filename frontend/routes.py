@@ -1,4 +1,4 @@
-"""Which handler answers which path and method: one table. Pure."""
+"""The table of Triton's HTTP paths, methods and handlers. Pure."""
 
 from shoal.frontend.call import Call, Route, administrative, blocking
 from shoal.frontend.response import Response

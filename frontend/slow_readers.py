@@ -1,4 +1,4 @@
-"""Readers that are slow: how long they may hold a worker's block, how much a front end keeps for them, who is given up.
+"""Slow readers of responses: how long they may hold a worker's block, and which are disconnected.
 
 A response leaves from the worker's block. A reader that has not taken it after HOLD_S gets a copy of the rest, as does
 any that is still reading when the worker lacks memory, within what a front end keeps (kept_memory.py). Beyond that a
@@ -26,12 +26,12 @@ class GivenUp:
         self._logged_s = 0.0
 
     def add(self, now_s: float) -> None:
-        """One was given up."""
+        """Count a disconnected reader."""
         self._num += 1
         self.log(now_s)
 
     def log(self, now_s: float) -> None:
-        """Say how many, at most once a second."""
+        """Log their number, at most once a second."""
         if self._num and now_s - self._logged_s >= _LOG_S:
             _log.warning(
                 "a model lacks memory for its results: ended %d %s of clients that read too slowly, longest first "

@@ -1,6 +1,6 @@
 """What a front-end process knows: the server's settings, the models and their counters. Handlers only read it.
 
-The supervisor's messages change it, in one thread, while other threads answer requests.
+One thread fills it from the supervisor's messages while others answer requests. Reading it never waits.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class ServerState(KnownServer):
         return self.regions.are_allowed
 
     def read_cache_figures(self) -> dict[str, float]:
-        """What the response cache does; zeros where there is none."""
+        """Figures of the response cache; zeros without one."""
         found: dict[str, float] = dict.fromkeys(CACHE_FIGURES, 0)
         if self.counters is not None:
             found.update(self.counters.cache_figures())
@@ -60,6 +60,6 @@ class ServerState(KnownServer):
         return found
 
     def read_windows(self, entry: ModelEntry, now_ns: int) -> dict[str, list[int]] | None:
-        """How long a version's requests took in the last minute; None where nobody asked for summaries."""
+        """How long a version's requests took in the last minute; None without summaries."""
         windows = None if self.counters is None or entry.row < 0 else self.counters.windows(entry.row)
         return None if windows is None else windows.read(now_ns)

@@ -1,8 +1,8 @@
 """Traces in a front end: which requests are traced, what is noted of them on their way, and how it leaves the process.
 
-Where nothing is traced, `ServerState.tracing` is None and that is all anybody looks at. A trace begins when its request
-has been submitted (what is refused is not traced) and ends when its response has been sent. The tracer is never waited
-for: what does not fit into its socket is dropped, and counted.
+Without traces `ServerState.tracing` is None, and only that is checked. A trace begins when its request has been
+submitted (refused requests are not traced) and ends when its response has been sent. The tracer is never waited for: a
+trace that does not fit into its socket is dropped, and counted.
 """
 
 import array
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 #: What one child takes in a message (KEY to IS_CALL of layout.T as msgpack; ours).
 CHILD_NBYTES = 80
 _MODEL = T.MODEL - T.KEY  # among these words
-#: Of a trace's tensors together; a tensor beyond is named without its elements (ours: they are copied, then made text).
+#: Bytes of a trace's tensors together; further ones have no elements (ours: elements are copied, then made text).
 MAX_TENSOR_BYTES = 1 << 20
 
 
@@ -61,7 +61,7 @@ class Outlet:
         self._num_dropped = 0
 
     def send(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> None:
-        """Hand a trace over, or drop it. `names` are those of models, by their ids.
+        """Send a trace to the tracer, or drop it. `names` are those of models, by their ids.
 
         `children` go as the port has them, and the tracer makes their traces: a thousand objects at once would keep
         this process from its other clients.
@@ -79,12 +79,12 @@ class Outlet:
             if nbytes > MAX_INLINE_BYTES // 2 and _num_unread(self._channel):
                 return False
             self._channel.send(TraceEnded(trace, children, named, self._num_dropped))
-        except OSError:  # the socket is full, or nobody traces any more
+        except OSError:  # the socket is full, or tracing has ended
             return False
         return True
 
     def close(self) -> None:
-        """Nothing is traced any more; what still ends is dropped."""
+        """Close the socket; traces that still end are dropped."""
         self._channel.close()
 
 
@@ -115,11 +115,11 @@ class TracedRequest:
         self._tensors: list[Tensor] = []
 
     def received(self, start_ns: int, end_ns: int) -> None:
-        """It was received between these times."""
+        """Note when the request was received."""
         self._stamps[RECV_START], self._stamps[RECV_END] = start_ns, end_ns
 
     def submitted(self, block: memoryview, span: int) -> None:
-        """It lies in a block of ours, its header at `span`."""
+        """Note the request's block, with its header at `span`."""
         self._stamps[REQUEST_START] = time.monotonic_ns()
         if self._has_tensors:
             offset, nbytes = unpack_span(span)
@@ -127,7 +127,7 @@ class TracedRequest:
             self._note(QUEUE_INPUT, request.inputs, block)
 
     def replied(self, reply: Reply) -> None:
-        """Its reply has come."""
+        """Note a reply."""
         self._stamps[QUEUE_START:REQUEST_END] = reply.times
         self._stamps[REQUEST_END] = time.monotonic_ns()
         if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
@@ -145,16 +145,16 @@ class TracedRequest:
             self._tensors.append(Tensor(activity, name, BY_WIRE[datatype].name, shape, data))
 
     def sending(self) -> None:
-        """Its response begins to leave."""
+        """Note that the response begins to leave."""
         self._stamps[SEND_START] = time.monotonic_ns()
 
     def sent(self) -> None:
-        """Its response has left: the trace is whole."""
+        """End the trace: the response has left."""
         self._stamps[SEND_END] = time.monotonic_ns()
         self.end()
 
     def end(self) -> None:
-        """Nothing more happens, be it that the client is gone. Called once, where `sent` is not."""
+        """End the trace if the response cannot be sent. Called once, instead of `sent`."""
         trace = self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors)
         self._outlet.send(trace, self.children, self._names)
 
@@ -189,7 +189,7 @@ def _context(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed(before: Tracing | None, message: TraceSettingsChanged, names: Mapping[int, str]) -> Tracing | None:
-    """What is traced from now on; the descriptor that comes where anything is leads to the tracer, always the same.
+    """The tracing after new settings; a descriptor that comes with them is the socket to the tracer, always the same.
 
     `names` are those of models, by their ids.
     """

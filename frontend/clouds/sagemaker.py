@@ -27,16 +27,16 @@ _log = logging.getLogger("shoal")
 BINARY_CONTENT = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 #: Triton's: SageMaker itself waits 360 s for a model to be unloaded.
 UNLOAD_TIMEOUT_S = 350.0
-#: By the sentence, what failed for want of memory: Triton's list, and our words for shared memory.
+#: Sentences of failures for want of memory: Triton's list, and our words for shared memory.
 _OUT_OF_MEMORY = re.compile(
     "[Oo]ut [Oo]f [Mm]emory|OUT_OF_MEMORY|OutOfMemory|OOM|MemoryError|(?:Dst|Src) tensor is not initialized"
     "|CUDNN_STATUS_NOT_INITIALIZED|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|[Ff]ailed to allocate memory"
     "|No space left on device|no shared memory"
 )
 _OUT_OF_MEMORY_STATUS = 507
-#: Triton's: where no request may make the server look.
+#: Directories that no request may name (Triton's).
 _FORBIDDEN = re.compile("/*(?:dev|proc|sys)(?:/.*)?")
-#: Nothing of SageMaker's is compressed, whatever a header says; Triton's.
+#: Headers that are ignored, since SageMaker's requests and responses are never compressed (Triton's).
 _ENCODINGS = frozenset({"content-encoding", "accept-encoding"})
 _INFERENCE = {
     "infer": told_by_content_type(infer, BINARY_CONTENT),
@@ -48,7 +48,7 @@ _NOT_FOUND = Response(404)
 
 
 def _refusing(handler: Handler) -> Handler:
-    """`handler` with SageMaker's statuses for what it raises."""
+    """`handler` with SageMaker's statuses for the errors that it raises."""
 
     def handle(call: Call) -> Response:
         try:
@@ -76,7 +76,7 @@ def _invocations(call: Call) -> Response:
 def _invoke(call: Call) -> Response:
     try:
         call.state.models.lookup(call.name, None)
-    except (NotFoundError, InvalidArgumentError):  # the second where models have namespaces
+    except (NotFoundError, InvalidArgumentError):  # InvalidArgumentError if models have namespaces
         return _NOT_FOUND
     return _infer(call, call.name, "infer")
 
@@ -87,7 +87,7 @@ def _infer(call: Call, model: str, inference_type: str) -> Response:
 
 
 def _load(call: Call) -> Response:
-    """Load the model, or the ensemble with its models, that lies in the directory `url`."""
+    """Load the model, or the ensemble with its models, in the directory `url`. Raises InvalidArgumentError."""
     request = read_json(call.body, call.state.http_max_input_size)
     name = door.as_string(door.member(request, "model_name"), "model_name")
     url = door.as_string(door.member(request, "url"), "url")
@@ -110,19 +110,19 @@ def _directory(url: str) -> str:
 
 
 def _unload(call: Call) -> Response:
-    """Unload a model; answers when nothing is left of it."""
+    """Unload a model; responds when nothing is left of it."""
     try:
         call.ask("unregister", {"model": call.name}, UNLOAD_TIMEOUT_S)
     except NotFoundError:
         return _NOT_FOUND
     except NoAnswerError:
-        # Triton's words, and it says yes then, too: the model takes no more requests.
+        # Triton's words; and it responds 200 all the same: the model takes no more requests.
         _log.error("UNLOAD did not complete within expected %d seconds.", UNLOAD_TIMEOUT_S)
     return _DONE
 
 
 def _models(call: Call) -> Response:
-    """Those that answer, as SageMaker loaded them."""
+    """The models that serve, under SageMaker's names."""
     loaded = call.ask("registered", {}).items()
     return json_response(200, {"models": [_row(name, url) for name, url in loaded if _is_ready(call.state, name)]})
 

@@ -23,13 +23,13 @@ _ALLOW = (("Allow", "POST"),)
 _MODEL = "/v2/models/[^/]+(?:/versions/[0-9]+)?"
 _REPOSITORY = "/v2/repository(?:/[^/]+)?"
 _REGION = "/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
-#: Where a redirect may lead, and by which method; nowhere else.
+#: Paths that a redirect may lead to, and their methods; no others.
 _REDIRECTS = (
     (re.compile(f"/v2|/v2/health/(?:live|ready)|/v2/models/stats|{_MODEL}(?:/(?:ready|config|stats))?"), "GET"),
     (re.compile(f"{_REGION}/status"), "GET"),
     (re.compile(f"{_MODEL}/infer|{_REPOSITORY}/index"), "POST"),
 )
-#: What would change the server: whoever may predict may not do that.
+#: Paths that would change the server: a caller who may predict may not do that.
 _FORBIDDEN = re.compile(f"{_REPOSITORY}/models/[^/]+/(?:un)?load|{_REGION}/(?:un)?register")
 
 _infer = asked_by_content_type(infer, BINARY_CONTENT)
@@ -38,7 +38,7 @@ _infer = asked_by_content_type(infer, BINARY_CONTENT)
 def admit_vertex_ai(
     state: ServerState, method: str, target: str, headers: Mapping[str, str], *, metrics: Admit
 ) -> Found | Response:
-    """The handler for a request, or its refusal. `metrics` admits what is meant for the metrics endpoint."""
+    """The handler for a request, or its refusal. `metrics` admits requests for the metrics endpoint."""
     path = path_of(target)
     if path == state.vertex_ai_health_route:
         return HTTP.admit(state, method, "/v2/health/ready", headers)

@@ -23,7 +23,7 @@ class Deadline(NamedTuple):
 
 
 class Deadlines:
-    """Of all calls of a lane whose clients named one."""
+    """The deadlines of a lane's calls, if their clients named one."""
 
     def __init__(self) -> None:
         # Changed by every method: a heap.

@@ -76,5 +76,5 @@ class Desk(Protocol):
         ...
 
     def forget(self, listener: Listener) -> None:
-        """It is about to be closed."""
+        """Stop listening to a descriptor that is about to be closed."""
         ...

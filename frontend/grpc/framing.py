@@ -62,7 +62,7 @@ HEADERS = _STATUS_200 + _CONTENT_TYPE
 
 
 def headers(encoding: str) -> bytes:
-    """The same for a response whose messages may be compressed."""
+    """Response headers if messages may be compressed."""
     return HEADERS if encoding == IDENTITY else HEADERS + _literal(b"grpc-encoding", encoding.encode())
 
 

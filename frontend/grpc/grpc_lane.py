@@ -90,7 +90,6 @@ class GrpcLane(Lane[GrpcConnection]):
             self.has_output(connection)
 
     def close(self, connection: GrpcConnection) -> None:
-        """As Desk."""
         if self._connections.get(connection.fd) is connection:
             del self._connections[connection.fd]
             self._poller.unregister(connection.fd)
@@ -229,55 +228,44 @@ class GrpcLane(Lane[GrpcConnection]):
     # --- what calls ask of the lane ---
 
     def has_output(self, connection: GrpcConnection) -> None:
-        """As Desk."""
         if not connection.is_dirty:
             connection.is_dirty = True
             self._dirty.append(connection)
 
     def deadline_s(self, opening: Opening) -> float:
-        """As Desk."""
         timeout_s = self._place.request_timeout_s if opening.method.handler is None else self._place.answer_timeout_s
         return self.now_s + (timeout_s if opening.timeout_s is None else min(timeout_s, opening.timeout_s))
 
     def answer_by_s(self) -> float:
-        """As Desk."""
         return self.now_s + self._place.request_timeout_s
 
     def too_late(self, opening: Opening) -> tuple[int, str]:
-        """As Desk."""
         if opening.timeout_s is not None and opening.timeout_s < self._place.request_timeout_s:
             return _DEADLINE_EXCEEDED, "Deadline Exceeded"
         error = self.no_answer()
         return error.grpc_status, str(error)
 
     def no_answer(self) -> UnavailableError:
-        """As Desk."""
         return no_answer(self._place.request_timeout_s)
 
     def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
-        """As Desk."""
         return GrpcCall(self._state, None, opening.metadata, connection.peer)
 
     def free(self, block: Block) -> None:
-        """As Desk."""
         self._port.slab.free(block.ref)
 
     def listen(self, listener: Listener) -> None:
-        """As Desk."""
         self._listeners[listener.fd] = listener
         self._poller.register(listener.fd, _IN)
 
     def forget(self, listener: Listener) -> None:
-        """As Desk."""
         del self._listeners[listener.fd]
         self._poller.unregister(listener.fd)
 
     def watch(self, fd: int, events: int) -> None:
-        """As Desk."""
         self._poller.modify(fd, events)
 
     def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        """As Desk."""
         self._doors.leave(theirs, data)
 
     # --- answers go out ---

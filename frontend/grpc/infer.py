@@ -311,7 +311,7 @@ def render(
 def render_envelope(
     prepared: PreparedRequest, response: InferResponse, block: memoryview, final: bool | None
 ) -> tuple[wire.Envelope, list[memoryview]]:
-    """As `render`: what stands around the tensors, and these."""
+    """Like `render`, but separately: the bytes around the tensors, and the tensors. Raises InvalidArgumentError."""
     outputs = [
         wire.OutputTensor(name, datatype.name, shape, b"" if data is None else data)  # of a region: as Triton has it
         for name, datatype, shape, data, _ in answered(prepared, response, block)

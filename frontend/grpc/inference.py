@@ -1,4 +1,4 @@
-"""The requests of a gRPC lane that wait for a model: who waits for which number. One thread, the lane's."""
+"""The requests of a gRPC lane that wait for a model, and the calls that wait for them. One thread, the lane's."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.shm.port import Port, Reply
 
-#: A compressed message is unpacked by the lane itself up to this: gzip takes 4 ms a MB, in which nobody else is served.
+#: Largest compressed message that the lane itself unpacks: gzip takes 4 ms a MB, in which no other call is served.
 MAX_UNPACKED_BYTES = 1 << 20
 
 
@@ -21,7 +21,7 @@ class Asker(Protocol):
     """A call that has asked a model."""
 
     def replied(self, number: int, asked: Asked, reply: Reply) -> None:
-        """A reply has come; whoever takes it gives its block back."""
+        """Take a reply, and release its block."""
         ...
 
     def give_up(self) -> None:
@@ -75,7 +75,7 @@ class Inference:
         begun_s: float,
         deadline_s: float,
     ) -> int:
-        """As `ask`, for a message of a form that still holds. Raises ShoalError."""
+        """Like `ask`, for a message of a form that still holds. Raises ShoalError."""
         if self._state.exiting:
             refuse_while_exiting(self._state)
         number, asked = self.submission.submit_known(
@@ -109,7 +109,7 @@ class Inference:
         return trace
 
     def forget(self, number: int) -> None:
-        """Nobody waits any more: what is queued is dropped, a model at work is told, what still comes is given back."""
+        """Cancel a request: a queued one is dropped, a model at work is notified, later replies are released."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             self._waiting[number] = None
@@ -118,11 +118,11 @@ class Inference:
             self._port.cancel(number)
 
     def release_token(self, token: tuple[int, int]) -> None:
-        """As `release`, once the last byte has left."""
+        """Like `release`, once the last byte has left."""
         self._port.release(*token)
 
     def deliver(self) -> None:
-        """Tell everybody what has come."""
+        """Pass all replies that have come on to their calls."""
         waiting = self._waiting
         for reply in self._port.poll():
             number = reply.number

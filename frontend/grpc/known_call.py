@@ -26,7 +26,7 @@ from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.submission import Form
 
-#: Of a frame's head: its length, kind and flags; then the stream's number, which ends it.
+#: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.
 _FLAGS, _KIND_BYTES = 4, 5
 
 

@@ -29,7 +29,7 @@ class Refused(NamedTuple):
 
 
 def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Opening | Refused | bytes:
-    """Who asks for what; `headers` are the call's, with HTTP/2's pseudo headers, `peer` is the client's address.
+    """The opening of a call; `headers` are the call's, with HTTP/2's pseudo headers, `peer` is the client's address.
 
     What is no call of gRPC's at all is refused by a block of HTTP headers.
     """

@@ -1,9 +1,9 @@
 """Calls that came while there was no room for their requests: they wait for replies, each model's in their order.
 
-HTTP/1.1 has one request per connection, and sockets that nobody reads; a client of gRPC may have a thousand calls on
-each. Only what they take of the lane's memory is bounded: beyond that they are refused. Each model has a queue of its
-own, a share of that memory (shoal/shm/shares.py), and its turn when there is room again: calls to a slow model wait for
-that model alone. One thread, the lane's.
+HTTP/1.1 has one request per connection, and waits in its socket; a client of gRPC may have a thousand calls on each.
+Only what they take of the lane's memory is bounded: beyond that they are refused. Each model has a queue of its own, a
+share of that memory (shoal/shm/shares.py), and its turn when there is room again: calls to a slow model wait for that
+model alone. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque

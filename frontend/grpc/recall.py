@@ -13,7 +13,7 @@ from shoal.shm.port import Port
 
 
 class Recall:
-    """Of all connections of a lane; `cut` ends a call of one of them, given its stream, with RESOURCE_EXHAUSTED."""
+    """Recalls of blocks for all connections of a lane; `cut` ends a call, given its stream, with RESOURCE_EXHAUSTED."""
 
     def __init__(self, port: Port, cut: Callable[[GrpcConnection, int], None]) -> None:
         self._port = port

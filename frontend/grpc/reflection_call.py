@@ -32,10 +32,9 @@ class ReflectionCall:
     target = None
 
     def landed(self, nbytes: int) -> None:
-        """As Call: never, there is no target."""
+        """Never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
-        """As Call."""
         http2 = self._connection.http2
         for arrival in self._inbox.feed(data):
             if isinstance(arrival, Large) or http2.unsent_nbytes(self._stream_id) > _MAX_UNSENT_BYTES:
@@ -53,23 +52,19 @@ class ReflectionCall:
         http2.credit(self._stream_id, len(data))
 
     def end(self) -> None:
-        """As Call."""
         self._finish()
 
     def cancel(self) -> None:
-        """As Call."""
         self._inbox.close()
 
     def expire(self, now_s: float) -> None:
-        """As Call."""
         if now_s >= self._deadline_s:
             self._finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def recall(self, is_wanted: object) -> None:
-        """As Call: its answers are of our own making."""
+        """Do nothing: its responses lie in our own memory."""
 
     def end_idle(self) -> None:
-        """As Call."""
         self._finish()
 
     def _begin(self) -> None:

@@ -64,7 +64,7 @@ class RoadService(grpc.GenericRpcHandler):
         self._streams: set[Stream] = set()
 
     def service(self, handler_call_details: Any) -> Any:
-        """grpcio asks who answers a call; None where nobody does."""
+        """The handler of a call; None if no rpc has that name."""
         try:
             method = find(handler_call_details.method)
         except UnsupportedError:
@@ -247,7 +247,7 @@ def main() -> None:
     try:
         serve(stopping)
     except GONE:
-        os._exit(0)  # the supervisor is gone, and with it whoever could answer
+        os._exit(0)  # the supervisor is gone: no call can be answered any more
 
 
 def serve(stopping: threading.Event) -> None:

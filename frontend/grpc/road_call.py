@@ -64,10 +64,10 @@ class RoadCall:
     target = None
 
     def landed(self, nbytes: int) -> None:
-        """As Call: never, there is no target."""
+        """Never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
-        """As Call. What follows the message is passed over."""
+        """Take the message; bytes after it are ignored."""
         data = data[: self._missing]
         self._missing -= len(data)
         self._unsent += data
@@ -76,7 +76,6 @@ class RoadCall:
         self._send()
 
     def end(self) -> None:
-        """As Call."""
         if self._missing:
             self._end()
             self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
@@ -156,11 +155,9 @@ class RoadCall:
     # --- it ends otherwise ---
 
     def cancel(self) -> None:
-        """As Call."""
         self._end()
 
     def expire(self, now_s: float) -> None:
-        """As Call."""
         if now_s >= self._deadline_s:
             self._refuse(*self._lane.too_late(self._opening))
             self._lane.has_output(self._connection)
@@ -183,10 +180,10 @@ class RoadCall:
         return self._pace.is_slow(now_s, queue.num_taken)
 
     def recall(self, is_wanted: object) -> None:
-        """As Call: what the road answers is a copy."""
+        """Do nothing: the road's response is a copy."""
 
     def end_idle(self) -> None:
-        """As Call: the road knows when."""
+        """Do nothing: the road ends idle calls."""
 
     def _lost(self) -> None:
         self._refuse(_INTERNAL, _LOST)

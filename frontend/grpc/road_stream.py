@@ -68,7 +68,7 @@ class Stream:
                     return
                 self._events.put(message)
         except is_broken:
-            return  # who reads its answers is told as well
+            return  # the thread that reads its responses is told as well
         self._events.put(_END)
 
     def call_off(self) -> None:
@@ -197,7 +197,7 @@ class Stream:
                 yield from self._refuse(_told(waiting.prepared, error), error, waiting.ticket)
 
     def _forget(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Forget a request: no thread waits for it any more."""
         self._transport.cancel(number)
         trace = self._open.pop(number).trace
         if trace is not None:
@@ -205,7 +205,7 @@ class Stream:
 
     def _stop(self) -> None:
         self._is_over = True
-        self._room.release()  # whoever reads waits for nothing
+        self._room.release()  # a thread that waits to read goes on
         for number in list(self._open):
             self._forget(number)
         while not self._events.empty():

@@ -1,8 +1,8 @@
 """The rpcs of a Triton server: one table of who answers which, what each needs, and the handlers of all that are unary.
 
 What an rpc finds, and how it is refused, is what HTTP's handlers find and refuse: frontend/v2 has the rules, here are
-the messages. ModelInfer, ModelStreamInfer and reflection stand in the table without a handler: whoever serves them has
-a way of its own. Pure but for what a call asks the supervisor; front-end processes.
+the messages. ModelInfer, ModelStreamInfer and reflection stand in the table without a handler: their servers have a way
+of their own. Pure but for what a call asks the supervisor; front-end processes.
 """
 
 from collections.abc import Callable, Mapping
@@ -84,7 +84,7 @@ class Method(NamedTuple):
 
 
 class NotAllowedError(UnavailableError):
-    """This caller may not do that, whoever else may. Triton has no code for it, gRPC has PERMISSION_DENIED."""
+    """The caller may not do this, though others may. Triton has no code for it, gRPC has PERMISSION_DENIED."""
 
     grpc_status = 7
 

@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
     chunks: list[bytes | memoryview]
     token: Token | None
-    #: Of one that was copied while it waited for others: what the connection counts of it until it is sent.
+    #: Bytes that the connection counts for a copied response until it is sent.
     kept_bytes: int = 0
 
 
@@ -89,20 +89,16 @@ class StreamCall:
 
     @property
     def target(self) -> memoryview | None:
-        """As Call."""
         return self._inbox.target
 
     def landed(self, nbytes: int) -> None:
-        """As Call."""
         received = self._inbox.landed(nbytes)
         self._arrive([] if received is None else [received], nbytes)
 
     def take(self, data: bytes | memoryview) -> None:
-        """As Call."""
         self._arrive(self._inbox.feed(data), len(data))
 
     def end(self) -> None:
-        """As Call."""
         self._has_ended = True
         self._end_if_done()
 
@@ -125,7 +121,7 @@ class StreamCall:
         self._count_backlog()
 
     def resume(self) -> int:
-        """As Parked: for one request it is our turn."""
+        """Submit one waiting request; see Parked."""
         num_waiting = len(self._backlog)
         model = self._ask_all(is_our_turn=True)
         self._waits_for = model
@@ -203,7 +199,6 @@ class StreamCall:
     # --- answers go out ---
 
     def replied(self, number: int, asked: Asked, reply: Reply) -> None:
-        """As Asker."""
         waiting = self._open[number]
         inference = self._lane.inference
         if reply.is_final:
@@ -250,7 +245,6 @@ class StreamCall:
         return Answer(chunks, token)
 
     def recall(self, is_wanted: Callable[[Token], bool]) -> None:
-        """As Call."""
         self._order.change(lambda answer: self._kept_of(answer, is_wanted))
 
     def _kept_of(self, answer: Answer | None, is_wanted: Callable[[Token], bool]) -> Answer | None:
@@ -323,18 +317,15 @@ class StreamCall:
     # --- it ends otherwise ---
 
     def end_idle(self) -> None:
-        """As Call."""
         if not (self._open or self._backlog or len(self._order)):
             self._stop()
             error = shutting_down()
             self._finish(error.grpc_status, str(error))
 
     def cancel(self) -> None:
-        """As Call."""
         self._stop()
 
     def expire(self, now_s: float) -> None:
-        """As Call."""
         if now_s >= self._deadline_s:
             self._stop()
             self._finish(*self._lane.too_late(self._opening))
@@ -359,12 +350,11 @@ class StreamCall:
             self._refuse(message, error, waiting.ticket)
 
     def give_up(self) -> None:
-        """As Asker."""
         _log.exception("a connection is closed, since answering a stream on it failed")
         self._lane.close(self._connection)
 
     def _stop(self) -> None:
-        """Nothing is asked any more, and nobody waits."""
+        """Cancel all requests: the client waits no more."""
         self._is_over = True
         self._inbox.close()
         inference = self._lane.inference

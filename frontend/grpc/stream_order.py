@@ -49,7 +49,7 @@ class StreamOrder(Generic[T]):
             self._answers[ticket] = changed(answer)
 
     def drain(self) -> list[T]:
-        """The stream ends: what waited, for whoever must give it back."""
+        """End the stream. Returns waiting responses, whose blocks the caller is to release."""
         waiting = list(self._answers.values())
         self._tickets.clear()
         self._answers.clear()

@@ -195,7 +195,7 @@ class GrpcSubmission:
     def submit_known(
         self, form: Form, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
     ) -> tuple[int, Asked]:
-        """As `submit`, for a message of this form."""
+        """Like `submit`, for a message of this form."""
         layout, head, tail, span = form.in_block.entries.get(len(id_)) or form.place(len(id_))
         block = self._port.allocate(layout.size, form.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)

@@ -52,11 +52,9 @@ class UnaryCall:
 
     @property
     def target(self) -> memoryview | None:
-        """As Call."""
         return None if self._inbox is None else self._inbox.target
 
     def landed(self, nbytes: int) -> None:
-        """As Call."""
         assert self._inbox is not None, "there was a target"
         received = self._inbox.landed(nbytes)
         if received is None:
@@ -65,7 +63,7 @@ class UnaryCall:
             self._received(received)
 
     def take(self, data: bytes | memoryview) -> None:
-        """As Call. What follows the message is passed over."""
+        """Take the message; bytes after it are ignored."""
         if self._number or self._parked is not None:
             return
         inbox = self._inbox
@@ -88,7 +86,6 @@ class UnaryCall:
             self._connection.refuse(self._stream_id, _RESOURCE_EXHAUSTED, NO_ROOM_FOR_UNFINISHED)
 
     def end(self) -> None:
-        """As Call."""
         if not self._number and self._parked is None:  # the message would have been answered by now
             self._end()
             self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
@@ -161,7 +158,6 @@ class UnaryCall:
         return True
 
     def resume(self) -> int:
-        """As Parked."""
         received = self._parked
         if received is not None:
             if model := self._ask(received):
@@ -193,7 +189,7 @@ class UnaryCall:
     # --- the answer goes out ---
 
     def replied(self, number: int, asked: Asked, reply: Reply) -> None:
-        """As Asker: the last reply is the answer."""
+        """Take a reply: the last one is the response."""
         inference = self._lane.inference
         if not reply.is_final:
             inference.release(number, reply.part)
@@ -214,26 +210,22 @@ class UnaryCall:
     # --- it ends otherwise ---
 
     def recall(self, is_wanted: object) -> None:
-        """As Call: no answer waits for another."""
+        """Do nothing: no response waits for another."""
 
     def end_idle(self) -> None:
-        """As Call."""
         if not self._number and self._parked is None:
             self._refuse(shutting_down())
 
     def cancel(self) -> None:
-        """As Call."""
         self._end()
 
     def expire(self, now_s: float) -> None:
-        """As Call."""
         if now_s >= self._deadline_s:
             self._end()
             self._connection.refuse(self._stream_id, *self._lane.too_late(self._opening))
             self._lane.has_output(self._connection)
 
     def give_up(self) -> None:
-        """As Asker."""
         _log.exception("a connection is closed, since answering a call on it failed")
         self._lane.close(self._connection)
 

@@ -149,7 +149,7 @@ def first_raw_offset(start: bytes | memoryview) -> int | None:
                 return position
             position += nbytes
     except (IndexError, ValueError):
-        pass  # cut short, or malformed: whoever has all of it will say so
+        pass  # cut short, or malformed: the parser of the whole message refuses it
     return None
 
 

@@ -1,4 +1,4 @@
-"""One HTTP connection of a lane: what it has sent, what it is owed. Sockets only; knows no request.
+"""One HTTP connection of a lane: what was read and what is to be sent. Sockets only; knows no requests.
 
 Its life: READING a head and a small body into private memory, RECEIVING a large body into a block, WAITING for a reply,
 SENDING what the socket has not taken yet. The lane moves it; nothing here blocks.
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shoal.frontend.tracing import TracedRequest
 
-#: One look at a socket reads at most this: a head and a small body come in one piece.
+#: Most bytes of one read: a head and a small body come in one piece.
 READ_BYTES = 64 * 1024
 
-#: Of one sendmsg; the kernel takes 1024.
+#: Most chunks of one sendmsg; the kernel takes 1024.
 MAX_CHUNKS = 512
 
 Chunks = list["bytes | memoryview"]
@@ -29,7 +29,7 @@ class Stage(IntEnum):
     SENDING = 3
 
 
-# Looked up in its enumeration, a member takes 0.9k instructions; here, next to none.
+# Looked up in its enumeration, a member takes 0.9k instructions.
 READING, RECEIVING, WAITING, SENDING = Stage
 
 
@@ -62,7 +62,7 @@ class Connection:
         self.trace: TracedRequest | None = None  # of the request that is waited for or answered, where it is traced
 
     def read(self) -> bytes | None:
-        """What has come; b"" at the end of the stream, None where there is nothing."""
+        """The bytes that have come; b"" at the end of the stream, None if there are none."""
         try:
             return self.socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -71,7 +71,7 @@ class Connection:
             return b""
 
     def receive(self) -> int:
-        """Receive into `target`; the number of bytes, 0 at the end of the stream, -1 where there is nothing."""
+        """Receive into `target`; the number of bytes, 0 at the end of the stream, -1 if there are none."""
         assert self.target is not None
         try:
             return self.socket.recv_into(self.target)
@@ -81,7 +81,7 @@ class Connection:
             return 0
 
     def send(self, chunks: Chunks, nbytes: int) -> bool:
-        """Send, all of `nbytes`, and keep in `unsent` what the socket does not take. False where the client is gone."""
+        """Send all `nbytes`, and keep in `unsent` what the socket does not take. False if the client is gone."""
         try:
             sent = self.socket.sendmsg(chunks[:MAX_CHUNKS]) if len(chunks) > 1 else self.socket.send(chunks[0])
         except BlockingIOError:

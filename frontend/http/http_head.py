@@ -13,7 +13,7 @@ from shoal.frontend.router import HTTP, Found, path_of
 from shoal.frontend.v2.compression import preferred_encoding
 from shoal.memo import memoized
 
-#: What gunicorn allows a single line, and as many lines: anything longer is for the road to judge.
+#: gunicorn's limit for a line, and for the number of lines: anything longer is left to the road.
 MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
 

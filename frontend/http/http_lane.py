@@ -1,4 +1,4 @@
-"""HTTP on a lane: what it answers by itself, and what it hands over to the road.
+"""HTTP on a lane: requests that it answers by itself, and those that it hands over to the road.
 
 It answers whatever cannot block: health, metadata, configuration, statistics, and `infer` with a Content-Length and
 JSON of at most 256 KiB. A body goes straight into shared memory, a response goes out of the worker's block. What it is
@@ -28,7 +28,7 @@ from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
 
-#: JSON longer than this takes milliseconds to parse, during which the lane would answer nobody (10 ms a MB, measured).
+#: JSON longer than this takes milliseconds to parse, in which the lane answers no other request (10 ms a MB, measured).
 MAX_JSON_BYTES = 256 * 1024
 #: A body up to this comes with its head in one read; it is copied into its block. A larger one is received there.
 SMALL_BODY_BYTES = 48 * 1024
@@ -57,7 +57,7 @@ class HttpLane(Lane[Connection]):
     # --- connections come and go ---
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
-        # What the road gives back is between two requests, what comes from outside is about to ask.
+        # A connection from the road is between two requests, one from outside is about to send one.
         patience_s = HEAD_S if is_new and not self._stops_at_s else self._outgoing.idle_s
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -68,7 +68,7 @@ class HttpLane(Lane[Connection]):
             self._process(connection, data)
 
     def _forget(self, connection: Connection) -> None:
-        """The connection is no longer ours; what it holds in shared memory is given back."""
+        """Forget a connection; what it holds in shared memory is released."""
         del self._connections[connection.fd]
         self._poller.unregister(connection.fd)
         if connection.stage is WAITING:
@@ -84,7 +84,7 @@ class HttpLane(Lane[Connection]):
         connection.socket.close()
 
     def _hand_over(self, connection: Connection, data: bytes) -> None:
-        """Whatever it is, the road copes with it."""
+        """Hand a connection over to the road, which can handle any request."""
         self._forget(connection)
         self._doors.leave(connection.socket, data)
 
@@ -107,7 +107,7 @@ class HttpLane(Lane[Connection]):
                 connection.deadline_s = self.now_s + HEAD_S
                 self._process(connection, data)
             elif data is not None and connection.buffer:
-                self._hand_over(connection, connection.buffer)  # cut short: the road says so
+                self._hand_over(connection, connection.buffer)  # cut short: the road refuses it
             elif data is not None:
                 self._close(connection)
         elif connection.stage is RECEIVING:
@@ -119,11 +119,11 @@ class HttpLane(Lane[Connection]):
             self._read_ahead(connection)
 
     def _read_ahead(self, connection: Connection) -> None:
-        """The client sends while it is owed an answer: one read of it is kept, the rest waits in the kernel.
+        """Read once from a client that is owed a response; further bytes wait in the kernel.
 
-        Its end may mean that it has gone, or that it has closed its side only: a model that is at work is told, as
-        Triton tells it. Whoever still reads passes over an interim answer (RFC 9110, section 15.2) and gets the final
-        one; from whoever is gone comes a reset, and what it has queued is dropped.
+        The end of the stream may mean that the client has gone, or has closed its side only: the model at work is
+        notified, as in Triton. A client that still reads ignores an interim response (RFC 9110, section 15.2) and gets
+        the final one; one that is gone sends a reset, and its queued requests are dropped.
         """
         if len(connection.buffer) < READ_BYTES:
             data = connection.read()
@@ -140,7 +140,7 @@ class HttpLane(Lane[Connection]):
             self._poller.modify(connection.fd, wanted if quiet else wanted | _IN)
 
     def _process(self, connection: Connection, data: bytes) -> None:
-        """Use up what has come: whole requests are answered, the beginning of one is kept."""
+        """Use the bytes that have come: whole requests are answered, the beginning of one is kept."""
         while True:
             connection.buffer = b""
             known = self._submission.find(data[: connection.prefix_nbytes], len(data))
@@ -188,7 +188,8 @@ class HttpLane(Lane[Connection]):
         connection.buffer = data
 
     def _begin_body(self, connection: Connection, head: Head, data: bytes, end: int) -> None:
-        """A body is still on its way: a small one is collected, a large one goes straight into shared memory."""
+        """Go on with an incomplete body: a small one is collected, a large one is received straight into shared
+        memory."""
         if not head.is_infer or head.content_length <= SMALL_BODY_BYTES:
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
@@ -218,7 +219,7 @@ class HttpLane(Lane[Connection]):
     def _submit(
         self, connection: Connection, head: Head, body: memoryview, raw: bytes, block: Block | None = None
     ) -> bool:
-        """Queue a request. True where it was refused and the connection can go on at once."""
+        """Queue a request. True if it was refused and the connection can go on at once."""
         try:
             number, asked = self._submission.submit(head, body, block, raw)
         except RoadOnlyError:  # the body's block is free by now, and as it was
@@ -230,7 +231,7 @@ class HttpLane(Lane[Connection]):
         return False
 
     def _submit_known(self, connection: Connection, known: Known, data: bytes) -> None:
-        """Queue a request that is all of `data`."""
+        """Queue a request of a known form that is all of `data`."""
         connection.keep_alive = known.keep_alive and self._stops_at_s == 0.0
         try:
             number, asked = self._submission.submit_known(known, data)
@@ -250,7 +251,7 @@ class HttpLane(Lane[Connection]):
             self._trace(self._state.tracing, connection, head, asked)
 
     def _trace(self, tracing: Tracing, connection: Connection, head: Head, asked: Asked) -> None:
-        """Begin a request's trace, where it is to be traced."""
+        """Begin a request's trace, if it is to be traced."""
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         trace = connection.trace = tracing.sample(prepared, head.headers)
         if trace is not None:
@@ -260,7 +261,7 @@ class HttpLane(Lane[Connection]):
             trace.children = self._port.trace(connection.number)
 
     def _answer(self, connection: Connection, head: Head, body: memoryview, _raw: bytes) -> bool:
-        """Run a handler that cannot block. True where the connection can go on at once."""
+        """Run a handler that cannot block. True if the connection can go on at once."""
         found = head.found
         if not isinstance(found, Response):
             found = answer(found, self._state, None, head.headers, body)
@@ -287,7 +288,7 @@ class HttpLane(Lane[Connection]):
 
     def _reply(self, connection: Connection, asked: Asked, reply: Reply, release: int) -> None:
         connection.stage = READING
-        connection.release = release  # until it is sent: whatever fails, it is given back
+        connection.release = release  # released once it is sent, whatever fails
         if connection.trace is not None:
             connection.trace.replied(reply)
         chunks = self._submission.known_response(asked, reply) or self._submission.response(asked, reply)
@@ -295,7 +296,7 @@ class HttpLane(Lane[Connection]):
             self._resume(connection)
 
     def _resume(self, connection: Connection) -> None:
-        """Ready for the next request, which may have come already."""
+        """Go on with the next request, which may have come already."""
         self._set_quiet(connection, False)
         connection.begun_s = self.now_s
         data, connection.buffer = connection.buffer, b""

@@ -1,4 +1,4 @@
-"""The lane's way in for large bodies: received straight into a block of shared memory, as fast as their clients send.
+"""Large bodies, received straight into a block of shared memory as fast as their clients send. For the lane.
 
 A client may stop half-way and hold its block for as long as a body may take. So the blocks of all unfinished bodies
 together take at most half of the slab: the other half serves those who are done sending. One thread, the lane's.
@@ -14,12 +14,12 @@ from shoal.frontend.lane_loop import HEAD_S
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
 
-#: How long a body may take per MiB, beside the time for its head.
+#: Seconds that a body may take per MiB, beside the time for its head.
 BODY_S_PER_MIB = 1.0
 
 
 class Received(NamedTuple):
-    """What has come of a body and its block, which is the caller's now."""
+    """The received part of a body and its block, which is the caller's now."""
 
     head: Head
     block: Block
@@ -41,8 +41,7 @@ class Incoming:
         self._nbytes = 0
 
     def begin(self, connection: Connection, head: Head, begun: memoryview, now_s: float, model: int) -> bool:
-        """Go on receiving a body for a model, of which `begun` has come. False, and nothing happens, where there is no
-        room."""
+        """Begin to receive a body for a model, of which `begun` has come. False, and no effect, if there is no room."""
         offset, length = body_offset(head), head.content_length
         nbytes = offset + length + HEADER_BYTES  # the request's header goes behind the body
         if self._nbytes + nbytes > self._max_nbytes:
@@ -63,7 +62,7 @@ class Incoming:
         return True
 
     def receive(self, connection: Connection) -> Received | None:
-        """Take what has come. The body once it is complete or its client has ended, None before."""
+        """Receive more of a body. Returns it once it is complete or its client has ended, None before."""
         while True:
             received = connection.receive()
             if received < 0:
@@ -82,7 +81,7 @@ class Incoming:
         return Received(head, block, block.memory[offset : offset + connection.received])
 
     def release(self, connection: Connection) -> None:
-        """The connection ends; a body that it was sending is not wanted any more."""
+        """Free the block of a connection that ends, if it was receiving a body."""
         block = connection.block
         if isinstance(block, Block):
             self._end(connection, block)

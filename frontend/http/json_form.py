@@ -1,4 +1,4 @@
-"""JSON requests that differ in their numbers only: what stands around the numbers is known, the numbers are read.
+"""JSON requests that differ in their numbers only: their other bytes are recognised, the numbers are decoded.
 
 A body is split at its flat arrays of numbers, `"data": [1, 2, 3]`. What is left over, the skeleton, comes again and
 again; what parsing and validating it came to is kept (a JsonForm). The arrays are decoded as ever, by json_tensors;
@@ -33,7 +33,7 @@ Skeleton = tuple[bytes, ...]
 
 
 class JsonInput(NamedTuple):
-    """Where one input's numbers go."""
+    """The place of one input's numbers."""
 
     name: str
     datatype: Datatype
@@ -71,7 +71,7 @@ def split(body: bytes) -> tuple[Skeleton, list[bytes]]:
 
 
 def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]) -> JsonForm | None:
-    """The form of a request that has been prepared the long way; None where it must go there again."""
+    """The form of a request that has been prepared in full; None if it has none."""
     if prepared.has_regions or len(arrays) != len(prepared.inputs) or sum(map(len, skeleton)) > _MAX_SKELETON_BYTES:
         return None
     # No array may stand under another key that only looks like it, and none of the tensors be anywhere else.
@@ -88,14 +88,14 @@ def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]
     header = prepared.pack_header(refs)
     kept = replace(prepared, inputs=())
     form = JsonForm(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})
-    # The long way has just read the same arrays: the short one must come to the same.
+    # The full parse has just read the same arrays: the short one must agree.
     if decode(form, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
         return None
     return form
 
 
 def decode(form: JsonForm, arrays: list[bytes], max_input_size: int) -> list[bytes | memoryview] | None:
-    """The tensors of a request of that form; None where the long way must find out what is wrong with them."""
+    """The tensors of a request of that form; None if the full parse must find the error in them."""
     tensors: list[bytes | memoryview] = []
     try:
         for (name, datatype, num_elements, _, typecode, types), text in zip(form.inputs, arrays, strict=True):
@@ -110,7 +110,7 @@ def decode(form: JsonForm, arrays: list[bytes], max_input_size: int) -> list[byt
 
 
 def make_response(prepared: PreparedRequest, response: InferResponse, rendered: bytes) -> JsonResponse | None:
-    """The form of a response that has been rendered the long way; None where some of it is not numbers."""
+    """The form of a response that has been rendered in full; None if a part of it is not numbers."""
     wanted = {output.name for output in prepared.outputs}
     outputs = tuple(ref for ref in response.outputs if not wanted or ref.name in wanted)
     skeleton, arrays = split(rendered)
@@ -120,7 +120,7 @@ def make_response(prepared: PreparedRequest, response: InferResponse, rendered: 
 
 
 def fill(known: JsonResponse, block: memoryview) -> bytes | None:
-    """The body of a response, its numbers read from the worker's block; None where the long way must refuse them."""
+    """The body of a response, with numbers from the worker's block; None if the full way must refuse them."""
     pieces = [known.skeleton[0]]
     try:
         for ref, text in zip(known.outputs, known.skeleton[1:], strict=True):

@@ -1,4 +1,4 @@
-"""The lane's way out: a response goes out of the worker's block at once, or as its client reads it.
+"""Responses of a lane, sent out of the worker's block at once, or as their clients read.
 
 A client that reads slowly must not hold a worker's block (slow_readers.py). One thread, the lane's; the methods that
 send say whether the connection can go on at once.
@@ -14,7 +14,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.slow_readers import HOLD_S, SEND_S, GivenUp
 from shoal.shm.port import Port
 
-#: How long an idle connection may ask again: Triton has no limit, proxies keep theirs for 60 s.
+#: Seconds until an idle connection is closed: Triton has no limit, proxies keep theirs for 60 s.
 IDLE_S = 75.0
 
 
@@ -35,13 +35,13 @@ class Outgoing:
         self._waiting: dict[Connection, tuple[int, float]] = {}
 
     def respond(self, connection: Connection, response: Response, now_s: float) -> bool:
-        """As send, for a response that has no head yet."""
+        """Like `send`, for a response whose head is not rendered yet."""
         return self.send(connection, [response_head(response), *response.chunks], now_s)
 
     def send(self, connection: Connection, chunks: Chunks, now_s: float) -> bool:
         """Send a response: its head, alone or with all of it, then views of the block that the connection will release.
 
-        True where the next request may follow at once.
+        True if the next request may follow at once.
         """
         if not connection.keep_alive:
             chunks[0] = bytes(chunks[0]).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
@@ -67,7 +67,7 @@ class Outgoing:
         return False
 
     def send_rest(self, connection: Connection, now_s: float) -> bool:
-        """The socket takes more. True where the response has left and the connection goes on."""
+        """Go on sending when the socket takes more. True once the response has left and the connection goes on."""
         before = connection.num_unsent
         if not connection.send(connection.unsent, before):
             self._close(connection)
@@ -81,8 +81,8 @@ class Outgoing:
         return self._sent(connection, now_s)
 
     def hold_no_longer(self, connection: Connection, now_s: float) -> bool:
-        """The reader is slow: the worker gets its block back, if there is room for a copy. False where the reader has
-        taken nothing for too long."""
+        """Copy the rest of a slow reader's response and release the worker's block, if there is room. False if the
+        reader has taken nothing for too long."""
         if not connection.release:
             return False
         if self._keep(connection, now_s):
@@ -98,7 +98,7 @@ class Outgoing:
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
         """A worker lacks memory: copy what is unsent of its results in these segments, and give them back.
 
-        Where there is no room for a copy, and it is urgent, the connections that have been sent to for longest end, but
+        If there is no room for a copy, and `is_urgent`, the connections that have been sent to for longest end, but
         none before its time.
         """
         for connection in list(self._sending):
@@ -116,7 +116,7 @@ class Outgoing:
                     break
 
     def _keep(self, connection: Connection, now_s: float) -> bool:
-        """Copy what is unsent, and give its block back; False where there is no room for it."""
+        """Copy the unsent rest, and release its block; False if there is no room for it."""
         num_unsent = connection.num_unsent
         if not self._kept.fits(num_unsent):
             return False
@@ -127,7 +127,7 @@ class Outgoing:
         return True
 
     def release(self, connection: Connection) -> None:
-        """Nothing more is sent on the connection; what it held is given back."""
+        """End a connection's response, and release what it held."""
         self._forget(connection)
         if connection.release:
             self._port.release(connection.release)
@@ -142,7 +142,7 @@ class Outgoing:
             self._waiting.pop(connection, None)
 
     def _give_back(self, connection: Connection, *, prompt: bool = True) -> None:
-        """The worker's block is not needed any more. What was held for a moment only wakes nobody."""
+        """Release the worker's block. With `prompt` the batcher is woken."""
         if connection.release:
             self._port.release(connection.release, prompt=prompt)
             connection.release = 0

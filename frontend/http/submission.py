@@ -103,14 +103,14 @@ class Submission:
         self._large: set[int] = set()
 
     def find(self, prefix: bytes, nbytes: int) -> Known | None:
-        """What is known of a request of `nbytes` that starts like this."""
+        """The known form of a request of `nbytes` bytes that starts with `prefix`."""
         known = self._known.entries.get(prefix)
         if known is None or known.nbytes != nbytes:
             return None
         return known if known.num_changes == self._state.models.num_changes else None
 
     def submit_known(self, known: Known, request: bytes) -> tuple[int, Asked]:
-        """As submit, for a request that was found; `request` is all of it, from the first byte of its head."""
+        """Like `submit`, for a request that was found; `request` is all of it, from the first byte of its head."""
         start_ns = time.monotonic_ns()
         rest = request[known.prefix_nbytes :]
         form = known.form
@@ -162,7 +162,7 @@ class Submission:
     def _submit_as_known(
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
     ) -> tuple[int, Asked] | None:
-        """The short ways; None where the request must take the long one."""
+        """Submit a request whose JSON or form is known; None if it must be parsed in full."""
         longest = min(json_form.MAX_BODY_BYTES, self._state.http_max_input_size)
         if block is None and head.json_length is None and len(body) <= longest:
             self._remember(raw, head, entry, None)
@@ -175,7 +175,7 @@ class Submission:
         return self._submit_form(form, head, body, block, start_ns), form
 
     def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Asked]:
-        """A small body that is all JSON."""
+        """Submit a small body that is all JSON. Raises ShoalError."""
         skeleton, arrays = json_form.split(body)
         key = (entry.model_id, skeleton)
         form = self._json_forms.entries.get(key)
@@ -199,7 +199,7 @@ class Submission:
         return bool(self._large) and self.model_of(head) in self._large
 
     def model_of(self, head: Head) -> int:
-        """The model that a request is for; 0 where there is none."""
+        """Id of the model that a request is for; 0 if there is none."""
         try:
             return self._entry(head).model_id
         except ShoalError:
@@ -242,14 +242,14 @@ class Submission:
         self._forms.keep(_key(entry, head, body), form)
 
     def known_response(self, asked: Asked, reply: Reply) -> Chunks | None:
-        """The whole response as it goes out, where all but its tensors is known; the long way for others is `response`.
+        """The whole response, if all but its tensors is known; else None, and `response` renders it.
 
         One chunk is the lane's own; the chunks behind a first are views of the worker's block until it is released.
         """
         header, block = reply.header, reply.block
         if header is None or block is None or reply.status or reply.reason:
             return None
-        # A worker may say the same of a smaller block.
+        # A worker may send the same header with a smaller block.
         if type(asked) is Form:
             known = asked.response_heads.get(header)
             if known is None or known.end > len(block):
@@ -265,7 +265,7 @@ class Submission:
         return None
 
     def response(self, asked: Asked, reply: Reply) -> Chunks:
-        """As known_response, for every response."""
+        """The whole response, rendered in full if it is not known. Raises ShoalError."""
         response = self._response(asked, reply)
         return [response_head(response), *response.chunks]
 

@@ -32,7 +32,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Surroundings(NamedTuple):
-    """What is not in the counters, each as its source tells it."""
+    """Figures that are not in the counters."""
 
     gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
     cpu: Mapping[str, float]  # cpu.py's
@@ -188,7 +188,7 @@ def _front_ends(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _custom(gauges: Mapping[str, Any] | None) -> Iterator[str]:
-    """What models have made, as supervisor/questions/custom_metrics.py tells it."""
+    """Models' own metrics, as supervisor/questions/custom_metrics.py has them."""
     for name, kind, text, series in (gauges or {}).get("custom", ()):
         family = Family(name, kind, (), text)
         yield from _header(family)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Reused(Generic[T]):
-    """What `read` returned, told again for a while; for any number of threads."""
+    """The last result of `read`, used again for an interval; any number of threads may ask."""
 
     def __init__(self, read: Callable[[], T], interval_ms: int) -> None:
         self._read = read
@@ -45,7 +45,7 @@ class Reused(Generic[T]):
 
 
 class MetricsListener:
-    """Answers whoever comes to the metrics port."""
+    """The handler of all requests to the metrics port."""
 
     def __init__(self, state: ServerState, transport: "Transport") -> None:
         self._state = state
@@ -56,7 +56,7 @@ class MetricsListener:
         self._gpus: Reused[list[dict[str, Any]]] = Reused(read_gpus, state.metrics_interval_ms)
 
     def answer(self, method: str, path: str) -> Response:
-        """Any path but /metrics is an empty 200, as Triton has it."""
+        """The response to a request. Any path but /metrics is an empty 200, as in Triton."""
         if method not in ("GET", "HEAD"):
             return error_json(405, "Method Not Allowed", (("Allow", "GET"),))
         if path != "/metrics":

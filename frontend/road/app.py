@@ -42,7 +42,7 @@ Environ = dict[str, Any]
 
 
 class WsgiResponse(FlaskResponse):
-    """Flask's response without a content type that nobody asked for: health answers have none."""
+    """Flask's response without a default content type: health responses have none."""
 
     default_mimetype = None
 
@@ -101,7 +101,7 @@ def _serve(
     if not isinstance(found, Response) and found.is_administrative:
         found = found if may_administer(state, environ.get("REMOTE_ADDR", ""), headers) else error_json(403, REFUSAL)
     if isinstance(found, Response):
-        # Refused without reading: what is left of the body cannot be told from the next request.
+        # Refused unread: the rest of the body cannot be told from the next request.
         return found._replace(headers=found.headers + CLOSE) if _has_body(environ) else found
     begun_ns = time.monotonic_ns()
     try:
@@ -116,7 +116,7 @@ def _serve(
 
 
 def _endpoint_of(state: ServerState, environ: Environ) -> str:
-    """Where a request came in."""
+    """The name of the endpoint at which a request arrived."""
     if environ.get("REMOTE_ADDR") == "":  # only a socketpair has no address, and only gRPC's lanes make such
         return "grpc"
     # Unknown is where a lane's connection came in: http may listen on every address, and this is one of them.

@@ -1,9 +1,9 @@
 """Clients that hang up while the road waits for an answer to them: one epoll for all of them, in a thread of its own.
 
-As on the lane: from whoever is gone comes a reset, and the request is cancelled. The end of what a client sends may
-mean that it has gone, or that it has closed its side only: a model that is at work is told, and the client is asked.
-Whoever still reads passes over an interim answer (RFC 9110, section 15.2), from whoever is gone comes a reset. Not
-asked are clients of HTTP/1.0, who know no interim answers (the same section), and those whose answer has begun.
+As on the lane, a client that is gone sends a reset, and its request is cancelled. The end of its stream may mean that
+it has gone, or has closed its side only: the model at work is notified, and the client is probed. One that still reads
+ignores an interim response (RFC 9110, section 15.2); one that is gone sends a reset. Clients of HTTP/1.0, which know no
+interim responses (the same section), are not probed, nor those whose response has begun.
 """
 
 import select
@@ -18,7 +18,7 @@ _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 class Caller:
-    """The connection that a request came in by; `can_be_asked` says whether an interim answer may be sent on it now."""
+    """The connection of a request; `can_be_asked` says whether an interim response may be sent on it now."""
 
     def __init__(self, connection: socket.socket, can_be_asked: Callable[[], bool]) -> None:
         self._connection = connection
@@ -29,19 +29,19 @@ class Caller:
         return self._connection.fileno()
 
     def ask(self) -> None:
-        """Whether it is still there. Only the thread that will answer it may ask it."""
-        # It would block where the client has not read the answers before; then it is not asked.
+        """Probe the client with an interim response. Only for the thread that will send the final one."""
+        # A probe would block if the client has not read earlier responses; then it is left out.
         if self._can_be_asked() and select.select([], [self._connection], [], 0)[1]:
-            with suppress(OSError):  # it is gone; who watches it says so
+            with suppress(OSError):  # gone: the thread that watches the connection reports it
                 self._connection.sendall(CONTINUE)
 
 
-#: The caller, where it may have hung up; None, where it has.
+#: Called with the caller if it may have hung up, with None if it has.
 Tell = Callable[[Caller | None], None]
 
 
 class HangUps:
-    """Who is watched; `start` it once."""
+    """The watched connections; `start` it once."""
 
     def __init__(self) -> None:
         self._poller = select.epoll()
@@ -50,16 +50,16 @@ class HangUps:
         self._watched: dict[int, tuple[Caller, Tell]] = {}
 
     def start(self) -> None:
-        """Begin to listen, in a daemon thread of this process."""
+        """Start the watching thread, a daemon."""
         threading.Thread(target=self._listen, name="shoal-hang-ups", daemon=True).start()
 
     @contextmanager
     def watch(self, caller: Caller, tell: Tell) -> Iterator[None]:
-        """Meanwhile, who waits for the answer is told, from another thread."""
+        """Within the context, call `tell` from another thread when the caller hangs up."""
         fd = caller.fileno()
         with self._lock:
             self._watched[fd] = caller, tell
-            # An edge each: for the end of what it sends, for the reset. What it sends wakes nobody.
+            # Edges only: for the end of the stream, and for the reset. Bytes wake no thread.
             self._poller.register(fd, select.EPOLLRDHUP | select.EPOLLET)
         try:
             yield
@@ -73,13 +73,13 @@ class HangUps:
             self.step()
 
     def step(self, timeout_s: float | None = None) -> None:
-        """Tell those whose clients have hung up."""
+        """Report the clients that have hung up."""
         for fd, _ in self._poller.poll(timeout_s):
             with self._lock:
                 watched = self._watched.get(fd)
                 if watched is not None:
                     caller, tell = watched
-                    # Asked again: meanwhile the descriptor may have become another connection's.
+                    # Checked again: the descriptor may have become another connection's.
                     event = _event(fd)
                     if event:
                         tell(None if event & _GONE else caller)

@@ -28,12 +28,12 @@ class Unread(Protocol):
     """Replies that wait for the thread that sends them (streamed_replies.py)."""
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
-        """As HeldAnswers.recall; returns how many replies ended."""
+        """Like `HeldAnswers.recall`; returns how many replies were dropped."""
         ...
 
 
 class HeldAnswers:
-    """The answers of one process that are being sent."""
+    """The responses of one process that are being sent."""
 
     def __init__(self, port: Port, lock: threading.Lock, kept: KeptMemory) -> None:
         """`lock` is the port's, and guards `kept`, too."""
@@ -48,7 +48,7 @@ class HeldAnswers:
     def send(self, response: Response, number: int, part: int) -> Response:
         """The response as it is sent. `number` and `part` are of the reply whose block its chunks may be views of.
 
-        The block is given back at once if the response needs it no more, or cannot be copied; else by the response's
+        The block is released at once if the response does not need it, or cannot be sent; else by the response's
         `close` at the latest.
         """
         nbytes = sum(map(len, response.chunks))
@@ -69,7 +69,7 @@ class HeldAnswers:
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
         """Copy the rest of answers that lie in these segments, and give their blocks back. Under the lock.
 
-        Where there is no room for a copy, and it is urgent, the answer ends, but none before its time.
+        If there is no room for a copy, and `is_urgent`, the response ends, but not before its time.
         """
         self._given_up.log(now_s)
         for held in list(self.holding):
@@ -115,7 +115,7 @@ class HeldAnswer(Iterator[bytes]):
         return piece
 
     def keep(self) -> bool:
-        """Copy what is unsent and give the block back; False where there is no room for it. Under the lock."""
+        """Copy the unsent rest and release the block; False if there is no room for it. Call under the lock."""
         nbytes = sum(map(len, self._chunks))
         if not self._held.kept.fits(nbytes):
             return False
@@ -125,13 +125,13 @@ class HeldAnswer(Iterator[bytes]):
         return True
 
     def give_up(self) -> None:
-        """Give the block back; the thread that sends ends the connection. Under the lock."""
+        """Release the block; the sending thread ends the connection. Call under the lock."""
         self._is_given_up = True
         self._chunks.clear()
         self._give_back()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """End the response and release its block."""
         with self._held.lock:
             self._chunks.clear()
             self._count(-self._kept_bytes)

@@ -26,7 +26,7 @@ _MAX_RELOADS = 3
 
 
 def infer(call: Call) -> Response:
-    """POST …/infer."""
+    """The handler of POST …/infer."""
 
     def look_up() -> ModelEntry:
         entry = call.state.models.lookup(call.name, call.version)
@@ -62,12 +62,12 @@ def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> H
     return blocking(handle)
 
 
-#: POST …/generate and …/generate_stream.
+#: The handlers of POST …/generate and …/generate_stream.
 generate, generate_stream = _generating(flat.generate), _generating(flat.generate_stream)
 
 
 def with_model(look_up: Callable[[], ModelEntry], attempt: Callable[[ModelEntry], T]) -> T:
-    """`attempt` with the model as it was looked up, and again with what has taken its place since."""
+    """Call `attempt` with the model that `look_up` finds, and again if it is replaced meanwhile. Raises ShoalError."""
     entry = look_up()
     for _ in range(_MAX_RELOADS):
         try:

@@ -49,7 +49,7 @@ NICE = 10
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32}
 #: Triton's: one chunk cost it stack, and each costs us a pass of a loop in Python.
 MAX_CHUNKS = 65536
-#: Ours: of all chunks of a body together. Nobody sends any, and a size written with a million zeros counts too.
+#: Ours: for all chunks of a body together. Clients send none, and a size written with a million zeros counts too.
 MAX_CHUNK_EXTENSION_BYTES = 256
 
 
@@ -57,7 +57,7 @@ class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hin
     """gunicorn's request, and its head as the client spelled it: gunicorn has the names of fields in capitals."""
 
     def parse(self, unreader: Any) -> bytes:
-        """As gunicorn's, which reads until the head is there; `head` is what it used of that."""
+        """Parse a head as gunicorn does, and keep in `head` the bytes that it consumed."""
         read = unreader.read
         pieces: list[bytes] = []
 
@@ -159,7 +159,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.poller.unregister(fd)
 
     def finish_request(self, conn: Any, fs: Any) -> None:
-        """A lane's connection that lives on goes back, unless it has sent more already."""
+        """Give a lane's connection back, unless it has sent more already."""
         is_idle = not fs.cancelled() and fs.exception() is None and fs.result() is True
         if isinstance(conn, LentConnection) and is_idle and self.alive and not conn.parser.unreader.buf.getvalue():
             self.nr_conns -= 1
@@ -170,7 +170,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             super().finish_request(conn, fs)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Called once, when the worker is to end: gunicorn forgets those that wait for their first byte."""
+        """Shorten idle connections' deadlines when the worker is to end; gunicorn forgets those without a first
+        byte."""
         super()._cap_keepalive(deadline)
         while self._take_over(self._incoming):
             """What lanes handed over before they ended is still answered."""
@@ -218,8 +219,8 @@ def create() -> "WSGIApplication":
 def mend(
     application: "WSGIApplication", max_request_bytes: int, watched: "Callable[[Caller], Transport]"
 ) -> "WSGIApplication":
-    """The application on gunicorn: connections close where it says so, chunked bodies are bounded while they arrive,
-    who hangs up is not answered."""
+    """The application on gunicorn: connections close as it says, chunked bodies are bounded while they arrive, and a
+    request ends when its client hangs up."""
 
     def mended(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         if "HTTP_TRANSFER_ENCODING" in environ:
@@ -246,7 +247,7 @@ def mend(
 def bound_chunks(reader: Any, max_request_bytes: int) -> None:
     """Make gunicorn's chunked reader refuse too many chunks, and one that says it is larger than any body may be.
 
-    gunicorn would wait for 2^72 bytes that were announced, and count nothing.
+    gunicorn would wait for 2^72 announced bytes, and limits no count.
     """
     parse_chunk_size, read_into = reader.parse_chunk_size, reader.read_into
     num_chunks = num_read = num_extension_bytes = 0

@@ -29,7 +29,7 @@ class KeptReply(Reply):
     kept_by: "StreamedReplies | None" = None
 
     def forget(self) -> None:
-        """The copy is not needed any more. Under the lock of the port."""
+        """Count the copy as no longer kept. Call under the lock of the port."""
         assert self.kept_by is not None, "who made the copy"
         assert self.block is not None, "it was copied"
         self.kept_by.count(-len(self.block))
@@ -50,7 +50,7 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         self._unread: deque[tuple[Reply, float]] = deque()  # the replies in the queue that have a block, since when
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """A reply has come, or news of the client, for which no lock is needed."""
+        """Add a reply under the port's lock, or, without it, news of the client."""
         if isinstance(item, Reply) and item.block is not None:
             reply = item if self.empty() else self._copied(item) or item
             self._unread.append((reply, time.monotonic()))
@@ -59,11 +59,11 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         super().put(item, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """As the queue's."""
+        """Take the next item, as a queue does."""
         return self._taken(super().get(block, timeout))
 
     def get_nowait(self) -> Any:
-        """As the queue's."""
+        """Take the next item, as a queue does."""
         return self._taken(super().get_nowait())
 
     def _taken(self, item: Any) -> Any:
@@ -76,7 +76,7 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         return reply
 
     def _copied(self, reply: Reply) -> KeptReply | None:
-        """The reply, with its block released; None where there is no room for a copy."""
+        """A copy of the reply, whose block is released; None if there is no room for one."""
         assert reply.block is not None, "what has none needs no copy"
         if not self._held.kept.has_room(self._kept_bytes, len(reply.block)):
             return None
@@ -87,7 +87,8 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         return KeptReply(*read, kept_by=self)
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
-        """Copy what lies in these segments, and give its blocks back. Under the lock; returns how many were dropped."""
+        """Copy replies that lie in these segments, and release their blocks. Under the lock; returns how many were
+        dropped."""
         num_dropped = 0
         for position, (reply, since_s) in enumerate(self._unread):
             if isinstance(reply, KeptReply) or reply.block is None:
@@ -105,6 +106,6 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         return num_dropped
 
     def count(self, nbytes: int) -> None:
-        """So many bytes more are kept, or fewer. Under the lock of the port."""
+        """Add to the kept bytes (negative: subtract). Under the lock of the port."""
         self._kept_bytes += nbytes
         self._held.kept.nbytes += nbytes

@@ -24,11 +24,11 @@ class TracedTransport:
         self._trace: TracedRequest | None = None
 
     def infer(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "Answer":
-        """As the transport's own."""
+        """Like the transport's; the trace is this request's."""
         return self._transport.infer(prepared, self._traced(prepared, trace))
 
     def stream(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "Generator[Part, None, None]":
-        """As the transport's own."""
+        """Like the transport's; the trace is this request's."""
         return self._transport.stream(prepared, self._traced(prepared, trace))
 
     def _traced(self, prepared: "PreparedRequest", trace: TracedRequest | None) -> TracedRequest | None:
@@ -38,11 +38,11 @@ class TracedTransport:
         return self._trace
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """As the transport's own."""
+        """Ask the supervisor, see Transport."""
         return self._transport.ask(verb, arguments, timeout_s)
 
     def see_off(self, response: Response) -> Response:
-        """The response, whose `close` ends the trace."""
+        """The same response, except that its `close` also ends the trace."""
         trace, close = self._trace, response.close
         if trace is None:
             return response

@@ -49,15 +49,15 @@ class Part(NamedTuple):
 
 
 class Replies(Protocol):
-    """Where the replies to a request come in, or to several: they are told apart by their numbers."""
+    """A queue of replies to one request, or to several, told apart by their numbers."""
 
     def put(self, item: Reply, /) -> None:
-        """Called by the listening thread, which must not wait."""
+        """Add a reply; called by the listening thread, so it must not wait."""
         ...
 
 
 class Transport(Protocol):
-    """What the router needs of shared memory."""
+    """What handlers use of shared memory."""
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
         """Run a prepared request; blocks until it is answered. Raises ShoalError."""
@@ -73,7 +73,7 @@ class Transport(Protocol):
         ...
 
 
-#: The replies to one request. A None that anybody puts there cancels it, its caller says that this may have hung up.
+#: The replies to one request. A None cancels it; a caller in their place may have hung up.
 Waiter: TypeAlias = queue.SimpleQueue["Reply | Caller | None"]
 
 
@@ -86,7 +86,7 @@ class PortTransport:
         #: Its thread must be started.
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
         self._lock = self.shared.lock
-        # Changed under the lock: who waits for which reply; what is kept of replies that wait for their clients.
+        # Changed under the lock: number → queue of the thread that waits; kept copies of replies for slow clients.
         self._waiting: dict[int, Replies] = {}
         self._kept = KeptMemory()
         self._held = HeldAnswers(self._port, self._lock, self._kept)
@@ -113,7 +113,7 @@ class PortTransport:
     def stream(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
     ) -> Generator[Part, None, None]:
-        """As the Transport. The deadline of a request is that of each of its answers."""
+        """Like `Transport.stream`. A request's deadline is that of each of its responses."""
         waiter = self.streamed_replies() if waiter is None else waiter
         number = self.submit(prepared, waiter, trace)
         is_final = False
@@ -129,11 +129,11 @@ class PortTransport:
                 self._abandon(number, waiter)
 
     def streamed_replies(self) -> StreamedReplies:
-        """Where the replies to streamed requests of one client come in."""
+        """A queue for the replies to one client's streamed requests."""
         return StreamedReplies(self._held)
 
     def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
-        """Hand a request to the batcher. Returns its number; whoever asks for it makes its replies a `part` each."""
+        """Submit a request. Returns its number; the thread that takes its replies turns each into a `part`."""
         start_ns = time.monotonic_ns()
         block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id)
         try:
@@ -165,11 +165,12 @@ class PortTransport:
         return reply
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """As the shared port."""
+        """Ask the supervisor, see SharedPort.ask."""
         return self.shared.ask(verb, arguments, timeout_s)
 
     def _give_up(self, number: int, waiter: Waiter) -> Reply:
-        """The deadline has passed: take the reply if it has just come, else it is dropped when it comes."""
+        """Cancel a request whose deadline has passed. Returns its reply if that has just come; a later one is
+        dropped."""
         reply = _left(waiter)
         if reply is None:
             self._abandon(number, waiter)
@@ -182,18 +183,18 @@ class PortTransport:
             self.drop(reply)
 
     def cancel(self, number: int) -> None:
-        """Nobody takes any more of its replies; those that came are the caller's to `drop`."""
+        """Cancel a request; replies that have come are the caller's to `drop`."""
         with self._lock:
             self._cancel(number)
 
     def _doubt(self, number: int) -> None:
-        """Its client may be gone: whoever is at work on it is told."""
+        """Notify the model at work that the client may be gone."""
         with self._lock:
             self._port.cancel(number, is_sure=False)
             self._port.flush()
 
     def drop(self, reply: Reply | None) -> None:
-        """Give back a reply that nobody looks at."""
+        """Release a reply unread."""
         if isinstance(reply, KeptReply):
             with self._lock:
                 reply.forget()
@@ -201,13 +202,13 @@ class PortTransport:
             self._release_number(reply.number, reply.part)
 
     def _cancel(self, number: int) -> None:
-        """Under the lock: what comes from now on is dropped."""
+        """Cancel a request: later replies are dropped. Call under the lock."""
         if self._waiting.pop(number, None) is not None:
             self._port.cancel(number)
             self._port.flush()
 
     def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
-        """What a reply to this request says."""
+        """A reply to this request as a response or an error."""
         if reply.is_final and reply.is_empty:
             self.drop(reply)
             return Part(None, None, is_final=True)
@@ -225,13 +226,13 @@ class PortTransport:
             raise
         if isinstance(reply, KeptReply):
             return Answer(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
-        # By number: whoever keeps the function for a while after the response must not keep the memory.
+        # By number: a reference to the reply would keep its memory for as long as the function lives.
         number, part = reply.number, reply.part
         release = partial(self._release_number, number, part)
         return Answer(response, block, release, lambda made: self._held.send(made, number, part))
 
     def _send_kept(self, reply: KeptReply, made: Response) -> Response:
-        """As HeldAnswers.send, of chunks that lie in our own memory already."""
+        """Like `HeldAnswers.send`, for chunks in our own memory."""
         self.drop(reply)
         return made
 
@@ -243,7 +244,7 @@ class PortTransport:
     # --- the listening thread ---
 
     def _take(self, reply: Reply) -> None:
-        """Put a reply into its waiter's queue; one that nobody waits for any more is released."""
+        """Put a reply into its thread's queue; release it if no thread waits."""
         waiter = self._waiting.get(reply.number)
         if reply.is_final:
             self._waiting.pop(reply.number, None)
@@ -261,19 +262,19 @@ class WatchedTransport:
         self._watch = watch
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
-        """As the transport's own."""
+        """Like `Transport.infer`, cancelled when the caller hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put):
             return self._transport.infer(prepared, trace, waiter)
 
     def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
-        """As the transport's own."""
+        """Like `Transport.stream`, cancelled when the caller hangs up."""
         waiter = self._transport.streamed_replies()
         with self._watch(waiter.put):
             yield from self._transport.stream(prepared, trace, waiter)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """As the transport's own."""
+        """Ask the supervisor, see Transport."""
         return self._transport.ask(verb, arguments, timeout_s)
 
 

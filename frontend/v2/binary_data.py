@@ -10,7 +10,8 @@ HEADER = "Inference-Header-Content-Length"
 
 
 def parse_header_length(text: str, content_length: int) -> int:
-    """The header's value: how many bytes of the (decompressed) body are JSON; 0 asks for a raw request."""
+    """The header's value: how many bytes of the (decompressed) body are JSON; 0 means a raw request. Raises
+    InvalidArgumentError."""
     digits = text.strip()
     # int() would also read "+5", "1_000" and other alphabets' digits, and refuses thousands of digits.
     if not digits.removeprefix("-").isdecimal() or not digits.isascii():
@@ -21,7 +22,7 @@ def parse_header_length(text: str, content_length: int) -> int:
 
 
 def take(tail: memoryview, offset: int, nbytes: int, name: str, model: str) -> memoryview:
-    """The next `nbytes` of the tail, for input `name`."""
+    """The next `nbytes` of the tail, for input `name`. Raises InvalidArgumentError if there are fewer."""
     missing = offset + nbytes - len(tail)
     if missing > 0:
         raise InvalidArgumentError(

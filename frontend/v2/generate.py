@@ -41,7 +41,7 @@ _EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
 
 
 def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request; its one answer as JSON."""
+    """Run a prepared request; its only response as JSON. Raises ShoalError, InternalError for any other number."""
     with closing(transport.stream(prepared)) as parts:
         texts: list[bytes] = []
         for part in parts:
@@ -56,7 +56,7 @@ def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
 def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Response:
     """Run a prepared request; its answers as server-sent events. The first one, if it is an error, gives the status.
 
-    What goes wrong before there is any answer is raised. To close the response before its end cancels the request.
+    Errors before any response are raised. To close the response before its end cancels the request.
     """
     parts = transport.stream(prepared)
     status, headers = 200, _EVENTS
@@ -131,7 +131,7 @@ def _refuse_repeated(key: str | None, signature: Signature, id_: str) -> None:
 
 
 class _Mapping:
-    """What the members of one request become."""
+    """The mapping of one request's members to inputs and parameters."""
 
     def __init__(self, entry: ModelEntry, id_: str, max_input_size: int) -> None:
         self._signature = entry.signature
@@ -144,7 +144,7 @@ class _Mapping:
         self._nbytes = 0
 
     def take(self, members: Any, *, is_nested: bool = False) -> None:
-        """Map all members of an object, in their order."""
+        """Map all members of an object, in their order. Raises InternalError."""
         if type(members) is not dict:
             raise InternalError("attempt to get members for non-object")
         self.num_members += len(members)

@@ -111,7 +111,8 @@ _FIELDS = {"priority": "priority", "timeout": "timeout_us"}
 
 
 def parse_parameter(key: str, value: Any) -> str | int | float | bool:
-    """A parameter for the model. An integer beyond int64 becomes a double, as in Triton."""
+    """A parameter for the model. An integer beyond int64 becomes a double, as in Triton. Raises
+    InvalidArgumentError."""
     if type(value) is int:
         return value if ~door.MAX_INT64 <= value <= door.MAX_INT64 else float(value)
     if type(value) in (str, bool) or (type(value) is float and isfinite(value)):

@@ -166,7 +166,7 @@ def _too_large(name: str, nbytes: int, max_input_size: int) -> InvalidArgumentEr
 
 
 def encode_data(name: str, datatype: Datatype, num_elements: int, view: memoryview) -> orjson.Fragment:
-    """As encode_text, for orjson to put where it belongs."""
+    """Like `encode_text`, as a fragment for orjson."""
     return orjson.Fragment(encode_text(name, datatype, num_elements, view))
 
 

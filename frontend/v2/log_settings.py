@@ -1,6 +1,6 @@
-"""`/v2/logging`: what is logged and how, told and changed. Handlers of front-end processes.
+"""`/v2/logging`: reading and changing the settings of the log. Handlers of front-end processes.
 
-The supervisor keeps the settings and has told every process of a change before it answers, so whoever reads back at
+The supervisor keeps the settings and sends every process a change before it answers, so a client that reads back at
 once reads what was changed, whichever process answers.
 """
 
@@ -41,7 +41,7 @@ def change(state: ServerState, ask: Ask, changes: dict[str, Any]) -> dict[str, A
 
 
 def parse_changes(request: Any) -> dict[str, Any]:
-    """The settings that a request names, as arguments of log.configure; null changes nothing.
+    """The settings that a request names, as arguments of log.configure; null changes nothing. Raises ShoalError.
 
     All or none: of a request that is refused nothing is in force, where Triton keeps what stood before the mistake.
     """

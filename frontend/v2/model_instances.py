@@ -30,7 +30,7 @@ def batches(ask: Ask, name: str, version: str | None) -> Response:
 
 
 def scale(state: ServerState, ask: Ask, name: str, version: str | None, body: memoryview) -> Response:
-    """As `instances`, after starting instances or retiring some."""
+    """Like `instances`, after starting instances or retiring some. Raises InternalError for a malformed body."""
     number = number_of(version)
     request = read_json(body, state.http_max_input_size) if body else {}
     if type(request) is not dict or "count" not in request:

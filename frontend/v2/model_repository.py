@@ -19,7 +19,7 @@ _DONE = Response(200, JSON_CONTENT)
 
 
 def index(state: ServerState, ask: Ask, body: memoryview) -> Response:
-    """A row for each known version, and for each model on disk that was never loaded."""
+    """A row for each known version, and for each model on disk that was never loaded. Raises InvalidArgumentError."""
     request = read_json(body, state.http_max_input_size) if body else {}
     only_ready = request["ready"] if door.has(request, "ready") else False
     if type(only_ready) is not bool:
@@ -90,10 +90,10 @@ def _require_control(state: ServerState) -> None:
 
 
 def refuse_repository_name(_call: object) -> Response:
-    """Loading from, and unloading of, one of several repositories."""
+    """Refuse loading from, or unloading of, one of several repositories. Raises UnsupportedError."""
     raise repository_name_unsupported()
 
 
 def repository_name_unsupported() -> UnsupportedError:
-    """The refusal of whatever names a repository."""
+    """The error for a request that names a repository."""
     return UnsupportedError("'repository_name' specification is not supported")

@@ -21,7 +21,7 @@ def regions(state: ServerState, kind: str, name: str) -> Response:
 
 
 def register(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
-    """Make a part of an object in /dev/shm known by a name."""
+    """Register a part of an object in /dev/shm under a name. Raises InternalError."""
     state.regions.require_allowed()
     _check_name("system", name)
     request = door.read_json(body, state.http_max_input_size)
@@ -41,14 +41,14 @@ def register_system(state: ServerState, ask: Ask, name: str, key: str, offset: i
 
 
 def register_cuda(state: ServerState, name: str) -> Response:
-    """Memory of a GPU is not taken."""
+    """Refuse memory of a GPU. Raises InvalidArgumentError."""
     state.regions.require_allowed()
     _check_name("cuda", name)
     raise InvalidArgumentError(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
 
 def unregister(state: ServerState, ask: Ask, kind: str, name: str) -> Response:
-    """Forget a region, or all of a kind where `name` is "". What is not there is forgotten already."""
+    """Unregister a region, or all of a kind if `name` is "". An unknown one is ignored."""
     state.regions.require_allowed()
     if kind == "system":
         ask("unregister_region", {"name": name}, ANSWER_S)

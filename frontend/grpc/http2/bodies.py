@@ -51,7 +51,7 @@ class Bodies:
         #: What may come before the connection's window is given back; negative: what has come beyond that.
         self.spare = limits.connection_window // 2
         self._kept = 0  # bytes of all streams that have come and are not consumed
-        self._stream: Stream | None = None  # whose frame it is; None: nobody wants it
+        self._stream: Stream | None = None  # the frame's stream; None: its bytes are dropped
         self._length = 0  # of its payload, where that is all data and more may follow; else 0
         self._left = 0  # bytes of its data to come
         self._ends = False  # the stream with it

@@ -98,7 +98,8 @@ class Http2Connection(Sending):
             self.answer(frames.go_away(self.streams.last_id, error_code, debug))
 
     def close(self) -> None:
-        """The connection is no more: drop all streams. Their tokens come out of `output`, with bytes nobody needs."""
+        """Drop all streams of a dead connection. Their tokens come out of `output`, with bytes that are not to be
+        sent."""
         self.drop_all()
 
     @property

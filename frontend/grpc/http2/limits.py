@@ -8,14 +8,14 @@ from shoal.frontend.grpc.http2 import frames
 class Limits(NamedTuple):
     """Bounds of one connection. The first five are announced to the client in SETTINGS."""
 
-    #: Of one header list: decoded as RFC 9113 10.5.1 counts (32 bytes beside each field) and encoded, with its
+    #: Bytes of one header list: decoded as RFC 9113 10.5.1 counts (32 bytes beside each field) and encoded, with its
     #: CONTINUATIONs. gRPC's own limit for metadata is 16 KiB, too.
     max_header_bytes: int = 16 * 1024
     #: Open at the same time. Ours: h2load's 100 per connection and perf_analyzer's concurrency with a margin.
     max_streams: int = 1024
     #: Bytes that a client may send on a stream beyond what was credited. Ours: a 4 MiB tensor without waiting.
     stream_window: int = 4 * 1024 * 1024
-    #: The same for all streams together. Ours: four such.
+    #: Bytes of header lists of all streams together. Ours: four such.
     connection_window: int = 16 * 1024 * 1024
     #: Bytes of a frame's payload. Ours: a large tensor comes in few frames.
     max_frame: int = 1024 * 1024

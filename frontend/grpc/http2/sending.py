@@ -50,7 +50,7 @@ class Sending:
         self.initial_window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_MAX_FRAME
         self._block_prefix = b""  # of the next header block: an update of the table's size
-        self._ready: deque[Stream] = deque()  # who has data and a window for it, in the order of their turns
+        self._ready: deque[Stream] = deque()  # streams with data and a window for it, in the order of their turns
         # The output, in this order; and the tokens of what lies in it or was dropped.
         self._pieces: list[Chunk] = []
         self._small: list[Chunk] = [*greeting(limits)]
@@ -89,8 +89,8 @@ class Sending:
         self.send_trailers(stream_id, trailers_block)
 
     def respond_at_once(self, stream_id: int, blocks: Blocks, chunks: Sequence[Chunk], nbytes: int) -> bool:
-        """As `respond`, for so many bytes that fit in a frame and that nothing holds up: they are copied. False, and
-        nothing happens, for others.
+        """Like `respond`, if the bytes fit in a frame and nothing delays them: they are copied. False, without effect,
+        otherwise.
 
         What those three would do, in 3 µs for 11 (measured).
         """
@@ -275,7 +275,7 @@ class Sending:
         return output
 
     def small_output(self) -> bytes:
-        """As `output`, where all there is makes one piece; otherwise empty, and nothing happens."""
+        """Like `output`, if that makes one piece; otherwise empty, and without effect."""
         small = self._small
         if self._ready or self._pieces or self._tokens or not small:
             return b""

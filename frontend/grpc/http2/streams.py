@@ -95,7 +95,7 @@ class Streams:
         return [(stream, queue) for stream, queue in queues if queue.is_lent_before(then_s)]
 
     def leave(self, number: int) -> None:
-        """The client still sends, and nobody listens."""
+        """Ignore what the client still sends on a stream."""
         if len(self.left) >= _MAX_LEFT:
             del self.left[next(iter(self.left))]
         self.left[number] = None
