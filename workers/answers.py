@@ -44,7 +44,7 @@ class Answers:
         # Changed by the backend, the times directly; `statuses` and `spans` are complete when they are written.
         self.input_end_ns = 0
         self.output_start_ns = 0
-        #: Of the requests that failed: position → the error's wire number.
+        #: Failed requests of the batch: position → the error's wire number.
         self.statuses: Mapping[int, int] = _NO_STATUSES
         #: Per position, where the header or the sentence lies.
         self.spans: Sequence[int] = ()
@@ -131,7 +131,7 @@ class Answers:
         """From now on any thread may ask a request of this worker whether it is cancelled. Called by the loop's."""
 
     def wait_for_senders(self) -> None:
-        """Until all requests that are left to senders have had their end, of whom nobody is told."""
+        """Wait until all requests that are left to senders have ended; their ends are not reported."""
         for sender in tuple(self.senders.values()):
             assert isinstance(sender, Unheard), "a warm-up's"
             sender.wait()
@@ -256,7 +256,7 @@ class WrittenAnswers(Answers):
         self._open_batch: OpenBatch | None = None
 
     def sender(self, request: Request) -> ResponseSender:
-        """The same, for a client."""
+        """A sender for a client's request."""
         assert self._batches is not None, "the answers of a sender have no senders"
         memory = self._memory
         memory.share()
@@ -273,7 +273,7 @@ class WrittenAnswers(Answers):
         return sender
 
     def watch(self) -> None:
-        """The same, of requests of clients."""
+        """Let any thread use the worker's memory, as it does to learn of cancellations."""
         self._memory.share()
 
     def executed(self, times: tuple[int, ...]) -> None:
@@ -282,7 +282,8 @@ class WrittenAnswers(Answers):
             self._open_batch.executed(times)
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-        """The same, in the block itself, so that nothing is copied. May wait for a block; raises like `write`."""
+        """An array for an output in the block itself, so that nothing is copied. May wait for a block; raises like
+        `write`."""
         specs = self._plans.signature.outputs
         columns: list[Column] = []
         for name, shape in shapes.items():
@@ -305,7 +306,7 @@ class WrittenAnswers(Answers):
             self.give_back()
             return NO_BLOCK
         sentences = self._sentences() if self._errors else b""
-        if not self.spans:  # a backend that answers nobody: an empty header is refused by who reads it
+        if not self.spans:  # a backend that sets no output: an empty header is refused by its reader
             self.spans = self._some_spans()
         nbytes = self._nbytes + len(sentences)
         block = self._block
@@ -388,7 +389,7 @@ class WrittenAnswers(Answers):
         return max(sizes.items(), key=lambda item: item[1], default=("", 0))
 
     def give_back(self) -> None:
-        """Free the block of `place`: nobody has been told of it yet, so it is still ours alone."""
+        """Free the block of `place`: no record has named it yet, so it is still the worker's alone."""
         if self._block is not None:
             self._memory.free(self._block.ref)
             self._block = None

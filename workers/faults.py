@@ -1,8 +1,8 @@
 """What a GPU's errors mean for this process: too little memory, or a device that answers it no more.
 
-They are told by their words, since each framework raises a class of its own, which nobody here may import. Those of
-CUDA are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its worker replaced,
-which costs it what any death of a worker costs. Pure; runs in a worker.
+Faults are recognised by their texts, since each framework raises a class of its own, which must not be imported here.
+Those of CUDA are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its worker
+replaced, which costs it what any death of a worker costs. Pure; runs in a worker.
 """
 
 import re
@@ -31,7 +31,7 @@ class DeviceError(InternalError):
 
 
 class DeviceLostError(Exception):
-    """This process must end; everybody whose batch it had begun has an answer."""
+    """The GPU is lost and this process must end; every request of the batches that it had begun is answered."""
 
 
 _NAMES_OF_EXHAUSTION = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})  # torch's and CuPy's, TensorFlow's

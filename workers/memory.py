@@ -275,7 +275,7 @@ class Memory:
                 if result is not None or now_s >= deadline_s:
                     return result
                 if now_s >= want_s:
-                    # What clients release waits in their rings until somebody wants it. The supervisor's death ends
+                    # Clients' RELEASEs wait in their rings until the batcher reads them. The supervisor's death ends
                     # this process by signal.
                     self._try_say(want_record(urgency))
                     want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -340,7 +340,7 @@ class Memory:
             self._words[TAKEN_WORD] += num_taken
 
     def tell_blocks(self) -> None:
-        """Tell a new batcher of every block that has not been freed; of those nobody needs it will say so.
+        """Tell a new batcher of every block that has not been freed; it frees those without holders.
 
         But not of one that another thread is still writing: it is told of that with the response.
         """
@@ -359,8 +359,8 @@ class Memory:
         self.ring()
 
     def count(self) -> dict[str, int]:
-        """For the ledger, once all that nobody needs any more is taken back: blocks of the slab, without the spare one;
-        segments for a single result; slots of the batcher's ring."""
+        """For the ledger, after freed blocks are taken back: blocks of the slab, without the spare one; segments for a
+        single result; slots of the batcher's ring."""
         self.drain()
         blocks_acquired, blocks_released = self.slab.counts
         slots_acquired, slots_released = self._reader.counts
@@ -375,7 +375,7 @@ class Memory:
         }
 
     def take_back(self, ref: int) -> None:
-        """Nobody needs this response any more."""
+        """Free the block of a response that is not used any more."""
         self.free(ref)
         if self.windows and (window := self.windows.pop(ref, None)) is not None:
             window.discard(ref)

@@ -1,7 +1,7 @@
 """Blocks for results that no slab takes, each a segment of its own that the supervisor makes when it is asked.
 
-Runs in a worker. Whoever awaits a segment obeys whatever else the supervisor says meanwhile, be it the loop's thread or
-one of a response sender. Never on the way of an ordinary result.
+Runs in a worker. The thread that waits for a segment, the loop's or one of a response sender, also applies other
+messages of the supervisor meanwhile. Never on the way of an ordinary result.
 
 A segment has a block once its readers have mapped it, not before: a batcher that takes a dead one's place is told of
 all blocks, and would have one freed that is still awaited.
@@ -111,7 +111,7 @@ class OversizeBlocks:
         return self._slabs.taken_refs
 
     def free(self, ref: int) -> None:
-        """Nobody needs the block any more; what is not one of these is left alone."""
+        """Free a block; a reference to any other block has no effect."""
         self._let_go(ref, keep=True)
 
     def _let_go(self, ref: int, *, keep: bool) -> None:

@@ -21,7 +21,7 @@ from shoal.workers.answers import Answers, lacks_rows
 from shoal.workers.requests import Request, log_prefix
 from shoal.workers.tensors import Array
 
-#: Of one input: its shape in each request of the batch.
+#: One input: its shape in each request of the batch.
 _Shapes: TypeAlias = Sequence[tuple[int, ...]]
 
 
@@ -33,7 +33,7 @@ def _counts(shapes: _Shapes) -> list[int]:
     return [math.prod(shape) for shape in shapes]
 
 
-#: What a batch_input is, by its kind; of the one that is but a shape, nobody may look at the contents.
+#: The values of a batch_input, by its kind; of BATCH_MAX_ELEMENT_COUNT_AS_SHAPE only the shape counts.
 _KINDS: Mapping[str, Callable[[_Shapes], Array]] = {
     "BATCH_ELEMENT_COUNT": lambda shapes: np.array(_counts(shapes)),
     "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_counts(shapes)),

@@ -32,7 +32,7 @@ Share: TypeAlias = tuple[int, tuple[str, ...]]
 OpenBlock: TypeAlias = Callable[[int, int], memoryview | None]
 #: Where an input is to be gathered, by its name and size in bytes.
 Stage: TypeAlias = Callable[[str, int], memoryview]
-#: The same for one request.
+#: Like OpenBlock, on behalf of one request: the block of a reference, None if it is stale.
 OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 #: Where an input lies in a block: its spec, shape, offset and size in bytes.
@@ -125,7 +125,7 @@ class Request:
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """The same with all strings as object arrays of bytes. Raises InternalError for damaged ones."""
+        """Inputs by name, with strings as object arrays of bytes. Raises InternalError for damaged strings."""
         if self.form.is_plain:
             return self.tensors  # type: ignore[return-value]  # no strings in it
         inputs = self._inputs
@@ -185,12 +185,12 @@ class Request:
 
     @property
     def answer_by_ns(self) -> int:
-        """After when nobody wants the answer, in monotonic ns; 0 = never."""
+        """The monotonic time in ns after which the client does not wait for the answer; 0 = never."""
         return self.record[B.DEADLINE_NS]
 
     @property
     def deadline_ns(self) -> int:
-        """The same, or when the client's timeout has passed, if that is sooner."""
+        """Like `answer_by_ns`, or when the client's timeout has passed, if that is sooner."""
         timeout_us, answer_by_ns = self.record[B.TIMEOUT_US], self.answer_by_ns
         if not timeout_us:
             return answer_by_ns
@@ -198,7 +198,7 @@ class Request:
         return min(expiry_ns, answer_by_ns or expiry_ns)
 
     def complete(self, form: Form, tensors: Mapping[str, Array | memoryview]) -> None:
-        """It has these tensors, beside those in its block (sequences.py)."""
+        """Add tensors to those in the request's block (sequences.py)."""
         self.form = form
         self._tensors = tensors
 

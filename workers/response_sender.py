@@ -78,7 +78,7 @@ class ResponseSender(ABC):
 
 
 class UnheardResponseSender(ResponseSender):
-    """Of a request that nobody waits for, as a warm-up's are: only its errors are kept."""
+    """The sender of a request without a client, as in a warm-up: only its errors are kept."""
 
     def __init__(self, failed: Callable[[ShoalError], None]) -> None:
         self._failed = failed
@@ -145,7 +145,7 @@ class OpenBatches:
     def say(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
         """Tell the batcher, then do what is to be done `then`.
 
-        What there is no room for in time is said later, however long that takes: nobody would say it again.
+        What there is no room for in time is said later, however long that takes: it would never be sent again.
         """
         if not self.memory.say(words):
             self.later(lambda: self.say(words, then))
@@ -157,7 +157,7 @@ def _do_all(jobs: "SimpleQueue[Callable[[], None]]") -> None:
     while True:
         try:
             jobs.get()()  # not kept while the next one is awaited
-        except Exception:  # noqa: BLE001 - the thread's rim: what comes after would wait for nobody
+        except Exception:  # noqa: BLE001 - the thread's rim: later responses would wait for ever
             _log.exception("a request could not be ended")
 
 
@@ -235,7 +235,7 @@ class OneAnswer(Protocol):
 
 
 class WrittenResponseSender(ResponseSender):
-    """Of a request of a client, through blocks of the worker's slab."""
+    """The sender of a client's request: responses are written into blocks of the worker's slab."""
 
     def __init__(
         self, request: Request, batch: OpenBatch, memory: Memory, make_answers: Callable[[], OneAnswer]
@@ -335,7 +335,7 @@ class WrittenResponseSender(ResponseSender):
                 self._window.add(ref)
         if not self._memory.say(record):
             with self._memory.lock:
-                self._memory.take_back(ref)  # nobody has heard of it, and so nobody would free it
+                self._memory.take_back(ref)  # no record names it, so the batcher would not free it
             raise UnavailableError("the batcher has not read the worker's ring for too long")
 
     def _close(self, last: tuple[int, ...]) -> None:

@@ -84,7 +84,8 @@ class Segments:
         return view.open(ref) if view is not None else None
 
     def open_lent(self, ref: int, borrower: int) -> memoryview | None:
-        """The same of a block that a request names which lies in the block `borrower`; a guest names its own only."""
+        """Open a block that a request in the block `borrower` names; a guest's request can only name the guest's
+        own."""
         block = self.open(ref)
         guest = self._guests.get(ref_owner(borrower), 0)
         return block if not guest or self._guests.get(ref_owner(ref)) == guest else None

@@ -2,7 +2,7 @@
 
     control tensors   START, END, READY and the correlation id, where the configuration names an input for them
     rows              of slots that have nothing to run, below the highest one, where a slot is a row: another request's
-                      tensors, not READY, of no sequence, answered to nobody (Triton's direct strategy)
+                      tensors, not READY, of no sequence, never answered (Triton's direct strategy)
     states            of the slot's sequence: what its last request has left, or the initial value
 
 So backends see inputs and outputs like any other. A state stays in this process, since its sequence stays with this
@@ -54,10 +54,10 @@ class State(NamedTuple):
 
 
 class SequenceTensors:
-    """Of one instance."""
+    """The control and state tensors of one instance."""
 
     def __init__(self, config: Config, version_dir: str) -> None:
-        """Of a model with `sequence_batching`. Raises ShoalError for an initial state that cannot be read."""
+        """For a model with `sequence_batching`. Raises ShoalError for an initial state that cannot be read."""
         given = sequences.with_sequence_tensors(config)
         signature = Signature.from_config(given)
         batching = config["sequence_batching"]

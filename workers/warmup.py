@@ -1,9 +1,9 @@
 """What an instance runs before it is called ready: the samples of model_warmup, or else zeros of the smallest shape.
 
-A sample runs as a client's batch would, through the backend's `execute`; no scheduler sees it, nobody counts it, its
+A sample runs as a client's batch would, through the backend's `execute`; no scheduler sees it, it is not counted, its
 answers are dropped. One that fails fails the load, since it was asked for. The zeros only pay for what frameworks do at
-their first run (memory, kernels); whether they suit the model nobody knows, so their failure is logged and no more.
-Runs in a worker, while it loads.
+their first run (memory, kernels); they may not suit the model, so their failure is only logged. Runs in a worker, while
+it loads.
 """
 
 import logging
@@ -103,7 +103,7 @@ def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
         return _read(given[INPUT_DATA_FILE], spec, nbytes, model)
     if RANDOM_DATA not in given or spec.datatype is BYTES:
         return bytes(nbytes)
-    # The same numbers at every load, so that a sample which fails does so again.
+    # Random values, the same at every load, so that a sample which fails does so again.
     data = np.random.default_rng(0).bytes(nbytes)
     return bytes(np.frombuffer(data, np.uint8) & 1) if spec.datatype is BOOL else data
 

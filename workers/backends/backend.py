@@ -160,7 +160,7 @@ def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[s
 
 
 def _why_unreadable(request: Request) -> str:
-    """What is wrong with a request's strings, which whoever gathers them could not tell from the others'."""
+    """The error in a request's strings; a batch's gathered strings would not show whose they are."""
     try:
         request.inputs  # noqa: B018 - they are decoded by the first look at them
     except ShoalError as error:

@@ -57,7 +57,7 @@ class IdentityBackend(BatchedBackend):
             time.sleep(creation_delay_s)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """The same; the rows of an input that is left out are its requests', which may have no other."""
+        """Copy inputs to outputs; rows of an optional input that is left out are those of its requests."""
         if self._ragged:
             self._execute_each(requests, answers)
             return

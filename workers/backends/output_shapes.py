@@ -1,7 +1,7 @@
 """Which shapes a batch's outputs will have, as far as that follows from configuration, file and inputs. Pure.
 
 A dimension that the configuration leaves open (-1) often bears a name in the file, `sequence` say, that one of an
-input's bears, too: then it has that one's size. A file may err there, so whoever relies on it must notice.
+input's bears, too: then it has that one's size. A file may err there, so the caller must check the real size.
 """
 
 import math
@@ -19,7 +19,7 @@ _Dim: TypeAlias = int | tuple[str, int]
 
 
 class OutputShapes:
-    """Of all outputs of one model."""
+    """The shapes of all outputs of one model."""
 
     def __init__(self, shapes: dict[str, tuple[_Dim, ...]], signature: Signature) -> None:
         self._shapes = shapes

@@ -12,7 +12,7 @@ from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import Device, Model
 
 DEFAULT_TAG, DEFAULT_SIGNATURE = "serve", "serving_default"
-#: Signatures that serve nobody.
+#: Signatures that do no inference.
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 _FLAGS = {**dict.fromkeys(("true", "on", "1", "yes"), True), **dict.fromkeys(("false", "off", "0", "no"), False)}
 

@@ -54,6 +54,6 @@ class TritonPythonModel:
                 self.changed.notify()
 
     def finalize(self) -> None:
-        """Let everybody be answered."""
+        """Wait until every request is answered."""
         with self.changed:
             self.changed.wait_for(lambda: not self.open)

@@ -143,14 +143,15 @@ _environments: WeakValueDictionary[str, _Environment] = WeakValueDictionary()
 def _environment(lmdb: Any, path: str) -> _Environment:
     """Opened, or shared. Raises what lmdb raises, and InvalidArgumentError for a file that has replaced one in use.
 
-    The lock file is found by name and says which half of the file is the newer one: of the old file, while anybody
+    The lock file is found by name and says which half of the file is the newer one: of the old file, while any process
     has that open. So LMDB is right to refuse, and only a link to a file of another name can be replaced.
     """
     here = place(os.stat(path))
     environment = _environments.get(path)
     if environment is None:
         is_directory = os.path.isdir(path)
-        # A reader says in the lock file what it reads, so that nobody writes over it; where it may not, nobody writes.
+        # A reader notes in the lock file what it reads, so that it is not overwritten; if it may not write there, no
+        # process does.
         can_lock = os.access(path if is_directory else os.path.dirname(path), os.W_OK)
         opened = lmdb.open(path, subdir=is_directory, readonly=True, lock=can_lock, create=False, readahead=False)
         environment = _environments[path] = _Environment(opened, here)

@@ -197,7 +197,8 @@ def _unreadable(path: str, error: Exception) -> ShoalError:
 
 
 def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Of the two versions that numpy writes for numbers; its text is taken as a literal, never run."""
+    """The header of a .npy file, in the two versions that numpy writes for numbers; its text is parsed as a literal,
+    never run. Raises ValueError."""
     version = npy.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of numpy's format is not read")
@@ -244,7 +245,7 @@ def _check_ids(ids: Array, num_rows: int, datatype: Datatype) -> None:
         raise InvalidArgumentError(
             f"'{IDS}' has shape {format_shape(ids.shape)}, expected one id for each of the {num_rows} rows"
         )
-    # The same type, because numpy would convert all ids for each search.
+    # An array of the table's type, because numpy would convert all ids for each search.
     if (ids.dtype.kind != "S") if datatype is BYTES else (ids.dtype != datatype.dtype):
         raise InvalidArgumentError(
             f"'{IDS}' holds {ids.dtype}, the input's {datatype.config_name} needs "

@@ -34,7 +34,7 @@ from shoal.workers.requests import Request
 
 _log = logging.getLogger(__name__)
 
-#: How long coroutines may go on when the model is unloaded; nobody waits for them any more (ours).
+#: Seconds that coroutines may go on when the model is unloaded; their clients do not wait any more (ours).
 UNLOAD_WAIT_S = 5.0
 
 
@@ -101,10 +101,10 @@ class PythonBackend(Backend):
             raise InternalError(describe(error)) from error
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """Have the model forget it, if it has a method for that (ours; Triton tells nobody)."""
+        """Have the model forget a sequence, if it has a method for that (ours; Triton does not call one)."""
         try:
             self._model.end_sequence(correlation_id)
-        except Exception as error:  # noqa: BLE001 - no request's fault: nobody but the log is told
+        except Exception as error:  # noqa: BLE001 - no request's fault: only the log reports it
             _log.error("%s", self._model.as_failure(error))
 
     def unload(self) -> None:
@@ -130,7 +130,7 @@ class PythonBackend(Backend):
             if not is_read_only or num_calls != _num_calls():
                 raise
             if any(request._channel is not None for request in batch):
-                raise  # somebody may have heard of it already
+                raise  # some responses may have been sent already
         # Triton's inputs may be written to, and models do; nothing has come of this execution, so it is made again.
         _log.warning(
             "model instance '%s' writes into its inputs: it gets copies from now on. Set the parameter "
@@ -149,7 +149,7 @@ class PythonBackend(Backend):
             if fault_of(error) is Fault.DEVICE_LOST:
                 os._exit(EXIT_DEVICE_LOST)  # the worker's loop does not hear of coroutines; its clients have by now
         except BaseException as error:
-            # Not an error, but nobody else would answer either.
+            # Not an error, but no other code would answer either.
             if self._event_loop.is_stopping:
                 for request in batch:
                     request.fail(UnavailableError(f"model instance '{self._model.identity.instance_name}' is unloaded"))

@@ -2,7 +2,7 @@
 
 With its first call the worker joins the star a second time, as a client. A large tensor that lies in the server's
 memory is lent, not copied: one of a request that is being executed until the calls made for it are answered, one of
-another model's response for as long as anybody looks at it. A call has what is left of its parents' time and their
+another model's response for as long as an array over it exists. A call has what is left of its parents' time and their
 priority, and ends with them.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Smaller tensors are copied: a header that names another's block is not among those that the reader knows already, and
 #: to read it costs as much as to copy this (ours).
 LEND_NBYTES = 32 * 1024
-#: Of the time that a request may take, what calls made for it may use (ours).
+#: The share of a request's time that calls made for it may use (ours).
 _SHARE = 0.9
 #: Reloads of its model that one call may meet; after one more it is refused.
 _MAX_RELOADS = 3
@@ -55,7 +55,7 @@ class Parents:
     thread: int = 0  # which that is
 
     def begin_call(self) -> None:
-        """A call is made for them: whoever looks after it must hear where nobody waits any more."""
+        """Note that a call is made for these requests: they are then watched for clients that wait no more."""
         if not self.is_watched and threading.get_ident() == self.thread:
             self.watch()
             self.is_watched = True
@@ -79,7 +79,7 @@ class Parents:
         return max(1, (max(deadlines) - now_ns) // 1000) if deadlines and 0 not in deadlines else 0
 
     def answer_by_ns(self) -> int:
-        """After when nobody wants an answer of any of them; 0 = never."""
+        """The monotonic time in ns after which no client waits for an answer; 0 = never."""
         deadlines = [request.answer_by_ns for request in self.requests]
         return max(deadlines) if deadlines and 0 not in deadlines else 0
 
@@ -94,7 +94,7 @@ class Parents:
         return {key: value for key, value in self.requests[0].parameters.items() if key in _TRACE_CONTEXT}
 
     def are_cancelled(self) -> bool:
-        """Whether nobody waits for any of them any more."""
+        """Whether no client waits for any of these requests any more."""
         return self.is_watched and all(request.is_cancelled() for request in self.requests)
 
 
@@ -146,14 +146,14 @@ class Call:
                 self._lenders(),
                 self._request._trace._key,
             )
-        except Exception as error:  # noqa: BLE001 - a rim: whoever waits for the response has no deadline
+        except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
             self._fail(_known(error, f"Model {name} - Error when running inference: "), is_final=True)
         else:
             if self._is_cancelled:  # while it was sent, or between two attempts
                 self._client.cancel(self._number)
 
     def cancel(self) -> None:
-        """Nobody wants the rest of the responses."""
+        """Cancel the call: the remaining responses are not wanted."""
         self._is_cancelled = True
         self._client.cancel(self._number)
 
@@ -219,7 +219,7 @@ class Call:
                 return
             if isinstance(answer, Answer):
                 response = InferenceResponse(self._tensors(answer), parameters=answer.response.parameters)
-        except Exception as error:  # noqa: BLE001 - a rim: whoever waits for the response has no deadline
+        except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
             answer = _known(error)
         if isinstance(answer, ShoalError):
             self._fail(answer, is_final)
@@ -238,7 +238,8 @@ class Call:
         on_response = self._on_response
         if is_final:
             self._client.give_back(self._refs)
-            # Whoever hears of responses knows how to cancel: as a cycle, they would keep memory until it is collected.
+            # The receiver of responses has the canceller: with a reference back, the cycle would keep memory until it
+            # is collected.
             self._on_response, self._refs = _nobody, frozenset()
         on_response(response, is_final)
 
@@ -271,7 +272,7 @@ def _nobody(_response: InferenceResponse | None, _is_final: bool) -> None:
 
 
 def _known(error: Exception, prefix: str = "") -> ShoalError:
-    """Always a new one: the traceback of `error` leads to the model's arrays, and whoever kept it would keep them."""
+    """A new exception each time: the traceback of `error` leads to the model's arrays, and would keep them alive."""
     if isinstance(error, ShoalError):
         return type(error)(f"{prefix}{error}")
     return InternalError(f"{prefix}{type(error).__name__}: {error}")

@@ -36,7 +36,7 @@ Responses = Sequence[InferenceResponse | None]
 _NO_LIST = "Expected a list in the execute return, found type '{}'."
 _NO_RESPONSE = "Expected an 'InferenceResponse' object in the execute function return list, found type '{}'."
 
-# Frames of these are not the model's: Triton's are C++, and nobody sees them; an importer's tell nothing.
+# Frames of these files are not the model's: Triton's are in C++ and invisible; an importer's are useless.
 _NO_FRAMES = (os.path.dirname(triton_python_backend_utils.__file__) + os.sep, "<frozen importlib")
 
 
@@ -119,7 +119,7 @@ class PythonModel:
         return self._checked(requests, returned)
 
     async def execute_async(self, requests: Sequence[InferenceRequest]) -> Responses:
-        """The same for a model whose execute is a coroutine."""
+        """Like `execute`, for a model whose execute is a coroutine."""
         with forks.end_here():
             returned = await self._execute()(list(requests))
         return self._checked(requests, returned)
@@ -286,7 +286,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if code.co_filename == __file__:
-            frames.clear()  # we have called the model; who has called us is none of its business
+            frames.clear()  # our frame has called the model; frames above it do not matter
         elif not code.co_filename.startswith(_NO_FRAMES):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
@@ -298,6 +298,6 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
 async def _within(seconds: float, awaitable: Any) -> Any:
     task = asyncio.ensure_future(awaitable)
     done, _ = await asyncio.wait((task,), timeout=seconds)
-    if not done:  # whoever runs this coroutine cancels what is left
+    if not done:  # the loop that runs this coroutine cancels the rest
         raise TritonModelException(f"is_ready has not returned within {seconds:g} s")
     return task.result()

@@ -20,7 +20,7 @@ class ServedModel:
     def __init__(self, name: str, version: int, output_names: tuple[str, ...], is_decoupled: bool) -> None:
         self.name = name
         self.version = version
-        self.output_names = output_names  # those a client gets who asks for none in particular
+        self.output_names = output_names  # the outputs of a request that names none
         self.is_decoupled = is_decoupled
 
 
@@ -118,5 +118,5 @@ class ServedRequest(InferenceRequest):
         return trace
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the client does not wait for the answer any more."""
         return self.request.is_cancelled()

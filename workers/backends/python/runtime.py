@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WorkerRuntime(Runtime):
-    """That of one model instance."""
+    """The runtime of one model instance."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -60,11 +60,11 @@ class WorkerRuntime(Runtime):
         return parents
 
     def adopt(self, parents: Parents) -> None:
-        """The same for this coroutine, of what has begun in the loop's thread."""
+        """Make requests the parents of this coroutine's calls, for what runs in the loop's thread."""
         current_parents.set(parents)
 
     def end(self, parents: Parents) -> None:
-        """They are about to be answered: wait for calls that were lent their tensors and that nobody has awaited."""
+        """Before requests are answered: wait for calls that use their tensors and that the model has not awaited."""
         current_parents.set(NO_PARENTS)
         if self._client is not None:
             self._client.wait_until_returned(parents.refs)

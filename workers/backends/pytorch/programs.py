@@ -60,7 +60,7 @@ class Forward(Program):
         self._positions: dict[str, int] | None = None
 
     def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The same."""
+        """The outputs for these inputs, by name."""
         result = self._function(*naming.fill(self._arguments, tensors))
         if self._paths is not None:
             return {name: self._at(result, name, steps or ()) for name, steps in self._paths.items()}
@@ -112,7 +112,7 @@ class Exported(Program):
                 raise naming.no_such_output(name, self._num_outputs)
 
     def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The same."""
+        """The outputs for these inputs, by name."""
         leaves = self._function([tensors[name] for name in self._inputs])
         return {name: leaves[position] for name, position in self._outputs.items()}
 

@@ -50,7 +50,8 @@ def read_shape(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
 
 
 def shapes_of(name: str, declared: Shape, order: Order) -> tuple[Shape, Shape, Shape]:
-    """What a profile allows of an input that the file declares so. Raises InvalidArgumentError where nobody says."""
+    """The shapes that a profile allows for an input that the file declares so. Raises InvalidArgumentError if no source
+    has them."""
     if name in order.shapes:
         return order.shapes[name]
     if -1 in declared[1:]:
@@ -64,7 +65,7 @@ def shapes_of(name: str, declared: Shape, order: Order) -> tuple[Shape, Shape, S
 
 
 def cache_key(order: Order, device: str, version: str) -> str:
-    """The same for what gives the same engine. Weights in other files count where the file names them."""
+    """A key that is equal for orders with equal engines. Weights in other files count if the file names them."""
     digest = hashlib.sha256()
     for path in (order.onnx, *sorted(set(weight_files(order.onnx)))):
         digest.update(_hashed(path))

@@ -59,7 +59,7 @@ class ResponseIterator:
             each()
 
     def cancel(self) -> None:
-        """Nobody waits for the rest; what runs is told so."""
+        """Cancel the call: the model at work is notified, and further responses are dropped."""
         if self._cancel is not None and not self._is_complete:
             self._cancel()
 

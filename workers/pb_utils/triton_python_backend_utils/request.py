@@ -29,7 +29,7 @@ class InferenceRequest(ModelRequest):
     # -- how it is answered, where a server has made it --
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the client does not wait for the answer any more."""
         return False
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -39,7 +39,7 @@ class InferenceRequest(ModelRequest):
         return self._sender
 
     def _open_channel(self) -> ResponseChannel:
-        """The way to whoever waits for the answer; a server's requests have one."""
+        """The channel for responses; only a server's requests have one. Raises TritonModelException."""
         raise TritonModelException("Only a request that a server has made has a response sender.")
 
     def set_release_flags(self, flags: int) -> None:
@@ -58,7 +58,7 @@ class InferenceRequest(ModelRequest):
         return bls.execute(self, decoupled)
 
     async def async_exec(self, decoupled: bool = False) -> "InferenceResponse | bls.ResponseIterator":
-        """The same, for a coroutine."""
+        """Like `exec`, for a coroutine."""
         return await bls.execute_async(self, decoupled)
 
 

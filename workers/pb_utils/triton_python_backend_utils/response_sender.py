@@ -21,7 +21,7 @@ Output = tuple[str, Datatype, NDArray[Any]]
 
 
 class ResponseChannel(Protocol):
-    """The way to whoever waits for the answers to one request."""
+    """The channel for the responses to one request."""
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
         """One response. Raises ShoalError where it cannot be delivered."""
@@ -32,7 +32,7 @@ class ResponseChannel(Protocol):
         ...
 
     def fail_later(self, error: ShoalError) -> None:
-        """The same, in the place of the last, by another thread: waits for nothing, whoever has locked what."""
+        """Send an error in place of the last response, from another thread: never waits, whatever locks are held."""
         ...
 
     def finish(self) -> None:
@@ -41,7 +41,7 @@ class ResponseChannel(Protocol):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether the client does not wait any more."""
         ...
 
     @property
@@ -78,7 +78,8 @@ class InferenceResponseSender:
         self._count(response is not None, is_final)
         try:
             if response is not None:
-                # Of a model that is not decoupled the first is the last; its flag may still come and says nothing new.
+                # The first response of a model that is not decoupled is its last; a final flag may still come, without
+                # effect.
                 self._deliver(response, is_final or not self._is_decoupled)
             elif self._is_decoupled:
                 self._channel.finish()
@@ -86,11 +87,11 @@ class InferenceResponseSender:
             raise TritonModelException(str(error)) from error
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the client does not wait for the answer any more."""
         return self._channel.is_cancelled
 
     def __del__(self) -> None:
-        # Nobody can answer any more, and somebody waits. May run in any thread, in the middle of anything.
+        # The sender is lost, and the client would wait for ever. May run in any thread, in the middle of anything.
         if self._channel.is_open:
             self._channel.fail_later(self._if_dropped or InternalError(_DROPPED))
 

@@ -37,7 +37,7 @@ def _array_of(given: Any) -> NDArray[Any]:
 
 
 class Tensor:
-    """A named tensor. One that the server made is a read-only view; strings are decoded when somebody looks."""
+    """A named tensor. One that the server made is a read-only view; strings are decoded on first use."""
 
     # Changed by as_numpy and to_dlpack: the array, once it is asked for, and a copy that may be written to.
     _array: NDArray[Any] | None = None
