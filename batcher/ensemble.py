@@ -43,7 +43,7 @@ class StepClient(Client):
     __slots__ = ("_steps", "replies")
 
     def __init__(self, owner: int, steps: "Steps") -> None:
-        # Of a Client's fields only those that are used of one without a process.
+        # Only those of a Client's fields that are used without a process.
         self.owner = owner
         self.first_key = owner << NUMBER_BITS
         self.backlog = deque()

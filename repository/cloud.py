@@ -122,7 +122,7 @@ class CloudRepository:
     def forget(self, keep: Collection[Path]) -> None:
         """Remove the copies that have none of the paths in `keep`. Not while something is fetched.
 
-        The latest copy of each model stays: somebody may be about to load it.
+        The latest copy of each model stays: a load of it may be about to begin.
         """
         self._cache.forget({*keep, *self._latest.values()})
 

@@ -26,7 +26,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.errors import UnavailableError
 from shoal.repository.cloud_listing import CloudModel, CloudObject
 
-#: Scheme → where copies lie, if somebody says so. Triton's variables.
+#: Scheme → environment variable with the directory of copies. Triton's variables.
 ROOT_VARIABLES = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
@@ -75,7 +75,7 @@ def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
 
 
 def _make_private(root: Path) -> None:
-    """Everybody may write where temporary files are: the name may be somebody else's. Raises PermissionError then."""
+    """Any user may write where temporary files are. Raises PermissionError if the directory is another user's."""
     root.mkdir(mode=0o700, exist_ok=True)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -174,7 +174,7 @@ class CopyCache:
 def _stamp_ns(modified_s: int, tag: str, *, is_directory: bool) -> int:
     """The second is the cloud's; its fraction is made from the tag.
 
-    So whoever compares modification times sees what was replaced within a second and, by the stamp of a directory,
+    So a comparison of modification times shows what was replaced within a second and, by the stamp of a directory,
     which is later than those of its files, what was removed.
     """
     fraction_ns = int(hashlib.sha256(tag.encode()).hexdigest()[:12], 16) % 500_000_000

@@ -1,4 +1,4 @@
-"""Who asks: credentials for cloud storage, from Triton's environment variables or its file, as fsspec's options.
+"""Credentials for cloud storage, from Triton's environment variables or its file, as fsspec's options.
 
 Pure. What the cloud's own library reads from the environment by itself (AWS_ACCESS_KEY_ID, AWS_PROFILE,
 GOOGLE_APPLICATION_CREDENTIALS, …) is left to it. Where $TRITON_CLOUD_CREDENTIAL_PATH names a file, only that counts.

@@ -14,7 +14,7 @@ from shoal.repository.identifier import MAX_NAME_BYTES, UNSAFE_CHARACTERS
 
 #: Ours. A repository of 200 models has some thousand; a bucket of millions of images is none.
 MAX_OBJECTS = 100_000
-#: Of a key, in every cloud.
+#: Most bytes of a key, in every cloud.
 _MAX_KEY_BYTES = 1024
 
 
@@ -42,7 +42,7 @@ class CloudModel:
         return self.subtree_tag("")
 
     def subtree_tag(self, directory: str) -> str:
-        """The same for what lies below one directory of the model, "" for all of it."""
+        """Like the model's tag, for all below one of its directories; "" for the whole model."""
         top = f"{directory}/" if directory else ""
         facts = [f"{path}\0{each.size}\0{each.tag}" for path, each in self.files.items() if path.startswith(top)]
         facts += [path for path in self.directories if path.startswith(top)]
@@ -64,7 +64,7 @@ def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
     problems: dict[str, str] = {}
     strays: list[str] = []
     for each in objects:
-        # Consoles make an empty object whose key ends with a slash when somebody asks them for a directory.
+        # Consoles make an empty object whose key ends with a slash when a user makes a directory.
         is_directory = each.is_directory or (each.key.endswith("/") and not each.size)
         key = each.key.removesuffix("/") if is_directory else each.key
         name, _, path = key.partition("/")

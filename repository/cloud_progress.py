@@ -7,13 +7,13 @@ from shoal.errors import UnavailableError
 
 _log = logging.getLogger(__name__)
 
-#: Of the log (ours).
+#: Seconds between two lines in the log (ours).
 REPORT_EVERY_S = 10.0
 _MB = 1_000_000
 
 
 class Progress:
-    """Of one model's objects together. Told the time, in seconds of the monotonic clock."""
+    """Progress of one model's copy, all its objects together. Times are seconds of the monotonic clock."""
 
     def __init__(self, what: str, nbytes: int, stall_s: float, now_s: float) -> None:
         self._what = what

@@ -34,7 +34,7 @@ _MOVES = {
     VersionState.UNAVAILABLE: {VersionState.READY, VersionState.UNLOADING},
 }
 
-#: Triton's reason for a version that is not there because nobody wants it.
+#: Triton's reason for a version that was unloaded on request.
 UNLOADED = "unloaded"
 #: The version of a model that failed before any version of it was known.
 NO_VERSION = -1
@@ -97,7 +97,7 @@ class ModelVersion:
 
     @property
     def is_unloaded(self) -> bool:
-        """Whether it is not there, or will not be soon, because nobody wants it."""
+        """Whether the version is not loaded, or is being unloaded, on request."""
         return self.state is VersionState.UNLOADING or (
             self.state is VersionState.UNAVAILABLE and self.reason == UNLOADED
         )

@@ -103,7 +103,8 @@ def is_version_name(name: str) -> bool:
 def wanted_versions(available: Collection[int], version_policy: Mapping[str, Any], model_name: str) -> tuple[int, ...]:
     """The versions of `available` that `version_policy` (its JSON form) wants served, ascending.
 
-    Raises InvalidArgumentError if that is none. A version that `specific` lists and nobody has is logged and skipped.
+    Raises InvalidArgumentError if that is none. A version that `specific` lists and that does not exist is logged and
+    skipped.
     """
     ascending = sorted(available)
     if "specific" in version_policy:
@@ -130,8 +131,8 @@ def model_file(
     """The file, or directory, that a backend loads from `version_dir`; None if it needs none.
 
     The configuration's path must not leave the directory. A link in it may: volumes mounted by Kubernetes and caches of
-    model hubs are made of links, and whoever can make one there can put any model there. `compute_capability` ("8.0")
-    is that of the instance's GPU. Raises InvalidArgumentError, and UnavailableError where there is nothing.
+    model hubs are made of links, and a user who can make one there can put any model there. `compute_capability`
+    ("8.0") is that of the instance's GPU. Raises InvalidArgumentError, and UnavailableError if there is no such file.
     """
     filename: str = config["cc_model_filenames"].get(compute_capability) or config["default_model_filename"]
     if not filename:

@@ -33,8 +33,8 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            a response, or waited
                            for a client
     4096        128 × cap  the ring's records                  owner → the ring's reader
-    …           8 × units  generation table                    owner → whoever opens a block
-    slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
+    …           8 × units  generation table                    owner → readers of its blocks
+    slab offset slab size  blocks, each 2^n × 4096 bytes       owner → readers of its blocks
 
 A link to a worker whose model has a sequence batcher has a slab for a table (batcher → its successor), four words per
 slot (S).

@@ -3,8 +3,8 @@
     front ends ── traces, as they end ──► tracer ── files, OTLP
     supervisor ── settings ──► tracer ── how many were counted ──► supervisor
 
-It is there while something is traced. Nobody waits for it: what it is too slow for is dropped by the front ends, which
-say so with the next trace that gets through.
+The process runs while requests are traced. No process waits for it: front ends drop traces for which it is too slow,
+and say so with the next trace that gets through.
 """
 
 import faulthandler

@@ -22,7 +22,7 @@ _LEVELS = {"TIMESTAMPS": TIMESTAMPS, "TENSORS": TENSORS}
 GLOBAL = ""
 
 _MAX_UINT32, _MAX_INT32 = 2**32 - 1, 2**31 - 1
-# As C++'s std::stoi reads a number: leading white space and a sign, and whatever follows is ignored.
+# A number as C++'s std::stoi reads it: leading white space and a sign are allowed, and the rest is ignored.
 _STOI = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
 
 #: What one layer says: fields of TraceSetting; None takes back what it said before.
@@ -149,7 +149,7 @@ def describe(setting: TraceSetting, options: Mapping[str, str]) -> dict[str, Any
 
 
 def level_of(word: str) -> int:
-    """The level that a word means; OFF for one that nobody knows."""
+    """The level that a word means; OFF for an unknown word."""
     return _LEVELS.get(word, OFF)
 
 

@@ -32,7 +32,7 @@ class QueuedRequest:
     timeout_us: int = 0
     #: Monotonic time after which the client does not wait for the answer; 0 = never.
     deadline_ns: int = 0
-    #: Of a sequence: the word of its id, and Triton's flags, in a batch with the slot (shoal/sequences.py).
+    #: The word of its sequence's id, and Triton's flags, in a batch with the slot (shoal/sequences.py).
     correlation: int = 0
     flags: int = 0
 

@@ -160,8 +160,6 @@ class Client:
         """Wait until none of these blocks is named by an open request; their owner is about to free them.
 
         Ends at the deadlines of these requests at the latest: requests that were given up do not count.
-
-        No longer than until the deadlines of the requests that name them: what is given up is answered to nobody.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self.has_lent(refs))
