@@ -14,7 +14,8 @@ CacheConfig = Mapping[str, Mapping[str, str]]
 MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1000, (1 << 32) - (17 << 20)
 #: What a server keeps of answers that are in Redis, too, where `size` does not say it (ours: Triton keeps none).
 REDIS_CACHE_BYTES = 64 << 20
-#: Who is waited for by requests, and who by nobody. Triton's default is for ever, its wait for a connection is 100 ms.
+#: Redis's timeouts: for replies, for which requests wait, and for a connection, for which none waits. Triton's default
+#: is for ever, its wait for a connection is 100 ms.
 DEFAULT_SOCKET_TIMEOUT_MS, DEFAULT_CONNECT_TIMEOUT_MS = 100, 1000
 REDIS_PORT = 6379  # Redis's own; Triton wants it to be said
 

@@ -21,7 +21,7 @@ _S3_ENDPOINT = re.compile(r"(https?://)?([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-
 _HTTP_AND_PORT = re.compile(r"http://.*:[0-9]+")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,221}")
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,254}")
-#: Of a key, in all three clouds.
+#: Most bytes of a key, in all three clouds.
 _MAX_KEY_BYTES = 1024
 
 
@@ -36,7 +36,7 @@ class CloudUrl:
     account: str = ""  # Azure: the storage account, or its host
 
     def __str__(self) -> str:
-        # As Triton's users write it; without a port it would be taken for a bucket.
+        # A host and port, as Triton's users write it; without a port it would be taken for a bucket.
         endpoint = self.endpoint.removeprefix("http://") if _HTTP_AND_PORT.fullmatch(self.endpoint) else self.endpoint
         return f"{self.scheme}://" + "/".join(filter(None, (endpoint, self.account, self.bucket, self.prefix)))
 

@@ -27,8 +27,8 @@ ADDRESS_VARIABLE = "SHOAL_CONTROL"
 MAX_INLINE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 8
-#: What tells a child that its supervisor is gone: the end of file, or, where it joins or sends, a refused connection, a
-#: broken pipe, or a reset, if the supervisor had not read all. Nothing is left to do then, and nobody to tell.
+#: The errors by which a child notices its supervisor's death: the end of file or, when it joins or sends, a refused
+#: connection, a broken pipe, or a reset, if the supervisor had not read all. The child then ends.
 GONE = (EOFError, ConnectionError)
 
 _PEERCRED = struct.Struct("3i")
@@ -132,7 +132,7 @@ class Channel:
         return bool(poller.poll(0))
 
     def shutdown(self) -> None:
-        """Hang up, for any thread: whoever waits for a message gets EOFError."""
+        """Shut the connection down, from any thread: a thread that waits for a message gets EOFError."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -173,8 +173,8 @@ class Listener:
 
     @classmethod
     def at(cls, path: str) -> "Listener":
-        """Listen to guests on a socket in the file system, open to the same user only. Takes the place of one that
-        nobody listens on; raises OSError."""
+        """Listen to guests on a socket in the file system, open to the same user only. Replaces a socket without a
+        listener; raises OSError."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with suppress(FileNotFoundError):

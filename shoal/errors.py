@@ -37,7 +37,7 @@ class ShoalError(Exception):
 
 
 class UnknownError(ShoalError):
-    """Something failed and nobody knows more."""
+    """An unexpected failure without a known cause."""
 
     code, wire, http_status, grpc_status, words = "UNKNOWN", 1, 400, 2, "Unknown"
 

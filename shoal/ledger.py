@@ -1,6 +1,6 @@
 """What a process has open and mapped, as the kernel counts it, and the message that tells the supervisor.
 
-Used in every process, and only when somebody asks: nothing here is counted on the way of a request.
+Used in every process, and only on request: nothing here is counted on the way of a request.
 """
 
 import os
@@ -33,7 +33,8 @@ def connections() -> int:
     found = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # no socket, or closed meanwhile
-            # Not by a socket object: to make one of a descriptor may set it to non-blocking, for everybody who has it.
+            # Not by a socket object: to make one of a descriptor may set it to non-blocking, for all processes that
+            # share it.
             is_tcp = os.getxattr(int(name), "system.sockprotoname") in (b"TCP\0", b"TCPv6\0")
             found += is_tcp and os.fstat(int(name)).st_ino not in listening
     return found

@@ -4,10 +4,10 @@
     ISO8601   2024-05-20T20:03:25Z I 3355 server.cc:441] "loading: simple:1"
 
 Times are UTC. With `to_file` both go to the end of a file. A message is one line, quoted and escaped as a JSON string,
-since it may carry what a client sent; only `table` prints several, and a traceback, indented. Where nobody reads the
-log, its lines are lost and counted: no process waits long for that. Every process calls `configure`, once and whenever
-the settings change, then logs to `logger` or its children. Must not be used on the path of a request. Imports nothing
-of Shoal.
+since it may carry what a client sent; only `table` prints several, and a traceback, indented. If the log is a pipe
+without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`, once
+and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a request.
+Imports nothing of Shoal.
 """
 
 import json
@@ -30,7 +30,7 @@ logger = logging.getLogger("shoal")
 #: Set to 0, messages are printed as they are. Triton's variable.
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
-#: How long a line waits for whoever reads the log, once: the next ones are lost until there is room (ours).
+#: How long (s) a line waits, once, for a full pipe's reader: further lines are lost until there is room (ours).
 PATIENCE_MS = 100
 
 #: Characters of a table's cell before it is wrapped (ours): a reason may have several hundred.
@@ -156,7 +156,7 @@ class _Switches(logging.Filter):
 
 
 class PatientHandler(TextHandler):
-    """A stream that may be a pipe, which is full when nobody reads it."""
+    """A handler for a stream that may be a pipe, which is full if its reader stops."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -182,7 +182,7 @@ class PatientHandler(TextHandler):
 
 
 def say(line: str) -> None:
-    """Print a line to stdout that is none of the log's; lost where nobody reads."""
+    """Print a line to stdout that is not one of the log's; lost if stdout is a full pipe."""
     put(sys.stdout, f"{line}\n")
 
 

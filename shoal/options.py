@@ -1,9 +1,9 @@
 """What a server is told at its start: every number and switch, with its unit and where its default comes from.
 
-`ServerOptions` is built once, by the command line, and passed whole; nobody parses a flag again. A field's name is its
+`ServerOptions` is built once, by the command line, and passed whole; flags are not parsed again. A field's name is its
 flag's name, but for the few that the environment sets. Sources of the defaults: *Triton's* (its command line),
-*measured* (with the figure), or *ours*.
-Used in the supervisor; other processes are sent the few values they need. Imports only errors, and what reads values.
+*measured* (with the figure), or *ours*. Used in the supervisor; other processes are sent the few values they need.
+Imports only errors, and what reads values.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-#: Of a worker whose GPU answers it no more: EX_SOFTWARE, which nothing else here ends with (what a model runs may).
+#: The exit code of a worker whose GPU does not respond any more: EX_SOFTWARE, used here for nothing else (a model's
+#: code may).
 EXIT_DEVICE_LOST = 70
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -49,18 +50,19 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def pin_threads(pid: int, cores: Collection[int]) -> None:
-    """Have a process, and those it has started, run on these cores only; who has ended meanwhile does not mind."""
+    """Pin all threads of a process and of its descendants to these cores. Processes that have exited are skipped."""
     _for_threads(pid, lambda thread: os.sched_setaffinity(thread, cores))
 
 
 def set_niceness(pid: int, niceness: int) -> None:
-    """Have a process, and those it has started, be so nice to others; who has ended meanwhile does not mind."""
+    """Set the niceness of a process and of its descendants. Processes that have exited are skipped."""
     _for_threads(pid, lambda thread: os.setpriority(os.PRIO_PROCESS, thread, niceness))
 
 
 def _for_threads(pid: int, act: Callable[[int], None]) -> None:
     done = set[str]()
-    while left := _threads(pid) - done:  # until nobody has started another, which is as its parent was
+    # repeated until no new process is found; one just started has its parent's setting
+    while left := _threads(pid) - done:
         for thread in left:
             with suppress(ProcessLookupError):
                 act(int(thread))

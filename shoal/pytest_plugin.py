@@ -5,7 +5,7 @@
         …
 
 A conftest.py has it with `pytest_plugins = ["shoal.pytest_plugin"]`. It is no entry point: pytest would rewrite the
-assertions of all of Shoal in every run of everybody who has it installed. It imports nothing that a run does not use.
+assertions of all of Shoal in every run on a machine where it is installed. It imports nothing that a run does not use.
 """
 
 from collections.abc import Callable, Iterator

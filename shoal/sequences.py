@@ -1,7 +1,7 @@
 """What every process knows of sequences: Triton's flags, and how a correlation id stands in a record. Pure.
 
-A record has one word for the id: an integer stands for itself, a string for a keyed hash. Whoever wants to take part in
-the sequence of another client must know its id then; without the key nobody can look for a string of the same hash.
+A record has one word for the id: an integer stands for itself, a string for a keyed hash. So a client that wants to
+take part in another's sequence must know its id; without the key it cannot search for a string of the same hash.
 """
 
 import hashlib

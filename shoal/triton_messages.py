@@ -32,7 +32,7 @@ def service() -> Any:
 def _load(name: str, siblings: dict[str, ModuleType]) -> ModuleType:
     """tritonclient's generated module `name`, which imports `siblings` from its package.
 
-    Under a private name, so that nobody takes it for the package's own.
+    Under a private name, so that it is not taken for the package's own.
     """
     found = importlib.util.find_spec("tritonclient")
     folders = found.submodule_search_locations if found is not None else None
@@ -48,7 +48,7 @@ def _load(name: str, siblings: dict[str, ModuleType]) -> ModuleType:
         return package if imported == _PACKAGE else builtins.__import__(imported, *arguments)
 
     module = importlib.util.module_from_spec(spec)
-    # Its own __import__: nothing of this is seen by anybody else, in whatever thread.
+    # An __import__ of its own: no other module, in any thread, is affected.
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_module}
     try:
         spec.loader.exec_module(module)

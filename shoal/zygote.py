@@ -9,7 +9,7 @@ was exec'd. CLONE_PARENT would save the second fork, 1 ms, but has to go past li
 must be put right afterwards. Whatever fails here, the child's socket closes, and the supervisor execs instead.
 
 A zygote has one thread, maps nothing of ours, and holds no socket but the one that orders come over. If an import has
-started a thread, it says so and forks nobody: a lock which that thread held would be held in the child for ever.
+started a thread, it says so and forks no process: a lock which that thread held would be held in the child for ever.
 """
 
 import atexit
@@ -103,7 +103,7 @@ def _fork() -> bool:
             os._exit(0)
     except OSError:
         os._exit(1)
-    # It is readable from the moment at which our parent has become the supervisor.
+    # The descriptor is readable once our parent has become the supervisor.
     select.select([end], [], [])
     os.close(end)
     return True

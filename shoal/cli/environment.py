@@ -15,7 +15,7 @@ VARIABLES = {
 }
 #: Variable → the flag for which it stands in.
 _FLAGS = {"AIP_HTTP_PORT": "vertex-ai-port", "AIP_STORAGE_URI": "model-repository"}
-#: In a container of Vertex AI nobody knocks elsewhere.
+#: In a container of Vertex AI all requests come to its own port.
 _PREDICTION = {"allow-vertex-ai": "true", "allow-http": "false", "allow-grpc": "false"}
 
 

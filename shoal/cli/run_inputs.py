@@ -200,7 +200,7 @@ def _filled(text: bytes, number: int) -> Callable[[TensorSpec, tuple[int, ...]],
 
 
 def _random(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
-    """The same at every run, so that a model which fails does so again."""
+    """Random values, the same in every run, so that a model which fails does so again."""
     generator = np.random.default_rng(0)
     if spec.datatype is BYTES:
         numbers = generator.integers(0, 1000, shape)

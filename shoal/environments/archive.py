@@ -47,7 +47,7 @@ def unpack(archive: Path, into: Path) -> None:
         stream = _Bounded(opener(file) if opener else file)
         with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as tar:
             _Unpacking(tar, into).run()
-        # tarfile takes a damaged header for the end; and only whoever reads on learns whether the checksum is right.
+        # tarfile takes a damaged header for the end; and the checksum is only verified at the real end.
         while rest := stream.read(_CHUNK_NBYTES):
             if rest.strip(b"\0"):
                 raise tarfile.ReadError("there is something behind its end")

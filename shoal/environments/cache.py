@@ -2,9 +2,9 @@
 
     <root>/
     ├── <key>/environment/   made here, and never moved: scripts in it name their interpreter by its whole path
-    ├── <key>/complete       created last; without it whoever needs <key> begins anew
+    ├── <key>/complete       created last; without it the next process that needs <key> begins anew
     ├── <key>.lock           held by the process that makes <key>; the others wait, be they of this server or not
-    └── digests/<…>          what the contents of a file came to, by its path, as long as nobody touches it
+    └── digests/<…>          what the contents of a file came to, by its path, as long as it is unchanged
 
 Nothing is ever changed once it is complete, and nothing removed: `rm -r` of the whole is safe while no server runs.
 """
@@ -67,7 +67,7 @@ class Cache:
                     shutil.rmtree(entry, ignore_errors=True)
                     raise
                 os.sync()  # a power failure must not leave the mark without what it stands for
-                complete.touch()  # publishes: an environment that anybody may use
+                complete.touch()  # publishes: an environment that every process may use
         return directory
 
     @contextlib.contextmanager

@@ -3,7 +3,7 @@
     supervisor ── exec ──► python -m shoal.environments.enter ORDER ── exec, same pid ──► <interpreter> <links> NAME
                                               └─ joins, only to say why not: the load fails with that sentence
 
-So whatever an environment takes, nobody but its own instance waits, under the deadline that every start of one has.
+So however long an environment takes, only its own instance waits, under the deadline that every start of one has.
 """
 
 import json

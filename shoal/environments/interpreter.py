@@ -10,7 +10,7 @@ from shoal.errors import InvalidArgumentError
 
 #: The oldest that a worker's code runs on.
 MIN_VERSION = (3, 10)
-#: Of the server's own environment, and wrong in another.
+#: Variables of the server's own environment, wrong in another.
 _OURS = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 #: For every Python there ever was. numpy is looked for, not imported: that would take as long as the rest of a start.
 _QUESTION = """

@@ -9,7 +9,7 @@ from shoal.model_config.messages import Config
 
 
 def faults(config: Config) -> Iterator[str]:
-    """Of a finished configuration: it names all inputs and outputs."""
+    """Errors in the batch_input and batch_output of a completed configuration."""
     inputs = {tensor["name"]: tensor for tensor in config["input"]}
     outputs = {tensor["name"]: tensor for tensor in config["output"]}
     for made in config["batch_input"]:

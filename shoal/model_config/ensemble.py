@@ -155,7 +155,8 @@ def decoupled_steps(models: Sequence[Config]) -> list[int]:
 
 
 def _origins(config: Config, models: Sequence[Config]) -> Iterator[str]:
-    """What depends on the answers of several decoupled steps: nobody knows which of them belong together."""
+    """A step that depends on the answers of several decoupled steps is refused: it is unknown which of them belong
+    together."""
     name, decoupled, waiting = config["name"], set(decoupled_steps(models)), dict(enumerate(steps(config)))
     origins: dict[str, int | None] = dict.fromkeys([tensor["name"] for tensor in config["input"]])
     while runnable := [each for each, step in waiting.items() if origins.keys() >= set(step["input_map"].values())]:

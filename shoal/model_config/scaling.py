@@ -20,7 +20,7 @@ MAX_QUEUE_AGE_MS = 3_600_000
 #: What is noticed as waiting, and far more than one wake-up costs (ours).
 DEFAULT_QUEUE_AGE_MS = 50
 _MOST = {"min_instances": MAX_INSTANCES, "max_instances": MAX_INSTANCES, "autoscale_queue_age_ms": MAX_QUEUE_AGE_MS}
-#: As Triton reads booleans.
+#: Triton's words for booleans.
 _TRUE, _FALSE = ("true", "on", "1"), ("false", "off", "0")
 
 

@@ -81,7 +81,7 @@ HARMLESS = {
 def check_support(config: Config, python_backend: Path | None = None) -> None:
     """Raises UnsupportedError for the first feature, backend or runtime that `config` asks for in vain.
 
-    A backend that nobody has is InvalidArgumentError, as in Triton. `python_backend` is the model.py of one that is not
+    An unknown backend raises InvalidArgumentError, as in Triton. `python_backend` is the model.py of one that is not
     built in (python_backends.py).
     """
     name, runtime = config["name"], config["runtime"]
