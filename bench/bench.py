@@ -31,7 +31,7 @@ class Bench:
     def visit(self, rows: Sequence[Row]) -> None:
         """A sample for each of these rows, all of one model and encoding; a row with a fault gets none.
 
-        Their servers are all up at once, and who is not loaded idles.
+        Their servers are all up at once, and servers that are not loaded idle.
         """
         with ExitStack() as stack:
             running: dict[Peer, tuple[Server, float]] = {}
@@ -62,7 +62,7 @@ class Bench:
             server.stop()
 
     def _measure(self, rows: Sequence[Row], running: Mapping[Peer, tuple[Server, float]]) -> None:
-        """One workload: servers in turns; who is alone is loaded without a break."""
+        """One workload: servers in turns; a server without others is loaded without a break."""
         every: list[tuple[Row, Slices]] = []
         for row in rows:
             with _faults_go_to([row]):

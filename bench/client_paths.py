@@ -49,7 +49,7 @@ from shoal import AsyncClient, Client
 
 DOCUMENT = ROOT / "docs" / "client.md"
 PICTURE = "![The time of a call against the size of its tensors](client.svg)"
-#: Of one tensor, in FP32.
+#: Elements of one tensor, in FP32.
 SIZES = (64, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 #: In the table; the picture has all.
 SHOWN = (SIZES[0], SIZES[3], SIZES[5], SIZES[6])
@@ -61,7 +61,8 @@ _CHAPTER = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one request, where AT_ONCE are open: the server's CPU, the client's, and how many shared an execution."""
+    """CPU time of one request, with AT_ONCE open: the server's, the client's, and how many requests shared an
+    execution."""
 
     title: str
     server_us: float

@@ -194,7 +194,7 @@ class Crowd:
 
 
 class Bodies:
-    """The same request on one connection at a time, again and again, with the first answer checked against `right`."""
+    """One request, repeated on one connection at a time; the first answer is checked against `right`."""
 
     def __init__(self, port: int, request: Request, right: bytes) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""The chapter of docs/benchmarks.md on gRPC: who is compared, under what, and what was wanted."""
+"""The chapter of docs/benchmarks.md on gRPC: servers, workloads, and goals."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -55,7 +55,8 @@ class H2load:
         return 200, {}, answer
 
     def shoot(self, target: Target, seconds: float, rate: float | None = None, prefix: Sequence[str] = ()) -> Load:
-        """As Generator. With a `rate`, as many calls as that makes: of these none is cut off, and all bytes count."""
+        """Like `Generator.shoot`. A `rate` sets the number of calls: none of them is cut off, and all bytes count.
+        Raises BenchmarkError."""
         port, request = target.port, target.request
         answer_nbytes = PREFIX_BYTES + len(self.ask(port, request)[2])
         num_at_once = target.connections * target.streams

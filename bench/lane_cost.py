@@ -1,9 +1,9 @@
 """What a small inference costs a lane alone, in instructions: python -m bench.lane_cost [CASE...]
 
 The lane runs its own loop, over real sockets and real shared memory, in this one process. Between two passes of the
-loop the program plays everybody else: clients, batcher and worker. Only what the lane does is counted, so two seconds
-tell what a change to it did, on a machine however busy. Half of the clients are a pass ahead of the others, so that
-a pass takes requests and delivers replies, as it does under load.
+loop the program plays all other processes: clients, batcher and worker. Only what the lane does is counted, so two
+seconds tell what a change to it did, on a machine however busy. Half of the clients are a pass ahead of the others, so
+that a pass takes requests and delivers replies, as it does under load.
 
   python -m bench.lane_cost                       all cases
   python -m bench.lane_cost --opcodes grpc-c16    where its bytecode runs, by function
@@ -127,14 +127,14 @@ class Client:
 
 
 class HttpClient(Client):
-    """The same bytes each time."""
+    """An HTTP client that sends the same bytes each time."""
 
     def __init__(self, port: int, model: Model, num_at_once: int) -> None:
         super().__init__(port, model, num_at_once)
         self._bytes = raw(v2_request(model, "binary"))
 
     def request(self) -> bytes:
-        """As Client."""
+        """Like `Client.request`."""
         return self._bytes
 
 
@@ -161,7 +161,7 @@ class GrpcClient(Client):
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
 
     def request(self) -> bytes:
-        """As Client."""
+        """Like `Client.request`."""
         self._stream_id += 2
         frames = [frame(1, 4, self._stream_id, self._encoder.encode(self._head))]
         frames += [frame(0, is_last, self._stream_id, piece) for piece, is_last in self._pieces]
@@ -220,10 +220,10 @@ class Run:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         # Changed by `is_alive`.
         self._clients: list[Client] = []
-        self._silent: deque[Client] = deque()  # who has not asked anything yet
+        self._silent: deque[Client] = deque()  # clients that have not sent a request yet
         self._num_warm_up = WARM_UP_CALLS if case.model is SMALL else WARM_UP_CALLS // 10
         self._mark, self._mark_s = 0, 0.0
-        #: Of the lane, since it was warm.
+        #: Figures of the lane, since it was warm.
         self.instructions, self.cpu_s, self.num_answers, self.num_passes = 0, 0.0, 0, 0
 
     def run(self) -> None:

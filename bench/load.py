@@ -86,18 +86,19 @@ class Wrk:
 
     @property
     def title(self) -> str:
-        """As Generator."""
+        """Like `Generator.title`."""
         # wrk -v names the version and ends with exit code 1.
         said = subprocess.run([self._path, "-v"], capture_output=True, text=True, check=False).stdout
         version = re.match(r"wrk (?:debian/)?([0-9.]+)", said)
         return f"wrk {version[1]}" if version else "wrk"
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
-        """As Generator."""
+        """Like `Generator.ask`."""
         return ask(port, request)
 
     def shoot(self, target: Target, seconds: float, rate: float | None = None, prefix: Sequence[str] = ()) -> Load:
-        """As Generator. wrk takes whole seconds: in the middle of one it is interrupted."""
+        """Like `Generator.shoot`. wrk takes whole seconds: in the middle of one it is interrupted. Raises
+        BenchmarkError."""
         del rate
         request = target.request
         is_cut = seconds % 1 != 0
@@ -131,6 +132,6 @@ def parse(output: str, cpu_s: float) -> Load:
 
 
 def children_cpu_s() -> float:
-    """Of all that were waited for."""
+    """CPU seconds of all child processes that were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -94,7 +94,7 @@ def launch_triton(folder: Path, model: Model, _encoding: str, *, is_grpc: bool =
 
 
 def serve_with_triton(folder: Path, models: Path, *, is_grpc: bool = False) -> Server:
-    """The same, with a repository."""
+    """The real `tritonserver` with a repository, not started yet. Raises BenchmarkError if it is not installed."""
     spec = util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise BenchmarkError("nvidia-pytriton is not installed")

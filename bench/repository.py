@@ -55,7 +55,7 @@ def write_onnx_for_triton(folder: Path, models: Sequence[Model]) -> Path:
 
 
 def write_for_triton(folder: Path, model: Model) -> Path:
-    """The same in Triton's Python backend."""
+    """Write the model for Triton's Python backend."""
     file = model.file if model.file and model.is_python else TRITON_MODEL
     links = {"model.py": file}
     if model.table_rows:
@@ -64,7 +64,7 @@ def write_for_triton(folder: Path, model: Model) -> Path:
 
 
 def _table(folder: Path, model: Model) -> Path:
-    """The model's table, written by whoever needs it first."""
+    """The model's table, written by the first caller."""
     file = folder / f"{model.name}.npy"
     if not file.exists():
         import numpy as np

@@ -24,7 +24,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Ports without a listener."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in sockets]
@@ -50,8 +50,8 @@ Ask: TypeAlias = Callable[[int, Request], tuple[int, Mapping[str, str], bytes]]
 class Server:
     """A running server; `port` is the one that it was told to listen on.
 
-    `memory_prefix` is how names in /dev/shm begin that nobody else has, and that a killed server would leave there.
-    It runs in `folder`, or where we run.
+    `memory_prefix` is how names in /dev/shm begin that no other process makes, and that a killed server would leave
+    there. It runs in `folder`, or where we run.
     """
 
     def __init__(

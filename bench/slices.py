@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def turns(every: Sequence[T], number: int) -> Iterator[T]:
-    """So many turns of each, there and back (A B B A …): a machine that slows down meanwhile favours nobody."""
+    """So many turns of each, there and back (A B B A …): a machine that slows down meanwhile favours none of them."""
     for turn in range(number):
         yield from reversed(every) if turn % 2 else every
 

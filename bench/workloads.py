@@ -40,7 +40,7 @@ class Model:
 
     @property
     def datatype(self) -> str:
-        """Of its inputs."""
+        """Datatype of its inputs."""
         return "INT64" if self.table_rows else "FP32"
 
     @property
@@ -150,7 +150,7 @@ def plain_request(model: Model, encoding: str) -> Request:
 
 
 def plain_answer(headers: Mapping[str, str], body: bytes) -> "array[float]":
-    """The same way back."""
+    """The numbers in an answer that is nothing but these, in JSON or as they lie in memory."""
     if headers.get("content-type", "").startswith("application/json"):
         return array("f", json.loads(body))
     return array("f", body)

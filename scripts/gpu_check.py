@@ -223,7 +223,7 @@ def onnxruntime_run(file: Path, provider: str) -> Run:
 
 
 def sample(rows: int) -> Array:
-    """The same numbers every time."""
+    """An input of that many rows, the same in every call."""
     return np.random.default_rng(rows).standard_normal((rows, WIDTHS[0])).astype(np.float32)
 
 
@@ -278,7 +278,7 @@ def rate(call: Callable[[], object], seconds: float) -> float:
 
 
 def copies(on_cpu: bool) -> str:
-    """Of a request that is alone in its batch, after the socket; with cuda-python, which its extras bring."""
+    """Copies of a request that is alone in its batch, after the socket; with cuda-python, which its extras bring."""
     return "0 (a view)" if on_cpu else "1 (page-locked, read by the GPU)"
 
 

@@ -30,7 +30,7 @@ def infer(model: str, numbers: Sequence[float]) -> Request:
 
 
 def message(model: str, numbers: Sequence[float]) -> bytes:
-    """The same over gRPC."""
+    """A request over gRPC."""
     import tritonclient.grpc.service_pb2 as service
 
     made: Any = service.ModelInferRequest(model_name=model)
@@ -53,7 +53,7 @@ class Probe(Protocol):
 
 
 class HttpProbe:
-    """The same request on so many connections by turns; one that was lost is made anew."""
+    """One request, sent on several connections by turns; a lost connection is made anew."""
 
     def __init__(self, port: int, request: Request | bytes, num_connections: int = 1) -> None:
         self._port = port
@@ -104,7 +104,8 @@ class HttpProbe:
 
 
 def _status(connection: socket.socket, end_s: float) -> int:
-    """Of a whole answer with a Content-Length, or in chunks. Raises OSError or ValueError where there is none."""
+    """The status of a whole answer with a Content-Length, or in chunks. Raises OSError or ValueError if there is
+    none."""
     received = bytearray()
     while True:
         connection.settimeout(max(0.001, end_s - time.monotonic()))

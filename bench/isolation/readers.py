@@ -18,7 +18,7 @@ from bench.isolation.windows import closed_windows
 CLOSED, CLOSED_FLOATS = 90, 262_144
 #: HTTP clients, of 6 MB each.
 READERS, LARGE_FLOATS = 16, 1_500_000
-#: Of a stream: more than any window and slab hold.
+#: Bytes of a stream: more than any window and slab hold.
 RESPONSES, RESPONSE_FLOATS = 400, 262_144
 _GRPC = ("--grpc-process-count=1",)
 _SAME = "p99; quiet: they read"

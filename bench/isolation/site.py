@@ -160,7 +160,8 @@ class Site:
 
 
 def established(table: str, port: int) -> dict[str, int]:
-    """Of the lines of /proc/net/tcp: "socket:[inode]" of connections at this local port → the other side's port."""
+    """The connections in the lines of /proc/net/tcp: "socket:[inode]" of connections at this local port → the other
+    side's port."""
     found = {}
     for row in table.splitlines()[1:]:
         cells = row.split()

@@ -219,7 +219,7 @@ class _Fresh:
             self._probe.close()
 
     def close(self) -> None:
-        """It is."""
+        """Nothing to close."""
 
 
 def metrics_gzip(site: Site) -> Measure:

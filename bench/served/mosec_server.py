@@ -33,7 +33,7 @@ class JsonIdentity(mosec.Worker):  # type: ignore[misc]  # mosec is not installe
 
 
 class BinaryIdentity(JsonIdentity):
-    """The same with the floats as they lie in memory."""
+    """The identity with floats as they lie in memory."""
 
     resp_mime_type = "application/octet-stream"
 
