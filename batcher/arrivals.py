@@ -69,7 +69,7 @@ class Arrivals:
         self._heard.clear()
 
     def has_heard(self, key: int) -> bool:
-        """Whether a client has sent this request again."""
+        """Whether a client has sent this request again, after a dead batcher."""
         return key in self._heard
 
     def accept(self, client: Client, record: Record, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""The servers: how each is started with one model, and in which words it is asked.
+"""The servers under comparison: how each is started with one model, and which requests it gets.
 
 Every server has one instance of the model and otherwise its own defaults; what differs from that is said in `notes`,
 which the document prints.
@@ -44,12 +44,12 @@ class Peer:
     runs_python: bool = False  # a model.py as it is
 
     def can_serve(self, model: Model) -> bool:
-        """Whether there is anything to measure."""
+        """Whether the peer can serve this model."""
         return self.runs_python or not model.is_python
 
 
 def _environment(**more: str) -> dict[str, str]:
-    """For peers: their own environment's packages, and this folder's modules."""
+    """The environment of peers: their own packages, and this folder's modules."""
     site_packages = sysconfig.get_path("purelib")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}:{site_packages}", **more}
@@ -67,9 +67,9 @@ def launch_shoal(
     num_instances: int = 1,
     grpc: Sequence[str] | None = None,
 ) -> Server:
-    """`shoal serve`, not started yet, with other models beside the one that is asked.
+    """`shoal serve`, not started yet, with other models beside the measured one.
 
-    It is asked over HTTP, or over gRPC where there are flags for that, though there be none.
+    It is measured over HTTP, or over gRPC if `grpc` has flags for that, even none.
     """
     http_port, metrics_port, grpc_port = free_ports(3)
     models = repository.write_for_shoal(folder, model, others, num_instances)
@@ -80,7 +80,7 @@ def launch_shoal(
 
 
 def shoal_version(_port: int) -> str:
-    """Asked in its own environment."""
+    """Shoal's version, from its own environment."""
     program = (
         "from importlib.metadata import version as v\n"
         "print(', '.join(f'{name} {v(name)}' for name in ('shoal', 'gunicorn', 'numpy', 'onnxruntime')))"
@@ -129,7 +129,7 @@ def _triton_version(port: int) -> str:
 
 
 def triton_title(version: str) -> str:
-    """What its version means."""
+    """The real tritonserver in words: its version, and those of its packages."""
     return f"tritonserver {version} ({_packages('nvidia-pytriton', 'numpy', 'onnxruntime')})"
 
 

@@ -1,4 +1,4 @@
-"""What to do about a model's directory that has no version: where its files lie instead, and where they belong.
+"""Advice about a model's directory without a version: where its files lie instead, and where they belong.
 
 A user who comes from a single file puts it into the model's directory, calls the version `v1`, or gives the model's
 directory as the repository. Triton's sentences do not say so; these follow them. Reads directories, in the repository
@@ -22,7 +22,7 @@ def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentEr
 
 
 def _advice(directory: Path) -> str:
-    """What to move or rename so that the model has a version; nothing where it has one, or cannot be read."""
+    """What to move or rename so that the model has a version; "" if it has one, or cannot be read."""
     try:
         entries = {entry.name: entry.is_dir() for entry in sorted(directory.iterdir())}
         is_in_model = (directory.parent / CONFIG_FILENAME).exists()

@@ -30,7 +30,7 @@ logger = logging.getLogger("shoal")
 #: Set to 0, messages are printed as they are. Triton's variable.
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
-#: How long (s) a line waits, once, for a full pipe's reader: further lines are lost until there is room (ours).
+#: How long (ms) a line waits, once, for a full pipe's reader: further lines are lost until there is room (ours).
 PATIENCE_MS = 100
 
 #: Characters of a table's cell before it is wrapped (ours): a reason may have several hundred.
@@ -105,7 +105,7 @@ class TritonFormatter(logging.Formatter):
         self._escape = escape
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or lines, without the last newline."""
+        """The record's line, or lines, without the last newline."""
         text = f"{self._head(record)} {self._message(record)}"
         if record.exc_info:
             trace = self.formatException(record.exc_info)
@@ -166,12 +166,12 @@ class PatientHandler(TextHandler):
         try:
             text = f"{self.format(record)}\n"
             if self._num_lost:
-                text = f"\n{self._account(record)}\n{text}"  # on a line of its own, whatever had begun
+                text = f"\n{self._account(record)}\n{text}"  # on a line of its own, behind an unfinished one
             if put(self.stream, text, patience_ms=0 if self._num_lost else PATIENCE_MS):
                 self._num_lost = 0
             else:
                 self._num_lost += 1
-        except Exception:  # noqa: BLE001  a record that cannot be formatted; it must not fail who logged it
+        except Exception:  # noqa: BLE001  a record that cannot be formatted must not fail its caller
             self.handleError(record)
 
     def _account(self, record: logging.LogRecord) -> str:
@@ -187,17 +187,17 @@ def say(line: str) -> None:
 
 
 def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bool:
-    """Write to a stream without waiting longer than that for any part; False where the rest, or all, is lost: it is not
-    read, its reader has gone, or the disk is full."""
+    """Write to a stream without waiting longer than `patience_ms` for any part; False if the rest, or all, is lost: it
+    is not read, its reader has gone, or the disk is full."""
     try:
         fd = stream.fileno()
-    except OSError:  # it is no file: a test's
+    except OSError:  # a test's stream that is not a file
         stream.write(text if isinstance(text, str) else text.decode("utf-8", "backslashreplace"))
         return True
     data = text.encode(stream.encoding, "backslashreplace") if isinstance(text, str) else text
     try:
         stream.flush()
-        # What a pipe that has room takes at once. A file takes all, in one piece among those of other processes.
+        # A pipe with room takes at least this at once. A file takes all, as one piece among other processes' writes.
         most = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
         room = select.poll()
         room.register(fd, select.POLLOUT)
@@ -211,7 +211,7 @@ def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bo
 
 
 def to_file(path: str) -> None:
-    """Have this process, and those it will start, write to a file what would go to stdout and stderr.
+    """Redirect stdout and stderr of this process, and of those it will start, to a file.
 
     Raises OSError. The log's lines go there, and what models and frameworks print. Every write lands at the end of the
     file as it is then, so processes share it, and `copytruncate` of logrotate may empty it. The mode 0640 is that of

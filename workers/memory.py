@@ -318,7 +318,7 @@ class Memory:
             self._said.discard(ref)
 
     def drain(self) -> None:
-        """Take in all that the batcher has said."""
+        """Apply all records of the batcher. Raises LayoutError for an invalid one."""
         incomplete, num_taken = self._incomplete, 0
         for record in self._reader.drain():
             kind = record[0]

@@ -1,9 +1,9 @@
-"""What a model's own metrics have changed by, told to the supervisor: soon, at most ten times a second, and also when
-it asks, and at the end.
+"""Changes of a model's own metrics, sent to the supervisor: soon, at most ten times a second, on request, and at the
+end.
 
-A thread of its own sends, so that what a model's threads count while no batch comes is told, too, and listens to the
-supervisor while a batch is executed: a scrape of /metrics shows what was counted before it. It starts with the first
-change: most models have no metrics. Runs in a worker.
+A thread of its own sends, so that changes by a model's threads between batches are reported, too; it also listens to
+the supervisor while a batch is executed: a scrape of /metrics shows what was counted before it. The thread starts with
+the first change: most models have no metrics. Runs in a worker.
 """
 
 import logging
@@ -21,13 +21,13 @@ from shoal.shm.doorbell import Doorbell
 
 _log = logging.getLogger(__name__)
 
-#: Between two reports that no scrape asks for (ours). A worker that dies takes what it had not reported along.
+#: Seconds between two reports that no scrape asks for (ours). Unreported changes are lost when a worker dies.
 INTERVAL_S = 0.1
 _MODULE = "triton_python_backend_utils.metrics"
 
 
 class Registry(Protocol):
-    """What is needed of triton_python_backend_utils.metric_registry.MetricRegistry, which most workers never import."""
+    """The used part of triton_python_backend_utils.metric_registry.MetricRegistry, which most workers never import."""
 
     on_change: Any
 
@@ -40,20 +40,20 @@ class MetricsReporter:
     def __init__(self, registry: Registry, channel: Channel) -> None:
         self._registry = registry
         self._channel = channel
-        self._bell = Doorbell.create()  # there are changes, or it is to listen
-        self._reporting = threading.Lock()  # reports go out in the order in which changes are taken
+        self._bell = Doorbell.create()  # rung by changes, and when it is to listen
+        self._reporting = threading.Lock()  # held so that reports are sent in the order in which changes are taken
         # Changed by the first change, under the registry's lock, and by listen_with.
         self._thread: threading.Thread | None = None
         self._listen: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Report what there is, and changes from now on."""
+        """Report changes until now, and from now on."""
         self._registry.on_change = self._note
         if self.flush():
             self._note()
 
     def flush(self) -> bool:
-        """Report now; whether there was anything."""
+        """Report now. Whether there were changes."""
         with self._reporting:
             changes = self._registry.take_changes()
             if changes:
@@ -61,15 +61,15 @@ class MetricsReporter:
         return bool(changes)
 
     def listen_with(self, listen: Callable[[], None]) -> None:
-        """Have the reporter's thread receive the supervisor's messages, too: `listen` takes the next one, if another
-        thread has not."""
+        """Have the reporter's thread receive the supervisor's messages, too: `listen` takes the next one, unless
+        another thread has."""
         self._listen = listen
         self._bell.ring()
 
     def _note(self) -> None:
-        """There are changes. Also called by finalizers, but not before the thread has started."""
+        """Note that there are changes. Also called by finalizers, but not before the thread has started."""
         if self._thread is None:
-            self._channel.send(MetricsReported([]))  # before any scrape: from now on it asks us, too
+            self._channel.send(MetricsReported([]))  # from now on, scrapes ask this worker, too
             self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
             self._thread.start()
         self._bell.ring()
@@ -78,8 +78,8 @@ class MetricsReporter:
         try:
             self._report()
         except (*GONE, OSError):
-            return  # the supervisor is gone, and this process about to be
-        except Exception:  # noqa: BLE001 - the thread's rim: a message that it has received may be half in force
+            return  # the supervisor is gone, and this process about to end
+        except Exception:  # noqa: BLE001 - the thread's rim: a received message may be half applied
             _log.exception("this process cannot go on without its metrics")
             os._exit(1)
 
@@ -91,7 +91,7 @@ class MetricsReporter:
             left_s = due_s - time.monotonic()
             if has_changed and left_s <= 0:
                 has_changed = False
-                if self.flush():  # else others have reported it already
+                if self.flush():  # otherwise another thread has reported already
                     due_s = time.monotonic() + INTERVAL_S
                 continue
             ready = dict(poller.poll(left_s * 1000 if has_changed else None))
@@ -105,7 +105,7 @@ class MetricsReporter:
 
 
 def report_metrics(channel: Channel) -> MetricsReporter | None:
-    """Report the metrics of the model that this process has loaded; None where its backend can have none."""
+    """Report the metrics of the model that this process has loaded; None if its backend can have none."""
     module = sys.modules.get(_MODULE)
     if module is None:
         return None

@@ -1,4 +1,4 @@
-"""Batches that are more than rows below each other: ragged inputs, and tensors made from the batch itself.
+"""Batches whose inputs are not rows below each other: ragged inputs, and tensors made from the batch itself.
 
     ragged input   all elements of all requests, one request behind the other: one dimension
     batch_input    an input that no client sends: it says where in the others each request is
@@ -45,12 +45,12 @@ _KINDS: Mapping[str, Callable[[_Shapes], Array]] = {
 
 
 class RaggedBatches:
-    """How a model's batches are put together and taken apart."""
+    """The assembly and division of one model's batches."""
 
     def __init__(self, config: Config) -> None:
         self._signature = signature = Signature.from_config(config)
         self.inputs = frozenset(name for name, spec in signature.inputs.items() if spec.ragged)
-        #: The inputs that are made.
+        #: Inputs that are made from the batch.
         self.made: Mapping[str, Datatype] = {
             name: BY_CONFIG_NAME[made["data_type"]] for made in config["batch_input"] for name in made["target_name"]
         }
@@ -59,7 +59,7 @@ class RaggedBatches:
             for made in config["batch_input"]
             for name in made["target_name"]
         ]
-        #: The outputs that are divided, and the inputs whose shapes they have.
+        #: Outputs that are divided → the inputs whose shapes they have.
         self.scattered: Mapping[str, str] = {
             name: made["source_input"][0] for made in config["batch_output"] for name in made["target_name"]
         }
@@ -69,7 +69,7 @@ class RaggedBatches:
         return bool(self.inputs or self._kinds or self.scattered)
 
     def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """All that the model is to be given."""
+        """All inputs of the model, for these requests as one batch."""
         gathered = {
             name: np.concatenate(
                 [
@@ -85,7 +85,7 @@ class RaggedBatches:
         return gathered
 
     def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """By ragged input: where each row ends in it."""
+        """By ragged input: where each row ends in it, as an index of its elements."""
         ends = {}
         for name in self.inputs.intersection(requests[0].form.inputs):
             shapes = [_shape(request, name) for request in requests]
@@ -94,7 +94,7 @@ class RaggedBatches:
         return ends
 
     def add(self, requests: Sequence[Request], outputs: Mapping[str, Array], answers: Answers) -> None:
-        """Answer each request with its part of what the model has returned; one whose part is not there fails."""
+        """Answer each request with its part of the model's outputs; a request without one fails."""
         if not self.scattered:
             answers.add_batch(requests, outputs)
             return
@@ -119,7 +119,7 @@ class RaggedBatches:
                 answers.add(request, parts)
 
     def _scattered_shape(self, request: Request, output: str) -> tuple[int, ...]:
-        """The output's, what varies in it as the same dimension of its source."""
+        """The output's shape for one request, variable dimensions taken from its source input."""
         spec, source = self._signature.outputs[output], _shape(request, self.scattered[output])
         leading = (-1,) if self._signature.max_batch_size > 0 else ()
         dims = (*leading, *spec.model_dims)

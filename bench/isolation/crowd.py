@@ -1,8 +1,7 @@
 """A crowd of clients in a process of its own: `python -m bench.isolation.crowd`, begun by `Crowd`.
 
-Its first line of input says what it is to do; it prints a line when all have asked, and ends, with a last line that
-says what it was answered, when its input ends or its time is over. It runs at the lowest priority: clients would be
-elsewhere.
+Its first line of input is its task; it prints a line once all clients have asked, and ends, with a last line of counted
+answers, when its input ends or its time is over. It runs at the lowest priority, since real clients run elsewhere.
 """
 
 import asyncio
@@ -28,31 +27,31 @@ from bench.isolation.figures import OK, REFUSED
 ROOT = Path(__file__).parents[2]
 NICE = 19
 SETTLE_S = 30.0
-#: Longer than any situation lasts.
+#: Seconds of a crowd's life: longer than any situation lasts.
 LIFE_S = 90.0
-#: Before one that was refused, or whose connection was lost, comes again.
+#: Seconds before a refused or disconnected client comes again.
 PAUSE_S = 1.0
-#: From a call's start until it is taken to be under way.
+#: Seconds after its start from which a call counts as under way.
 START_S = 0.2
 _READ_BYTES = 262144
-#: A slow reader looks so often, and the kernel keeps so much for it.
+#: A slow reader reads this often (s), and the kernel buffers this much for it.
 SIP_S, SIP_BUFFER_BYTES = 0.05, 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Guests:
-    """Clients over HTTP: each asks one of the requests, the first the first, and again when it has been answered."""
+    """Clients over HTTP: each sends one of the requests, and again when it has been answered."""
 
     port: int
-    requests: Sequence[str]  # as they go over the wire, in Latin-1
+    requests: Sequence[str]  # request bytes, as Latin-1
     count: int
-    every_s: float = 0.0  # all ask at the same moments, so far apart; 0: at once when answered
+    every_s: float = 0.0  # all send at the same moments, so far apart; 0: at once when answered
     bytes_per_s: float | None = None  # how fast each reads; 0: never
 
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """Calls over gRPC, so many open at once on these connections, or streams; `is_silent`: nothing is read of them."""
+    """Calls over gRPC, so many open at once on these connections, or streams; with `is_silent` no response is read."""
 
     port: int
     message: str  # a ModelInferRequest, in Latin-1
@@ -64,7 +63,7 @@ class Callers:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One connection on which bytes are sent, and others later, one after the other; what it is sent is read."""
+    """One connection on which prepared bytes are sent, one piece after the other; responses are read."""
 
     port: int
     opening: str  # in Latin-1
@@ -74,7 +73,7 @@ class Raw:
 
 
 class Crowd:
-    """A context in which such clients ask; `said` is what they were answered, once it has been left."""
+    """A context in which such clients ask; `said` are their counted answers, once it has been left."""
 
     def __init__(self, spec: Guests | Callers | Raw) -> None:
         self._spec = spec
@@ -132,7 +131,7 @@ class Crowd:
 
     @property
     def words(self) -> str:
-        """What they were answered."""
+        """The counted answers in words."""
         return ", ".join(f"{count:,} {word}" for word, count in sorted(self.said.items())) or "nothing"
 
 
@@ -148,7 +147,7 @@ class _Guest:
         self.has_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Ask, and again when answered, until cancelled."""
+        """Send the request, and again when answered, until cancelled."""
         while True:
             try:
                 status = await self._ask()
@@ -190,7 +189,7 @@ class _Guest:
         return int(top[9:12])
 
     async def _read(self, connection: socket.socket) -> bytes:
-        """Some bytes, slowly where that is asked. Raises ConnectionResetError at the end."""
+        """Some bytes, slowly if so configured. Raises ConnectionResetError at the end."""
         nbytes = _READ_BYTES
         if self._spec.bytes_per_s:
             await asyncio.sleep(SIP_S)
@@ -202,7 +201,7 @@ class _Guest:
 
 
 class _RawClient:
-    """One connection that is sent what was prepared."""
+    """One connection that is sent prepared bytes."""
 
     def __init__(self, spec: Raw, said: Counter[str]) -> None:
         self._spec = spec
@@ -210,7 +209,7 @@ class _RawClient:
         self.has_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Until the server hangs up."""
+        """Send and read until the server hangs up."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._spec.port)
         writer.write(self._spec.opening.encode("latin-1"))
         await writer.drain()
@@ -231,7 +230,7 @@ class _RawClient:
 
 
 class _Caller:
-    """One call after the other over gRPC, or one stream after the other, or a stream of which nothing is read."""
+    """Calls over gRPC one after the other, or streams one after the other, or a stream of which nothing is read."""
 
     def __init__(self, spec: Callers, channel: Any, said: Counter[str]) -> None:
         self._spec = spec
@@ -242,7 +241,7 @@ class _Caller:
         self.has_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Call until cancelled."""
         import grpc
 
         while True:
@@ -270,7 +269,7 @@ class _Caller:
 
 
 async def _run(spec: Guests | Callers | Raw, said: Counter[str]) -> None:
-    """Until standard input ends, or for LIFE_S."""
+    """Run the clients until standard input ends, or for LIFE_S."""
     is_over = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), is_over.set)
     clients: list[_Guest] | list[_Caller] | list[_RawClient]
@@ -297,7 +296,7 @@ async def _run(spec: Guests | Callers | Raw, said: Counter[str]) -> None:
 
 
 def main() -> None:
-    """What the first line of standard input says."""
+    """Do the task in the first line of standard input."""
     told = json.loads(sys.stdin.readline())
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -80,7 +80,7 @@ def parse(message: bytes | memoryview) -> tuple[Any, list[memoryview]]:
 
 
 def parse_form(split: wire.Split) -> Any:
-    """The ModelInferRequest without its raw_input_contents."""
+    """The ModelInferRequest without its raw_input_contents. Raises InvalidArgumentError if malformed."""
     try:
         request = service.ModelInferRequest.FromString(split.form)
     except DecodeError as error:
@@ -96,7 +96,7 @@ def raws_of(message: bytes | memoryview, split: wire.Split) -> list[memoryview]:
 
 
 def find_model(state: ServerState, request: Any, *, is_stream: bool) -> ModelEntry:
-    """The model that a ModelInferRequest is for."""
+    """The model that a ModelInferRequest is for. Raises ShoalError."""
     entry = state.models.lookup(request.model_name, request.model_version)
     if entry.is_decoupled and not is_stream:
         raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")

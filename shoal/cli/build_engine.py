@@ -18,7 +18,7 @@ Examples:
 
 
 def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Build, or take what was built before; the exit code."""
+    """Build an engine, or take the one built before. Returns the exit code. Raises CommandLineError."""
     from shoal.workers.backends.tensorrt.build import Order, build  # here: it brings numpy
 
     try:

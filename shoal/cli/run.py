@@ -53,7 +53,7 @@ Exit codes: 0 done; 1 the command is wrong; 2 the model could not be loaded, or 
 
 
 def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Run a model once; the exit code."""
+    """Run a model once. Returns the exit code. Raises CommandLineError."""
     del environ
     try:
         arguments = _parser().parse_args(list(argv))

@@ -93,7 +93,7 @@ class _Unpacking:
         self._links: dict[Path, str] = {}
 
     def run(self) -> None:
-        """All of it."""
+        """Unpack all members. Raises tarfile.ReadError."""
         for number, member in enumerate(self._tar):
             if number >= MAX_MEMBERS:
                 raise tarfile.ReadError(f"it has more than {MAX_MEMBERS} members")

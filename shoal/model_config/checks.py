@@ -25,20 +25,20 @@ from shoal.model_config.response_cache import response_cache
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.model_config.tensor_checks import tensors
 
-#: Ours. A queue's times are waited out.
+#: Ours: the longest delay, an hour.
 MAX_MICROSECONDS = 3_600_000_000
 
 Rule = Callable[[Config], Iterator[str]]
 
 
 def batch_size(config: Config) -> Iterator[str]:
-    """max_batch_size."""
+    """Check max_batch_size."""
     if config["max_batch_size"] < 0:
         yield f"'max_batch_size' must be non-negative value for {config['name']}"
 
 
 def file_names(config: Config) -> Iterator[str]:
-    """default_model_filename and cc_model_filenames name something inside a version directory."""
+    """Check that default_model_filename and cc_model_filenames name files inside a version directory."""
     named = [("default_model_filename", config["default_model_filename"])]
     named += [(f"cc_model_filenames['{key}']", path) for key, path in config["cc_model_filenames"].items()]
     for field, path in named:
@@ -50,7 +50,7 @@ def file_names(config: Config) -> Iterator[str]:
 
 
 def labels(config: Config) -> Iterator[str]:
-    """label_filename names something inside the model directory."""
+    """Check that label_filename names a file inside the model directory."""
     for output in config["output"]:
         path = output["label_filename"]
         if path and not is_inside(path):
@@ -61,7 +61,7 @@ def labels(config: Config) -> Iterator[str]:
 
 
 def warmup_files(config: Config) -> Iterator[str]:
-    """input_data_file names something inside the model's directory of such files."""
+    """Check that input_data_file names a file inside the model's directory of such files."""
     for sample in config["model_warmup"]:
         for name, given in sample["inputs"].items():
             path = given.get(warmup.INPUT_DATA_FILE)
@@ -93,7 +93,7 @@ def preferred_sizes(config: Config) -> Iterator[str]:
 
 
 def delay_and_order(config: Config) -> Iterator[str]:
-    """dynamic_batching, apart from preferred sizes and queue policies."""
+    """Check dynamic_batching, apart from preferred sizes and queue policies."""
     batching = config.get("dynamic_batching")
     if batching is None:
         return
@@ -106,13 +106,13 @@ def delay_and_order(config: Config) -> Iterator[str]:
 
 
 def queue_policies(config: Config) -> Iterator[str]:
-    """default_queue_policy and priority_queue_policy."""
+    """Check default_queue_policy and priority_queue_policy."""
     batching = config.get("dynamic_batching")
     if batching is None:
         return
     name, levels = config["name"], batching["priority_levels"]
     for level in batching["priority_queue_policy"]:
-        if levels > 0 and not 1 <= int(level) <= levels:  # without levels it means nothing, as in Triton
+        if levels > 0 and not 1 <= int(level) <= levels:  # without levels it has no effect, as in Triton
             yield f"priority queue policy must have priority level in range [1, {levels}] for {name}"
     for policy in (batching.get("default_queue_policy"), *batching["priority_queue_policy"].values()):
         if policy is not None:
@@ -123,14 +123,14 @@ def queue_policies(config: Config) -> Iterator[str]:
 
 
 def sequence_delay(config: Config) -> Iterator[str]:
-    """The delay of either strategy of sequence_batching."""
+    """Check the delay of either strategy of sequence_batching."""
     for strategy in ("direct", "oldest"):
         delay_us = config.get("sequence_batching", {}).get(strategy, {}).get("max_queue_delay_microseconds", 0)
         yield from _too_long(config["name"], "max_queue_delay_microseconds", delay_us)
 
 
 def sequence_files(config: Config) -> Iterator[str]:
-    """data_file of an initial state names something inside the model's directory of such files."""
+    """Check that data_file of an initial state names a file inside the model's directory of such files."""
     for state in sequences.states(config):
         for initial in state["initial_state"]:
             path = initial.get("data_file")
@@ -142,7 +142,7 @@ def sequence_files(config: Config) -> Iterator[str]:
 
 
 def instance_groups(config: Config) -> Iterator[str]:
-    """instance_group, as far as it can be judged without knowing the server's GPUs."""
+    """Check instance_group, as far as possible without knowing the server's GPUs."""
     num_instances = 0
     for group in config["instance_group"]:
         which = f"instance group {group['name']} of model {config['name']}"
@@ -173,7 +173,7 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
         yield f"{field} is {microseconds} for {name}, must be at most {MAX_MICROSECONDS} (one hour)"
 
 
-#: What needs no auto-complete, and must hold before a process is started for the model.
+#: Rules that need no auto-complete, and must hold before a process is started for the model.
 _UNFINISHED: tuple[Rule, ...] = (
     disagreements, ensemble.faults, file_names, warmup_files, delay_and_order, queue_policies, instance_groups,
     sequences.faults, sequence_delay, sequence_files, execution_timeout.faults, latency_target.faults, recycling.faults,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-# Before the import: from 1.29 on it would report to its makers, from a thread that makes it unfit to be forked.
+# Before the import: from 1.29 on it would send telemetry, from a thread that makes the process unfit to be forked.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
@@ -51,7 +51,7 @@ _TYPES = {
     "tensor(string)": "BYTES", "tensor(bfloat16)": "BF16",
 }  # fmt: skip
 
-# What a session raises: classes of its compiled module without a common parent, and RuntimeError from an IO binding.
+# Errors of a session: classes of its compiled module without a common parent, and RuntimeError from an IO binding.
 _ORT_MODULE = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
 _ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -64,7 +64,7 @@ class OnnxruntimeBackend(BatchedBackend):
     """One ONNX Runtime session."""
 
     def __init__(self) -> None:
-        # Changed by describe and load.
+        # Changed by describe, load and unload.
         self._session: Any = None
         self._run_options: Any = None
         self._signature = Signature("", 0, {}, {})
@@ -101,7 +101,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._scalars = {tensor.name: dims.get(tensor.name, (1,)) for tensor in tensors if tensor.dims == ()}
         self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
-        if not sequences.states(model.config):  # which are not for clients
+        if not sequences.states(model.config):  # states, which clients do not see
             self._shapes = self._output_shapes()
         if device.kind == "KIND_GPU" and not any(spec.datatype is BYTES for spec in specs):
             self._needs_binding, self._bind_nbytes = True, 0
@@ -110,7 +110,7 @@ class OnnxruntimeBackend(BatchedBackend):
             run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
-        """Let the session go."""
+        """Release the session."""
         self._session = None
 
     def _open(self, model: Model, device: Device) -> None:
@@ -120,10 +120,10 @@ class OnnxruntimeBackend(BatchedBackend):
         if not os.path.isfile(path):
             raise UnavailableError(f"unable to find '{path}' for model instance '{model.instance_name}'")
         if device.kind == "KIND_GPU" and hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()  # of CUDA and cuDNN, where they were installed with pip
+            onnxruntime.preload_dlls()  # libraries of CUDA and cuDNN that were installed with pip
         settings = session_settings(model, device, onnxruntime.get_available_providers())
         try:
-            # Where the CUDA provider fails, it would go on with the CPU's alone, and print so.
+            # If the CUDA provider fails, the session would go on with the CPU's alone, and print so.
             self._session = onnxruntime.InferenceSession(
                 path, _session_options(settings, device.log_verbose, model), providers=list(settings.providers),
                 enable_fallback=0,
@@ -137,7 +137,7 @@ class OnnxruntimeBackend(BatchedBackend):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
-        """All outputs' shapes where they are large enough for binding to pay."""
+        """All outputs' shapes, if they are large enough for binding to pay; else None."""
         return None if self._shapes is None else self._shapes.of_batch(inputs, rows, self._bind_nbytes)
 
     def _output_shapes(self) -> OutputShapes | None:
@@ -148,7 +148,7 @@ class OnnxruntimeBackend(BatchedBackend):
         return None if self._scalars.keys() & outputs else OutputShapes.of(self._signature, inputs, outputs)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's words."""
+        """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's text."""
         inputs = self._as_onnx(inputs)
         if self._needs_binding:
             return self._run_bound(inputs, {})
@@ -164,7 +164,8 @@ class OnnxruntimeBackend(BatchedBackend):
         return self._as_configured(dict(zip(self._output_names, outputs, strict=True)))
 
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array] | None:
-        """The outputs computed in place, or returned where the file's names of dimensions promised other shapes."""
+        """Compute the outputs in place; they are returned instead if the file's names of dimensions promised other
+        shapes."""
         assert self._shapes is not None, "they were known"
         try:
             self._run_bound(self._as_onnx(inputs), outputs)
@@ -263,7 +264,7 @@ def _to_numpy(datatype: Datatype, value: Any) -> Array:
 
 
 def _code_and_message(error: Exception) -> tuple[int, str]:
-    """ONNX Runtime's error number (1 = FAIL where it gives none) and its words."""
+    """ONNX Runtime's error number (1 = FAIL if it gives none) and text."""
     match = _ORT_SENTENCE.match(str(error))
     return (int(match[1]), match[2].strip()) if match else (1, str(error).strip())
 
@@ -311,7 +312,8 @@ def _register_operators(options: Any, name: str, model: Model) -> None:
 
 
 def _run_options(settings: SessionSettings, log_verbose: int) -> Any:
-    """None where the defaults will do. A failed run is told to its client; ONNX Runtime need not log it, too."""
+    """Options of a run; None for the defaults. A failed run is reported to its client; ONNX Runtime need not log it,
+    too."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 1 if log_verbose else 4
     for key, value in settings.run_entries.items():

@@ -63,12 +63,12 @@ class Conduct:
         self._num_sent_at_ping = -1
 
     def nuisance(self, cost: float = 1.0) -> None:
-        """A frame that carries nothing."""
+        """Count a frame that carries nothing. Raises BrokenError for too many."""
         if not self._nuisances.spend(cost, self.now_s, self._sending.num_sent):
             raise BrokenError(ENHANCE_YOUR_CALM, "too many frames that carry nothing")
 
     def cancellation(self) -> None:
-        """The client reset an open stream."""
+        """Count a reset of an open stream by the client. Raises BrokenError for too many."""
         if not self._resets.spend(1.0, self.now_s, self._sending.num_ended):
             raise BrokenError(ENHANCE_YOUR_CALM, "too many streams cancelled")
 

@@ -1,4 +1,4 @@
-"""Something opened from a path, and opened anew once another file stands there: by rename, which is atomic.
+"""An object opened from a path, and opened anew once another file stands there: by rename, which is atomic.
 
 Looking costs one stat per batch (1.5 us), so that a request which is sent after the rename meets the new file. Runs in
 a worker.
@@ -14,22 +14,22 @@ from shoal.errors import ShoalError, UnavailableError
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: What tells a file from the one that stood there before.
+#: What distinguishes a file from the one that stood there before.
 Stamp = Callable[[os.stat_result], tuple[int, ...]]
 
 
 def contents(stat: os.stat_result) -> tuple[int, ...]:
-    """A file that is replaced whole."""
+    """The stamp of a file that is replaced as a whole."""
     return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def place(stat: os.stat_result) -> tuple[int, ...]:
-    """A file or directory that a database writes into while it is read."""
+    """The stamp of a file or directory that a database writes into while it is read."""
     return (stat.st_dev, stat.st_ino)
 
 
 class Replaceable(Generic[T]):
-    """The newest good one of those that have stood at `path`."""
+    """The newest object that could be opened at `path`."""
 
     def __init__(self, path: str, what: str, open_: Callable[[str], T], stamp: Stamp = contents) -> None:
         self._path = path
@@ -40,20 +40,19 @@ class Replaceable(Generic[T]):
         self._current: T | None = None
         self._stamp: tuple[int, ...] = ()
         self._is_good = False
-        self._told: tuple[int, ...] = ()  # the stamp of what the log has been told is refused
+        self._told: tuple[int, ...] = ()  # the stamp of the refused file that the log has named
 
     @property
     def current(self) -> T:
-        """What `refresh` has found."""
+        """The object that `refresh` has opened last."""
         assert self._current is not None
         return self._current
 
     def refresh(self) -> bool:
-        """Look whether another file is there. False where it is not the one in use: it cannot be opened, and the log
-        says why.
+        """Look whether another file is there. False if it is not in use, because it cannot be opened; the log says why.
 
-        One that cannot be opened now is tried again the next time. Raises why the first one cannot be opened;
-        UnavailableError where there is none.
+        A file that cannot be opened now is tried again the next time. Raises the error if the first one cannot be
+        opened; UnavailableError if there is none.
         """
         try:
             stamp = self._stamp_of(os.stat(self._path))

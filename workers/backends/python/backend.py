@@ -65,7 +65,7 @@ class PythonBackend(Backend):
         self._model.load()
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Hand the batch to the model, and on what it returns."""
+        """Pass the batch to the model, and its responses on. Raises DeviceError if the GPU is lost."""
         batch = [ServedRequest(request, answers, self._served, self._has_copies) for request in requests]
         # A decoupled model may answer at any time, so nothing of its requests is lent.
         parents = self._runtime.begin(requests, answers, can_lend=not self._model.is_decoupled)

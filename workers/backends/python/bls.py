@@ -1,4 +1,4 @@
-"""Business logic scripting: how a model's own requests reach other models, and what they inherit. Runs in a worker.
+"""Business logic scripting: requests that a model makes to other models, and what they inherit. Runs in a worker.
 
 With its first call the worker joins the star a second time, as a client. A large tensor that lies in the server's
 memory is lent, not copied: one of a request that is being executed until the calls made for it are answered, one of
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 LEND_NBYTES = 32 * 1024
 #: The share of a request's time that calls made for it may use (ours).
 _SHARE = 0.9
-#: Reloads of its model that one call may meet; after one more it is refused.
+#: Reloads of its model that one call may meet; after that it is refused (ours).
 _MAX_RELOADS = 3
 
 
 @dataclass(slots=True, eq=False)
 class Parents:
-    """The requests of a batch that is being executed: what calls that are made meanwhile inherit."""
+    """The requests of the batch in execution: calls that are made meanwhile inherit from them."""
 
     requests: Sequence[Request]
     can_lend: bool  # whether their end waits for their children's
     is_watched: bool  # whether any thread may ask whether they are cancelled
-    watch: Callable[[], None] = lambda: None  # from now on it may; for the thread that executes them
-    thread: int = 0  # which that is
+    watch: Callable[[], None] = lambda: None  # has the executing thread make `is_watched` true
+    thread: int = 0  # ident of the executing thread
 
     def begin_call(self) -> None:
         """Note that a call is made for these requests: they are then watched for clients that wait no more."""
@@ -62,19 +62,19 @@ class Parents:
 
     @property
     def refs(self) -> list[int]:
-        """The blocks that their tensors lie in."""
+        """The blocks of the requests' tensors."""
         return [ref for request in self.requests for ref in request.refs]
 
     def deadline_ns(self, now_ns: int, request_timeout_ns: int) -> int:
-        """When the last of them gives up, or, where no client said when, a little before the server does: so that its
-        model can still say why."""
+        """The monotonic time when the last client gives up or, if a client has no deadline, a little before the server
+        does, so that the model can still report the reason."""
         deadlines = [
             request.deadline_ns or request.accepted_ns + int(request_timeout_ns * _SHARE) for request in self.requests
         ]
         return max(deadlines, default=now_ns + request_timeout_ns)
 
     def timeout_us(self, now_ns: int) -> int:
-        """How long a call may wait in a queue, as far as their clients said; 0 where one did not."""
+        """How long a call may wait in a queue, by its clients' timeouts, in µs; 0 if a client has none."""
         deadlines = [request.deadline_ns for request in self.requests]
         return max(1, (max(deadlines) - now_ns) // 1000) if deadlines and 0 not in deadlines else 0
 
@@ -84,11 +84,11 @@ class Parents:
         return max(deadlines) if deadlines and 0 not in deadlines else 0
 
     def priority(self) -> int:
-        """The highest, which is the smallest number; 0 where none has one."""
+        """The highest priority, which is the smallest number; 0 if no request has one."""
         return min([request.priority for request in self.requests if request.priority], default=0)
 
     def trace_context(self) -> Parameters:
-        """The span that they belong to, as clients' headers named it; nothing where they belong to several."""
+        """The span that the requests belong to, from clients' headers; empty if there are several."""
         if len(self.requests) != 1:
             return {}
         return {key: value for key, value in self.requests[0].parameters.items() if key in _TRACE_CONTEXT}
@@ -100,12 +100,12 @@ class Parents:
 
 _TRACE_CONTEXT = frozenset({"traceparent", "tracestate"})
 NO_PARENTS = Parents((), can_lend=False, is_watched=False)
-#: Of this thread or coroutine. A thread that a model starts has none.
+#: The parents of this thread's or coroutine's calls. A thread that a model starts has none.
 current_parents: ContextVar[Parents] = ContextVar("parents", default=NO_PARENTS)
 
 
 class Call:
-    """One request of a model's own, sent again where its model is reloaded on the way."""
+    """One request of a model's own, sent again if the called model is reloaded on the way."""
 
     def __init__(
         self, client: Client, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
@@ -129,7 +129,7 @@ class Call:
         self._is_cancelled = False
 
     def attempt(self) -> None:
-        """Find the model, check the request against it, send it. What goes wrong is the response."""
+        """Find the model, validate the request and submit it. A failure becomes the response."""
         self._num_attempts += 1
         name = self._request._model_name
         try:
@@ -161,7 +161,7 @@ class Call:
         name = self._request._model_name
         entry = self._lookup() if self._num_attempts == 1 else None
         if entry is None:
-            # It may have been loaded since: what the supervisor has said is in force once it has answered this.
+            # The model may have been loaded since: after the supervisor's answer all its earlier messages are applied.
             self._client.ask("ping", {})
             entry = self._lookup()
         if entry is None:
@@ -206,10 +206,10 @@ class Call:
         return Input(name, datatype, shape, data, source.ref, source.offset)
 
     def _lenders(self) -> list[object]:
-        """What keeps the responses whose tensors are lent."""
+        """Objects that keep the responses whose tensors are lent."""
         return [tensor._source.keep for tensor in self._request._inputs if tensor._source is not None]
 
-    # --- what comes back: in the listening thread, which waits for nothing ---
+    # --- responses: in the listening thread, which never waits ---
 
     def _answer(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
         response = None
@@ -250,7 +250,8 @@ class Call:
         assert self._entry is not None
         response, block, block_ref = answer
         if self._decoupled:
-            # A stream's responses are all kept by their iterator; their model gets its memory back at once instead.
+            # An iterator keeps a stream's responses, so these are copied and the other model gets its memory back at
+            # once.
             block, block_ref = block.copy(), NO_BLOCK
         tensors = []
         for ref in response.outputs:
@@ -268,7 +269,7 @@ class Call:
 
 
 def _nobody(_response: InferenceResponse | None, _is_final: bool) -> None:
-    """The call is over."""
+    """The receiver of responses once the call is over."""
 
 
 def _known(error: Exception, prefix: str = "") -> ShoalError:

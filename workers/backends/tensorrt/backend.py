@@ -29,7 +29,7 @@ from shoal.workers.backends.tensorrt.profiles import (
 from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
 
-#: It installs only where there is a GPU; where it is missing, type checkers would take `import` to mean this package.
+#: Installed only on machines with a GPU; elsewhere type checkers would take `import` to mean this package.
 tensorrt: Any = importlib.import_module("tensorrt")
 
 _log = logging.getLogger(__name__)
@@ -46,14 +46,14 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
-    """TensorRT's log, in ours; the last error is the reason of what fails next."""
+    """TensorRT's log, passed on to ours; the last error is the reason for the next failure."""
 
     def __init__(self) -> None:
         tensorrt.ILogger.__init__(self)
         self.last_error = "TensorRT does not say why"
 
     def log(self, severity: Any, message: str) -> None:
-        """Called by TensorRT."""
+        """Log a message; called by TensorRT."""
         levels = tensorrt.ILogger.Severity
         if severity in (levels.INTERNAL_ERROR, levels.ERROR):
             self.last_error = message
@@ -63,12 +63,12 @@ class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
 
 
 class TensorrtBackend(BatchedBackend):
-    """One engine, a context for each of the group's profiles."""
+    """One engine, with a context for each of the group's profiles."""
 
     def __init__(self) -> None:
         # Changed by describe and load.
         self._log = Log()
-        self._runtime: Any = None  # the engine lives no longer than it
+        self._runtime: Any = None  # must outlive the engine
         self._engine: Any = None
         self._profiles: list[Profile] = []
         self._contexts: dict[int, Any] = {}
@@ -83,11 +83,12 @@ class TensorrtBackend(BatchedBackend):
         self._here = cuda.Buffers(cuda.PinnedMemory)
         self._there = cuda.Buffers(cuda.DeviceMemory)
         self._graphs: dict[Shapes, _Graph] = {}
-        self._refused: set[Shapes] = set()  # what could not be captured
-        self._num_moves = 0  # of both, when the graphs were captured
+        self._refused: set[Shapes] = set()  # shapes whose runs could not be captured
+        self._num_moves = 0  # of both buffers, when the graphs were captured
 
     def describe(self, model: Model, device: Device) -> ModelIO:
-        """The engine's tensors, and the configuration that they make; its largest batch is that of its profiles."""
+        """The engine's tensors, and the configuration that follows from them; its largest batch is that of its
+        profiles."""
         inputs, outputs = self._open(model)
         supported = check_max_batch_size(model.config, self._profiles, "autofill failed for")
         completed = complete_from_file(model.config, ModelIO(inputs, outputs), supported)
@@ -115,7 +116,7 @@ class TensorrtBackend(BatchedBackend):
             self._run_smallest(model.instance_name)
 
     def unload(self) -> None:
-        """Let everything go, in the order in which each needs the next."""
+        """Release everything, in the order in which each object needs the next."""
         self._graphs.clear()
         self._contexts.clear()
         self._engine = self._runtime = None
@@ -219,12 +220,12 @@ class TensorrtBackend(BatchedBackend):
         self._enqueue(context, inputs, outputs)
         self._stream.synchronize()
         if self._may_capture(shapes):
-            outputs = {name: array.copy() for name, array in outputs.items()}  # the next run is into the same memory
+            outputs = {name: array.copy() for name, array in outputs.items()}  # the next run overwrites this memory
             self._try_capture(shapes, profile.number, inputs)
         return outputs
 
     def _gather(self, name: str, array: Array) -> None:
-        """Have an input in its page-locked memory, unless it was gathered there."""
+        """Copy an input into its page-locked memory, unless it was gathered there."""
         memory = np.ndarray(array.shape, array.dtype, self._pinned(name, array.nbytes))
         if _address(memory) != _address(array):
             np.copyto(memory, array)
@@ -233,7 +234,7 @@ class TensorrtBackend(BatchedBackend):
         return self._here.reserve(name, nbytes).memory[:nbytes]
 
     def _prepare(self, context: Any, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Tell a context the shapes and addresses of this batch. Returns where its outputs will be."""
+        """Tell a context the shapes and addresses of this batch. Returns its output arrays. Raises ShoalError."""
         for name, array in inputs.items():
             if not context.set_input_shape(name, array.shape):
                 raise InvalidArgumentError(
@@ -247,13 +248,13 @@ class TensorrtBackend(BatchedBackend):
                 raise UnsupportedError(f"output '{name}' has a shape that depends on the data, which is not supported")
             dtype = self._datatypes[name].dtype
             nbytes = int(np.prod(shape)) * dtype.itemsize
-            context.set_tensor_address(name, self._place(name, nbytes))  # TensorRT wants one for each
+            context.set_tensor_address(name, self._place(name, nbytes))  # TensorRT wants one for each output
             if name in self._asked_names:
                 outputs[name] = np.ndarray(shape, dtype, self._pinned(name, nbytes))
         return outputs
 
     def _place(self, name: str, nbytes: int) -> int:
-        """Where TensorRT reads or writes a tensor."""
+        """The address where TensorRT reads or writes a tensor."""
         return (self._here if name in self._host_names else self._there).reserve(name, nbytes).address
 
     def _enqueue(self, context: Any, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
@@ -277,7 +278,7 @@ class TensorrtBackend(BatchedBackend):
         return not sizes or shapes[0][1][:1] in {(size,) for size in sizes}
 
     def _graph(self, shapes: Shapes) -> "_Graph | None":
-        """The graph of a batch of these shapes; where memory that graphs use has moved, there is none any more."""
+        """The graph for a batch of these shapes; all graphs are dropped if memory that they use has moved."""
         num_moves = self._here.num_moves + self._there.num_moves
         if num_moves != self._num_moves:
             for graph in self._graphs.values():
@@ -287,7 +288,7 @@ class TensorrtBackend(BatchedBackend):
         return self._graphs.get(shapes)
 
     def _try_capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
-        """Have a graph of these shapes if that is possible: their batch is computed already."""
+        """Capture a graph of these shapes if that is possible; the batch itself has been computed already."""
         try:
             self._capture(shapes, profile, inputs)
         except (cuda.CudaError, ShoalError) as error:
@@ -295,17 +296,17 @@ class TensorrtBackend(BatchedBackend):
                 raise
             self._refused.add(shapes)
             _log.warning("there will be no CUDA graph of batches of %s: %s", dict(shapes), error)
-            self._stream.synchronize()  # what may be under way there needs the context, which goes now
+            self._stream.synchronize()  # work in progress may need the context, which is released now
 
     def _capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
-        """Keep a run of these shapes as a graph. TensorRT leaves undefined what becomes of one when the shapes of its
-        context change, so each has its own; and a context must have run once before its run is captured."""
+        """Capture a run of these shapes as a graph. TensorRT leaves a graph undefined once the shapes of its context
+        change, so each graph has its own context; and a context must have run once before its run is captured."""
         context = self._context(profile)
         outputs = self._prepare(context, inputs)
         self._enqueue(context, inputs, outputs)
         self._stream.synchronize()
         graph = self._stream.capture(lambda: self._enqueue(context, inputs, outputs))
-        self._graph(shapes)  # those that this has made useless go before
+        self._graph(shapes)  # drops useless graphs first
         self._graphs[shapes] = _Graph(graph, context, outputs)
 
 

@@ -95,7 +95,7 @@ class Metric:
         self._series = registry.series(handle, labels, bounds)
 
     def increment(self, value: float) -> None:
-        """Add to a counter or a gauge; to a counter nothing negative."""
+        """Add to a counter or a gauge; to a counter nothing negative. Raises TritonModelException."""
         value = figure("an increment", value)
         if self._kind is Kind.COUNTER and value < 0:
             raise TritonModelException(
@@ -113,7 +113,7 @@ class Metric:
         self._change("observe", "Observe", figure("a value", value))
 
     def value(self) -> float:
-        """What this process knows of a counter or a gauge."""
+        """The value of a counter or a gauge in this process. Raises TritonModelException for a histogram."""
         if self._kind is Kind.HISTOGRAM:
             raise TritonModelException(f"Failed to get metric value: {_not_supported(Kind.HISTOGRAM, 'Value')}")
         with self._registry.lock:

@@ -23,7 +23,7 @@ class ModelConfig:
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """The largest batch; 0 = no batch dimension."""
+        """Set the largest batch; 0 = no batch dimension. Raises ValueError if the configured one is larger."""
         if self._config["max_batch_size"] > max_batch_size:
             raise ValueError(
                 f"configuration specified max_batch_size {self._config['max_batch_size']}, but in auto-complete-config "
@@ -32,7 +32,7 @@ class ModelConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """The dynamic batcher, with its defaults unless it is configured."""
+        """Enable the dynamic batcher, by default settings unless configured. Raises ValueError for other schedulers."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._config:
                 raise ValueError(
@@ -42,15 +42,15 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Config) -> None:  # noqa: A002 - Triton's name
-        """An input: name, data_type, dims and, where it may be left out, optional."""
+        """Add an input: name, data_type, dims and, if it may be left out, optional. Raises ValueError."""
         self._add("input", input, _INPUT_PROPERTIES)
 
     def add_output(self, output: Config) -> None:
-        """An output: name, data_type and dims."""
+        """Add an output: name, data_type and dims. Raises ValueError."""
         self._add("output", output, _OUTPUT_PROPERTIES)
 
     def set_model_transaction_policy(self, transaction_policy_dict: Config) -> None:
-        """Whether the model is decoupled: {"decoupled": True}."""
+        """Set whether the model is decoupled: {"decoupled": True}. Raises ValueError for a conflict."""
         if transaction_policy_dict.keys() - {"decoupled"}:
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "
