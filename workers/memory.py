@@ -105,7 +105,7 @@ class Memory:
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
         self._is_shared = False
-        #: Of several threads: blocks that the batcher was told of and that have not been freed.
+        #: Changed by several threads: blocks that the batcher was told of and that have not been freed.
         self._said: set[int] = set()
         # The odd unit of a slab is kept back, so that an error can be told when clients hold everything else; of an
         # even slab nothing is, because it would split the largest block.

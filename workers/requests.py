@@ -61,7 +61,7 @@ class Form:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether it is plain but for lent tensors: their blocks must be found each time."""
+        """Whether the form fits further requests, but for lent tensors, whose blocks must be found each time."""
         return bool(self.lent) and not (self.id or self.parameters or self.correlation_id or self.flags)
 
     def wants(self, output: str) -> bool:
@@ -117,7 +117,7 @@ class Request:
 
     @property
     def tensors(self) -> Mapping[str, Array | memoryview]:
-        """Its tensors as they lie there, read-only and valid until its answer is published: strings in wire form."""
+        """Tensors in place, read-only and valid until the request's answer is published; strings in wire form."""
         tensors = self._tensors
         if tensors is None:
             tensors = self._tensors = self.form.open(self.block)

@@ -106,7 +106,7 @@ class UnheardResponseSender(ResponseSender):
         self.finish()
 
     def wait(self) -> None:
-        """Until the request has had its end. Once."""
+        """Wait until the request has ended. Called once."""
         self._end.get()
 
     @property
@@ -174,7 +174,7 @@ class OpenBatch:
         self._num_open = 0
 
     def add(self, position: int, sender: ResponseSender) -> None:
-        """One of its requests is answered by a sender."""
+        """Add the sender that answers one of the batch's requests."""
         with self._batches.memory.lock:
             self._batches.start()
             self.senders[position] = sender

@@ -72,7 +72,7 @@ class Segments:
             self._settle(owner)
 
     def remove(self, owner: int) -> None:
-        """Its owner is gone, or was never there; requests that lie there fail."""
+        """Forget a segment whose owner is gone, or was never there; requests that lie there fail."""
         self._views.pop(owner, None)
         self._guests.pop(owner, None)
         self._settle(owner)

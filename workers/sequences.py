@@ -156,7 +156,7 @@ class SequenceTensors:
             if record[B.FLAGS] & END:
                 self._kept.pop(slot, None)
                 continue
-            # One that the model does not answer stays as it was.
+            # A state that the model does not return stays as it was.
             kept = {state.input_name: request.inputs[state.input_name] for state in self.states}
             for state in self.states:
                 array = outputs.get(state.output_name)

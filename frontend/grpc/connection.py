@@ -319,7 +319,7 @@ class GrpcConnection:
         self._own_unsent_bytes = sum(map(len, self.unsent))
 
     def close(self) -> None:
-        """Nothing more is received or sent; its calls end."""
+        """Close the connection: its calls end, and no further byte is received or sent."""
         self.end_calls()
         self.http2.close()
         self._release(self._tokens + self.http2.output()[1])
@@ -329,7 +329,7 @@ class GrpcConnection:
         self.socket.close()
 
     def end_calls(self) -> None:
-        """Nothing may be sent on any stream any more."""
+        """End all calls of a connection on which nothing may be sent any more."""
         for call in list(self.calls.values()):
             call.cancel()
         self.calls.clear()

@@ -19,7 +19,7 @@ class Listener(Protocol):
     fd: int
 
     def serve(self, event: int) -> None:
-        """Something has happened to it."""
+        """Handle an event of the listener's descriptor."""
         ...
 
 
@@ -32,11 +32,11 @@ class Desk(Protocol):
     now_s: float  # of this pass
 
     def has_output(self, connection: GrpcConnection) -> None:
-        """Something is to be sent at the end of this pass."""
+        """Note that a connection has bytes to send at the end of this pass."""
         ...
 
     def close(self, connection: GrpcConnection) -> None:
-        """Nothing more is received or sent on a connection."""
+        """Close a connection: no further byte is received or sent."""
         ...
 
     def free(self, block: Block) -> None:

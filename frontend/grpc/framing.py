@@ -13,7 +13,7 @@ from shoal.errors import UnsupportedError
 from shoal.frontend.v2.compression import inflate
 from shoal.memo import memoized
 
-#: One byte: compressed or not; four: the message's length.
+#: The prefix of a message: a byte, compressed or not, and its length in four.
 _PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = _PREFIX.size
 

@@ -134,18 +134,18 @@ class Unfinished:
         self._nbytes = 0
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether they may take so many bytes more."""
+        """Whether all messages together may take so many bytes more."""
         return self._kept.has_room(self._nbytes, nbytes)
 
     def change(self, nbytes: int) -> None:
-        """They take so many bytes more, or less."""
+        """Add to the bytes that all messages together take (negative: subtract)."""
         self._nbytes += nbytes
         self._kept.nbytes += nbytes
         self._keep(nbytes)
 
 
 class Inbox:
-    """One call's messages. `close` it when no more is taken."""
+    """The incoming messages of one call. `close` it when no more are taken."""
 
     __slots__ = ("_berth", "_buffer", "_harbour", "_is_open", "_num_skipped", "_unfinished")
 

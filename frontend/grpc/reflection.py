@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from shoal.frontend.grpc import messages
 
 pb: Any = reflection_pb2
-#: One question of the stream, and its answer: messages, as in all of frontend/grpc without a type.
+#: A question of the stream, and its answer: messages, as in all of frontend/grpc without a type.
 Request: Any = pb.ServerReflectionRequest
 Response: Any = pb.ServerReflectionResponse
 #: Numbers of gRPC's status codes; the protocol has them in its answers.

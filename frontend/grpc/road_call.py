@@ -60,7 +60,7 @@ class RoadCall:
 
     # --- the message goes out ---
 
-    #: Its bytes are passed on, not kept.
+    #: Bytes are passed on, not kept.
     target = None
 
     def landed(self, nbytes: int) -> None:
@@ -106,7 +106,7 @@ class RoadCall:
     # --- the answer comes in ---
 
     def serve(self, event: int) -> None:
-        """Something has happened to the socket."""
+        """Handle an event of the socket to the road."""
         if event & select.EPOLLOUT:
             self._send()
             self._lane.has_output(self._connection)

@@ -41,7 +41,7 @@ class Waiting(NamedTuple):
 
 
 class Stream:
-    """One call; its `answers` are the responses."""
+    """One call on the road; its `answers` are the responses."""
 
     def __init__(self, call: GrpcCall, transport: PortTransport) -> None:
         self._call = call

@@ -37,7 +37,7 @@ __all__ = ["HEADER_BYTES", "Asked", "GrpcSubmission", "message_offset"]
 _MAX_FORM_NBYTES = 4096
 _MAX_FORMS = 512
 _MAX_RESPONSES = 256
-#: Of ids, of one form: clients count with them.
+#: Most lengths of ids that are kept for one form: clients count with ids.
 _MAX_ID_LENGTHS = 32
 
 

@@ -141,7 +141,7 @@ class UnaryCall:
         return 0
 
     def infer_known(self, form: Form, id_: bytes, tensors: Sequence[bytes]) -> bool:
-        """All of it has come, and it is like one before. False, and nothing happens, where there is no room."""
+        """Submit a message that has come whole and is of a known form. False, without effect, if there is no room."""
         lane = self._lane
         waiting = lane.parking.waiting
         if waiting and form.prepared.entry.model_id in waiting:  # others were there before

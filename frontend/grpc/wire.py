@@ -140,7 +140,7 @@ def malformed() -> InternalError:
 
 
 def first_raw_offset(start: bytes | memoryview) -> int | None:
-    """Where the first raw tensor of a ModelInferRequest begins; None where its first bytes do not tell."""
+    """The offset of the first raw tensor in a ModelInferRequest; None if its first bytes do not tell."""
     position, end = 0, len(start)
     try:
         while position < end:
@@ -168,7 +168,7 @@ def _field(message: bytes | memoryview, position: int, end: int) -> tuple[int, i
 
 
 def _skip(message: bytes | memoryview, tag: int, position: int, end: int) -> int:
-    """Where the value ends that begins here, of any wire type but 2."""
+    """The end of the value that begins at an offset, of any wire type but 2."""
     open_groups: list[int] = []
     while True:
         kind = tag & 7

@@ -38,7 +38,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the instance runs."""
+    """The device on which the instance runs."""
 
     kind: str  # "KIND_CPU", "KIND_GPU", or "KIND_MODEL": the model finds its devices itself
     id: int  # of the GPU in this process, which sees no other: 0; 0 on a CPU, too
@@ -91,9 +91,9 @@ class Backend(ABC):
 class BatchedBackend(Backend):
     """A backend that runs one array per input, all requests' rows in it. Gathering and splitting are done here."""
 
-    #: Where inputs are gathered that a GPU shall read: page-locked memory, and without another copy.
+    #: Page-locked memory in which inputs for a GPU are gathered, which saves a copy; None without one.
     stage: Stage | None = None
-    #: Where its batches are more than rows below each other.
+    #: The assembly of batches that are more than rows below each other; None for ordinary ones.
     ragged: RaggedBatches | None = None
 
     @abstractmethod

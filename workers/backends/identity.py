@@ -66,7 +66,7 @@ class IdentityBackend(BatchedBackend):
         BatchedBackend.execute(self, requests, answers)  # super() would take 1k instructions more
 
     def _execute_each(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Of different shapes: each has its own."""
+        """Answer requests of different shapes one by one."""
         time.sleep(self._delay_s)
         for request in joinable(requests, answers, self._ragged):
             self._rows = request.form.rows

@@ -242,7 +242,7 @@ class Bodies:
             self._streams.left.pop(stream.number, None)
 
     def _is_open(self, stream: Stream) -> bool:
-        """It may have been reset since its frame began."""
+        """Whether a stream is open: it may have been reset since its frame began."""
         return self._streams.open.get(stream.number) is stream
 
 

@@ -35,7 +35,7 @@ class Allowance:
 
 
 class Conduct:
-    """One client's; each method raises BrokenError with ENHANCE_YOUR_CALM for what is too much."""
+    """Limits for one client; each method raises BrokenError with ENHANCE_YOUR_CALM once a limit is exceeded."""
 
     __slots__ = (
         "_last_ping_s",

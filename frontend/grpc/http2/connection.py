@@ -23,7 +23,7 @@ _IN_HTTP1 = (
 
 
 class Http2Connection(Sending):
-    """One client's connection. How to respond is said by Sending."""
+    """One client's connection: receives through Receiving, and responds by Sending's methods."""
 
     __slots__ = ("_receiving", "is_failed", "keep_received", "open_whole")
 

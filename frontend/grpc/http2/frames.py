@@ -74,7 +74,7 @@ def window_update(stream_id: int, increment: int) -> bytes:
 
 
 def rst_stream(stream_id: int, error_code: int) -> bytes:
-    """Nothing more of this stream."""
+    """A frame that ends a stream."""
     return pack_head(4 << 8 | RST_STREAM, 0, stream_id) + _WORD.pack(error_code)
 
 

@@ -72,14 +72,14 @@ class Stream:
 
 
 class Streams:
-    """All of one connection."""
+    """All streams of one connection."""
 
     __slots__ = ("last_id", "left", "open")
 
     def __init__(self) -> None:
-        #: Those open. The receiving side adds, the sending side removes.
+        #: Open streams. The receiving side adds, the sending side removes.
         self.open: dict[int, Stream] = {}
-        #: Those that we left while their client was still sending, the oldest first. Changed by both sides.
+        #: Streams that were ended here while their client was still sending, oldest first. Changed by both sides.
         self.left: dict[int, None] = {}
         #: The highest number that the client has used. Changed by the receiving side.
         self.last_id = 0

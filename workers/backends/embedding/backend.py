@@ -97,8 +97,8 @@ def _rows(look_up: LookUp, model: Model, what: str, form: Form, stores: dict[str
 def _refuse_lacking(
     requests: Sequence[Request], found: Sequence[tuple[Output, Found]], answers: Answers
 ) -> list[Request]:
-    """Those that have rows for all ids of the outputs that they want; the others fail, each with the first that has
-    none."""
+    """The requests that have rows for all ids of the outputs that they want; others fail, each with its first missing
+    id."""
     total = sum(request.form.rows for request in requests)
     answerable, start = [], 0
     for request in requests:
@@ -106,7 +106,7 @@ def _refuse_lacking(
         for output, each in found:
             if not request.form.wants(output.name):
                 continue
-            # Those that lack a row ascend.
+            # Positions of missing rows ascend.
             first, last = np.searchsorted(each.lacking, [each.first_id_of(row, total) for row in (start, end)])
             if first < last:
                 answers.fail(request.position, output.why_lacking(each, int(each.lacking[first])))

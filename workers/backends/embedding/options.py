@@ -50,7 +50,7 @@ class LookUp:
 
 
 def look_ups(model: Model, signature: Signature) -> tuple[LookUp, ...]:
-    """One per output. Raises InvalidArgumentError for settings that mean nothing or contradict each other."""
+    """One look-up per output. Raises InvalidArgumentError for settings without effect or in contradiction."""
     _refuse_misspelt(model, signature)
     return tuple(_look_up(model, signature, output) for output in signature.outputs.values())
 

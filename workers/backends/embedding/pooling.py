@@ -9,7 +9,7 @@ from shoal.workers.tensors import Array
 
 
 def ends_of(name: str, offsets: Array, num_ids: int) -> Array:
-    """Where bags end that begin at `offsets`. Raises InvalidArgumentError where they are none."""
+    """The ends of bags that begin at `offsets`. Raises InvalidArgumentError for invalid offsets."""
     ends = np.append(offsets.astype(np.int64), num_ids)
     if ends[0] != 0 or np.any(ends[1:] < ends[:-1]):
         raise InvalidArgumentError(f"input '{name}' must begin with 0, never fall and stay within the {num_ids} ids")

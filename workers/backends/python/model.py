@@ -180,7 +180,7 @@ class PythonModel:
         return getattr(self._module, CLASS)
 
     def _arguments(self) -> dict[str, str]:
-        """Of initialize; all are strings, as in Triton."""
+        """The arguments of initialize; all are strings, as in Triton."""
         identity = self.identity
         return {
             "model_config": json.dumps(self.config),

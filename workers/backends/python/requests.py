@@ -25,7 +25,7 @@ class ServedModel:
 
 
 class ServedRequest(InferenceRequest):
-    """One of them. `has_copies` gives it inputs that may be written to."""
+    """A client's request as the model gets it. With `has_copies` its inputs are copies that may be written to."""
 
     def __init__(self, request: Request, answers: Answers, model: ServedModel, has_copies: bool) -> None:
         self._request: Request = request
@@ -50,14 +50,14 @@ class ServedRequest(InferenceRequest):
         return self._channel
 
     def fail(self, error: ShoalError) -> None:
-        """Its answer is this error, unless it has been answered."""
+        """Answer the request with this error, unless it has been answered."""
         if self._channel is not None:
             self._channel.fail(error)
         else:
             self.answers.fail(self.request.position, error)
 
     def copy_inputs(self) -> None:
-        """Its inputs may be written to from now on."""
+        """Copy the inputs, so that the model may write to them."""
         self._has_copies = True
         self._tensors = None
 

@@ -170,5 +170,5 @@ def _set_up_process(chosen: Settings) -> None:
     if torch.get_num_interop_threads() != chosen.inter_op_num_threads:
         torch.set_num_interop_threads(chosen.inter_op_num_threads)
     torch.backends.cudnn.enabled = chosen.cudnn
-    # It is ours, see _as_tensor.
+    # The tensor's memory is ours, see _as_tensor.
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")

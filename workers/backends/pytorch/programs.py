@@ -118,7 +118,7 @@ class Exported(Program):
 
 
 def _inputs(model: Model) -> list[str]:
-    """Those of clients, then those that are made from a batch."""
+    """The model's inputs: those of clients, then those that are made from a batch."""
     made = [name for each in model.config["batch_input"] for name in each["target_name"]]
     return [tensor["name"] for tensor in model.config["input"]] + made
 

@@ -90,7 +90,7 @@ class ResponseIterator:
             return self._take()
 
     async def wait(self) -> None:
-        """Until there is a next response, or no more."""
+        """Wait until there is a next response, or none can come."""
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
 

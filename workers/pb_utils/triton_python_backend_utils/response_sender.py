@@ -24,7 +24,7 @@ class ResponseChannel(Protocol):
     """The channel for the responses to one request."""
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
-        """One response. Raises ShoalError where it cannot be delivered."""
+        """Send one response. Raises ShoalError if it cannot be delivered."""
         ...
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:

@@ -45,7 +45,7 @@ class Tensor:
     # What the array is made of where it is none yet: the wire form of strings, or a tensor on a GPU.
     _data: memoryview | None = None
     _device: Any = None
-    #: Where it lies in the server's memory, if it does.
+    #: The tensor's place in the server's memory, if it lies there.
     _source: TensorSource | None = None
 
     def __init__(self, name: str | bytes, numpy_array: NDArray[Any]) -> None:
@@ -70,7 +70,7 @@ class Tensor:
         data: memoryview | None = None,
         source: TensorSource | None = None,
     ) -> "Tensor":
-        """One of the server's: `array`, of the datatype's numpy form, or, for strings, the wire form as `data`."""
+        """A tensor of the server's: `array`, of the datatype's numpy form, or, for strings, the wire form as `data`."""
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
@@ -83,11 +83,11 @@ class Tensor:
         return tensor
 
     def name(self) -> str:
-        """Its name."""
+        """The tensor's name."""
         return self._name
 
     def shape(self) -> list[int]:
-        """Its dimensions."""
+        """The tensor's dimensions."""
         return list(self._shape)
 
     def triton_dtype(self) -> int:
@@ -95,7 +95,7 @@ class Tensor:
         return self._datatype.wire
 
     def is_cpu(self) -> bool:
-        """Whether it lies in the memory of the CPU."""
+        """Whether the tensor lies in the memory of the CPU."""
         return self._device is None
 
     def as_numpy(self, *, writable: bool = False) -> NDArray[Any]:
