@@ -44,7 +44,7 @@ class EventLoop:
         loop.call_soon_threadsafe(self._end, wait_s)
         thread.join(wait_s + 2 * CANCEL_WAIT_S)
         if thread.is_alive():
-            _log.error("a coroutine in thread '%s' has not given way for too long; nobody waits for it", self._name)
+            _log.error("a coroutine in thread '%s' has not given way for too long; it is left behind", self._name)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
