@@ -27,8 +27,8 @@ if not _has_ssl:
     del sys.modules["ssl"]
 
 __all__ = [
-    "CancelledError", "EventLoop", "Future", "Lock", "OneThread", "Semaphore", "Task", "first", "gather", "shared",
-    "sleep",
+    "CancelledError", "EventLoop", "Future", "Lock", "OneThread", "Semaphore", "Task", "first", "gather", "reject",
+    "resolve", "shared", "sleep",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -176,3 +176,16 @@ async def first(*futures: Future[Any], limit_s: float | None = None) -> set[Futu
 async def shared(future: Future[T]) -> T:
     """A future's result, for one of several who wait for it; does not yield where the future is done."""
     return await asyncio.shield(future)
+
+
+def resolve(future: Future[T], result: T) -> None:
+    """Set a future's result, unless its outcome is known."""
+    if not future.done():
+        future.set_result(result)
+
+
+def reject(future: Future[Any], error: Exception) -> None:
+    """Set a future's error, unless its outcome is known. Nothing has to wait for it."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # asyncio takes it as seen

@@ -104,13 +104,14 @@ class Supervisor:
             address,
             log_settings,
             machine,
-            self._roster,
             self._metrics,
             readiness,
             gpu_memory=self._gpu_memory,
             rate_limits=RateLimits(options.rate_limits),
         )
-        self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
+        self._models = Models(
+            host, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
+        )
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
         self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners)
         self._batchers = Batchers(
@@ -130,12 +131,9 @@ class Supervisor:
         log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
         on_gauges = lambda question: self._roster.await_metrics(host, partial(self._on_gauges, question))  # noqa: E731
         self._regions = ClientRegions(self._star)
-        handlers = {
-            **self._scaling.verbs,
-            "gauges": on_gauges, "is_ready": readiness.take,
-        }  # fmt: skip
+        handlers = {"gauges": on_gauges, "is_ready": readiness.take}
         verbs = {verb: plain(handler) for verb, handler in handlers.items()}
-        verbs |= {**self._model_control.verbs, **self._regions.verbs, **self._explanations.verbs}
+        verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
         verbs |= {"log_settings": log_settings_of_all.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
             self._star,

@@ -130,7 +130,7 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
         (workers.loop_of(worker).handlers, of_worker),
         (Poller(NONE, NONE).handlers, {Poll, LookAll, Look, Discard, Forget, shared.LogChanged}),
         (Tracer(NONE, NONE, NONE).handlers, {TracingChanged, shared.LogChanged}),
-        (instance.handlers, declared(from_worker, WorkerConnected) | {shared.Refused} | wishes),
+        (instance.worker.handlers, declared(from_worker, WorkerConnected) | {shared.Refused} | wishes),
         (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected)),
         (supervisor._repository.handlers, {ModelFound, Polled, OrderDone, OrderRefused}),
         (clients, {QuestionAsked} | wishes),

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from shoal import log
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.messages.from_worker import ModelIOFound
-from shoal.messages.message import Handlers, on, table
 from shoal.messages.to_worker import ConfigFinished, StopWorker
 from shoal.model_config.execution_timeout import execution_timeout_ms
 from shoal.placement import Placement
@@ -22,11 +20,11 @@ from shoal.process import pin_threads
 from shoal.reasons import Reason
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import Future, first, shared
+from shoal.supervisor.event_loop import Future, first, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.host import Host
 from shoal.supervisor.memory.participant import Participant
-from shoal.supervisor.models.instance_state import InstanceState, Listener
+from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.worker import Worker
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.death import last_words
@@ -34,7 +32,7 @@ from shoal.supervisor.processes.hangs import Execution
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.progress import Progress, rss_bytes
 from shoal.supervisor.processes.restarts import Restarts, Verdict
-from shoal.supervisor.processes.worker_program import load_message, reported_model_io
+from shoal.supervisor.processes.worker_program import load_message
 
 _log = logging.getLogger(__name__)
 
@@ -49,21 +47,22 @@ class Instance:
         placement: Placement,
         model_file: Path | None,
         host: Host,
-        listener: Listener,
+        on_state: Callable[["Instance"], None],
     ) -> None:
+        """`on_state` is called when it has come up, has died, or is FAILED, before others hear of that."""
         self.number = number
         self.version = version
         self.placement = placement
         self._model_file = model_file
         self._host = host
-        self._listener = listener
+        self._on_state = on_state
         self._leaving: Future[None] = host.loop.future()  # it has been told to end
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
         self.num_starts = 0  # and those of the instances whose place it took
         self.num_recycles = 0
         self._restarts = Restarts()
-        self._worker = Worker(number, version, host)  # the one that runs, or the last
+        self.worker = Worker(number, version, host)  # the one that runs, or the last
         self.rss_when_up_bytes = 0  # before its first batch
         self.has_been_up = False  # ever ready for batches
         self.is_failed = False  # it died too often and has not come up since, even if it is being tried again
@@ -76,32 +75,22 @@ class Instance:
     @property
     def participant(self) -> Participant | None:
         """Its worker's place in the star, None where it has no memory there."""
-        return self._worker.participant
+        return self.worker.participant
 
     @property
     def owner(self) -> int:
         """Its owner id in the star, 0 where it has no memory there."""
-        return self._worker.owner
+        return self.worker.owner
 
     @property
     def progress(self) -> Progress | None:
         """What its worker reports of its batches, while it is up."""
-        return self._worker.progress
+        return self.worker.progress
 
     @property
     def pid(self) -> int:
         """The process of its worker, 0 where none runs."""
-        return self._worker.pid
-
-    @property
-    def handlers(self) -> Handlers:
-        """Of what its worker says."""
-        return self._worker.handlers | table(on(ModelIOFound, self._on_model_io))
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether its worker is to connect."""
-        return self.state is InstanceState.STARTING and not self._worker.joined.done()
+        return self.worker.pid
 
     @property
     def title(self) -> str:
@@ -114,7 +103,7 @@ class Instance:
 
     def contain(self, error: Exception) -> None:
         """As a failure domain: its worker ends, and is started again as after any death."""
-        self._worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
+        self.worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
 
     # --- one worker after the other ---
 
@@ -126,7 +115,7 @@ class Instance:
         """Have a worker: its process begins with the next pass of `run`."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
-        self._worker = Worker(self.number, self.version, self._host)
+        self.worker = Worker(self.number, self.version, self._host)
 
     async def run(self) -> None:
         """Serve with one worker after the other, once started, until told to leave.
@@ -134,7 +123,7 @@ class Instance:
         Raises ShoalError where the first cannot come up.
         """
         while not self._leaving.done():
-            worker, code = self._worker, 0
+            worker, code = self.worker, 0
             with contained(self):
                 code = await self._run_worker(worker)
             verdict = self._end(worker, code)
@@ -190,7 +179,7 @@ class Instance:
         worker.came_up(worker.participant)
         self.rss_when_up_bytes = rss_bytes(self.pid)
         star.admit_worker(worker.participant)
-        self._listener.on_up(self)
+        self._on_state(self)
 
     def _end(self, worker: Worker, code: int) -> Verdict:
         """Give back what a worker had that has ended, or could not begin, and let all know of it, in one go.
@@ -204,7 +193,7 @@ class Instance:
         is_missed = not self._leaving.done()
         with contained(self):
             if was is InstanceState.UP and is_missed:
-                self._listener.on_down(self)  # clients first: who is told of the death asks next whether it is ready
+                self._on_state(self)  # clients first: who is told of the death asks next whether it is ready
         with contained(self):
             host.metrics.leave(self.number)
         with contained(self):
@@ -240,30 +229,27 @@ class Instance:
             error, verdict.pause_s,
         )  # fmt: skip
         with contained(self):
-            self._listener.on_failed(self, str(error))
+            self._on_state(self)
 
     # --- what becomes of the present worker ---
 
     def join(self, member: Member) -> None:
         """The worker has connected."""
-        self._worker.member = member
+        self.worker.member = member
         member.domain = self
-        member.listen(self.handlers)
-        self._worker.joined.set_result(member)
-
-    def _on_model_io(self, message: ModelIOFound) -> None:
-        self._listener.on_model_io(self, reported_model_io(message))
+        member.listen(self.worker.handlers)
+        self.worker.joined.set_result(member)
 
     def finish_config(self) -> None:
         """The version's configuration is final now; the worker that reported its model's tensors goes on with it."""
-        if self._worker.member is not None:
-            self._worker.member.send(ConfigFinished(self.version.config))
+        if self.worker.member is not None:
+            self.worker.member.send(ConfigFinished(self.version.config))
 
     def stop(self) -> None:
         """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
         was, self.state = self.state, InstanceState.STOPPED
-        self._leave()
-        worker = self._worker
+        resolve(self._leaving, None)
+        worker = self.worker
         if worker.child is None or worker.child.is_over:
             return
         self._host.gpu_memory.leaving(self.number, self.placement)
@@ -278,18 +264,14 @@ class Instance:
 
     def retire(self) -> None:
         """End the worker when the batcher has no more use for it, or after --request-timeout-secs; it stays away."""
-        self._leave()
-        worker = self._worker
+        resolve(self._leaving, None)
+        worker = self.worker
         if self.state is InstanceState.UP and worker.participant is not None:
             self._host.star.retire_worker(worker.participant)
             limit_s = self._host.options.request_timeout_secs
             self._unless_over(worker, limit_s, "keeps requests open, %g s after the last; it is ended", self.stop)
         else:
             self.stop()
-
-    def _leave(self) -> None:
-        if not self._leaving.done():
-            self._leaving.set_result(None)
 
     def _unless_over(self, worker: Worker, limit_s: float, complaint: str, then: Callable[[], None]) -> None:
         """Do `then` if the worker is where it is now for so long."""
@@ -312,7 +294,7 @@ class Instance:
 
     def kill(self) -> None:
         """End the worker now."""
-        self._worker.signal(signal.SIGKILL)
+        self.worker.signal(signal.SIGKILL)
 
     # --- whether it moves ---
 
@@ -325,8 +307,8 @@ class Instance:
 
     def end_for_limit(self, number: int) -> None:
         """Send the worker a signal because it is over the limit."""
-        self._worker.is_over_limit = True
-        self._worker.signal(number)
+        self.worker.is_over_limit = True
+        self.worker.signal(number)
 
     @property
     def _limit_ms(self) -> int:

@@ -19,7 +19,7 @@ from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Plan, plan
-from shoal.supervisor.event_loop import Lock, Task, gather
+from shoal.supervisor.event_loop import Lock, Task, gather, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.versions import Versions
@@ -127,7 +127,7 @@ class Model:
         if replaced:
             # As in Triton, those of the replaced versions that have no request to answer have finalised.
             await self._all_versions.settle_retired()
-            await gather(*[self._all_versions.ended(each) for each in replaced if each.is_ending])
+            await gather(*[shared(each.ended) for each in replaced if each.is_ending])
 
     def _refuse(self, found: FoundModel, error: ShoalError) -> None:
         """Note why what lies on disk cannot be loaded at all."""
@@ -159,14 +159,15 @@ class Model:
         for number, outcome in zip((*todo.fresh, *todo.resized), outcomes, strict=True):
             if isinstance(outcome, Exception):
                 reasons[number] = errors.index_reason(report(self, outcome))
-            elif number in todo.fresh and self._all_versions.is_up(outcome):
+            elif number in todo.fresh and outcome.can_be_published:
                 fresh[number] = outcome
             elif number in todo.fresh:
                 reasons[number] = outcome.version.reason  # it has come up, and has failed while others did
         if not reasons:
             return fresh
         for served in fresh.values():
-            self._all_versions.discard(served)
+            with contained(served):
+                served.discard()
         first_reason = next(iter(reasons.values()))
         if not self.versions:
             self.problem = self._all_versions.create_problem(self.identifier, first_reason)
@@ -182,7 +183,7 @@ class Model:
                 self._show(number, served)
             try:
                 async with self._all_versions.slot_for(served):
-                    await self._all_versions.load(served)
+                    await served.load()
                 return served
             except ShoalError:
                 if not num_left:
@@ -194,12 +195,17 @@ class Model:
         known = self.versions.get(number)
         if known is not None and known.is_there:
             known.retire()
-        self._all_versions.show(served, instead_of=known)
-        self.versions[number] = served
+        self._publicise(number, served)
         self.problem = None
 
+    def _publicise(self, number: int, served: Served) -> None:
+        """Clients hear of this copy from now on, and no more of the one that it takes the place of."""
+        if number in self.versions:
+            self.versions[number].is_public = False
+        self.versions[number], served.is_public = served, True
+
     async def _resize(self, served: Served, found: FoundModel) -> None:
-        await self._all_versions.resize(served, found.config["instance_group"])
+        await shared(served.resize(found.config["instance_group"]))
         served.source = served.source._replace(config=found.config)
 
     def _switch(self, found: FoundModel, todo: Plan, fresh: dict[int, Served]) -> Sequence[Served]:
@@ -211,8 +217,7 @@ class Model:
             known = self.versions[number]
             if known is not served:
                 replaced.append(known)
-                self._all_versions.show(served, instead_of=known)
-            self.versions[number] = served
+            self._publicise(number, served)
             served.publish()
         for served in self.serving.values():
             served.version.reason = ""
@@ -259,4 +264,4 @@ class Model:
     async def ended(self) -> None:
         """Returns when the versions that are being unloaded have ended."""
         leaving = [each for each in self.versions.values() if each.version.state is VersionState.UNLOADING]
-        await gather(*[self._all_versions.ended(each) for each in leaving])
+        await gather(*[shared(each.ended) for each in leaving])

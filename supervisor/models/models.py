@@ -15,9 +15,10 @@ from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Task, gather
-from shoal.supervisor.failure_domains import bound, report
+from shoal.supervisor.failure_domains import report
 from shoal.supervisor.host import Host
 from shoal.supervisor.models.model import Model
+from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.versions import Versions
 
 _log = logging.getLogger(__name__)
@@ -29,11 +30,12 @@ class Models:
     def __init__(
         self,
         host: Host,
+        roster: Roster,
         on_changed: Callable[[], None],
         discard: Callable[[Path], None],
         forget: Callable[[Collection[Path]], None],
     ) -> None:
-        self.all_versions = Versions(host, self.find_composing, on_changed, discard, forget)
+        self.all_versions = Versions(host, roster, self.find_composing, on_changed, discard, forget)
         # Changed by loads.
         self.models: dict[ModelIdentifier, Model] = {}
         self._failures: dict[ModelIdentifier, object] = {}  # under which circumstances the last load has failed
@@ -137,10 +139,6 @@ class Models:
     def num_instances_up(self) -> int:
         """Instances that batches may go to."""
         return sum(version.num_instances_up for version in self.versions)
-
-    def settle(self, then: Callable[[], None]) -> None:
-        """Until `scale` is a coroutine: call back when clients and batcher act upon all that they were told."""
-        self.all_versions.settle().add_done_callback(bound(lambda _done: then()))
 
     def messages(self) -> list[ModelChanged]:
         """What a front end that has just joined must hear."""

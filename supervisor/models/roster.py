@@ -18,7 +18,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.host import Host
 from shoal.supervisor.models.instance import Instance
-from shoal.supervisor.models.instance_state import InstanceState, Listener
+from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.processes.hangs import Hangs
 from shoal.supervisor.processes.members import Member, Recipient
 
@@ -48,14 +48,14 @@ class Roster:
         return sum(each.state not in done for each in self._instances.values())
 
     def enrol(
-        self, version: ModelVersion, placements: Sequence[Placement], host: Host, listener: Listener
+        self, version: ModelVersion, placements: Sequence[Placement], host: Host, on_state: Callable[[Instance], None]
     ) -> list[Instance]:
         """New instances, not started. Raises ShoalError, and there are none, where there are not enough descriptors for
         all, or no model file for one."""
         host.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
         files = [_file_of(version, placement, host) for placement in placements]
         made = [
-            Instance(next(self._numbers), version, placement, file, host, listener)
+            Instance(next(self._numbers), version, placement, file, host, on_state)
             for placement, file in zip(placements, files, strict=True)
         ]
         self._instances.update({instance.number: instance for instance in made})
@@ -68,7 +68,7 @@ class Roster:
     def join(self, number: int, member: Member) -> None:
         """A worker has connected. One that nobody expects is hung up on."""
         instance = self._instances.get(number)
-        if instance is None or not instance.is_awaited:
+        if instance is None or instance.state is not InstanceState.STARTING or instance.worker.joined.done():
             member.hang_up()
             return
         instance.join(member)

@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config import scaling
 from shoal.model_config.messages import Config
 from shoal.shm.counters import RowView
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, reject, shared
 from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.models.autoscale import Autoscaler, Load
 from shoal.supervisor.models.instance import Instance
@@ -20,7 +20,7 @@ from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.processes.progress import BusyShare, rss_bytes
-from shoal.supervisor.questions.questions import Handler, Question
+from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
 
@@ -43,35 +43,27 @@ class Scaling:
         self._autoscalers: dict[int, Autoscaler] = {}
 
     @property
-    def verbs(self) -> dict[str, Handler]:
+    def verbs(self) -> dict[str, Verb]:
         """What front ends may ask."""
         return {"instances": self._instances, "scale": self._scale}
 
     # --- what clients ask ---
 
-    def _instances(self, question: Question) -> None:
-        model = self._models.get(question.arguments["model"])
-        question.answer(self._describe(model, question.arguments["version"]))
+    async def _instances(self, arguments: dict[str, Any]) -> Any:
+        return self._describe(self._models.get(arguments["model"]), arguments["version"])
 
-    def _scale(self, question: Question) -> None:
-        """Answered when the wanted number is up and everybody knows, or at once where nobody waits."""
-        model, number = self._models.get(question.arguments["model"]), question.arguments["version"]
+    async def _scale(self, arguments: dict[str, Any]) -> Any:
+        """Returns when that many are up and clients and batcher know, or at once where the asker does not wait."""
+        model, number = self._models.get(arguments["model"]), arguments["version"]
         served = _serving(model, number)
-
-        def scaled(error: ShoalError | None) -> None:
-            if not question.arguments["wait"]:
-                return
-            if error is None:
-                self._models.settle(lambda: question.answer(self._describe(model, number)))
-            else:
-                question.refuse(error)
-
         model.refuse_while_loading()
-        self._resize(served, question.arguments["count"], scaled)
+        up = self._resize(served, arguments["count"])
         if autoscaler := self._autoscalers.get(served.version.model_id):
-            autoscaler.wanted = question.arguments["count"]
-        if not question.arguments["wait"]:
-            question.answer(self._describe(model, number))
+            autoscaler.wanted = arguments["count"]
+        if arguments["wait"]:
+            await shared(up)
+            await self._models.all_versions.settle()
+        return self._describe(model, number)
 
     def _describe(self, model: Model, number: int | None) -> dict[str, Any]:
         wanted = [each for each in model.versions if number in (None, each)]
@@ -106,7 +98,7 @@ class Scaling:
             "rss_bytes": rss_bytes(instance.pid),
         }
 
-    def _resize(self, served: Served, count: int, outcome: Callable[[ShoalError | None], None]) -> None:
+    def _resize(self, served: Served, count: int) -> Future[None]:
         version = served.version
         least, most = scaling.bounds(version.config)
         if not least <= count <= most:
@@ -114,7 +106,7 @@ class Scaling:
                 f"model '{version.name}' can have {least} to {most} instances, got count {count}; its parameters "
                 "'min_instances' and 'max_instances' say so"
             )
-        served.resize(with_count(version.config, count), outcome)
+        return served.resize(with_count(version.config, count))
 
     # --- what the load asks for ---
 
@@ -158,16 +150,18 @@ class Scaling:
             "request has waited for %.0f ms",
             version.name, version.version, version.num_instances, wanted, 100 * load.busy_share, waited_ms,
         )  # fmt: skip
-
-        def followed(error: ShoalError | None) -> None:
-            if error is not None:
-                _log.error("model '%s' cannot be scaled: %s", version.name, error)
-                autoscaler.wanted = version.num_instances  # what is still wanted then is decided anew
-
         try:
-            self._resize(served, wanted, followed)
+            resized = self._resize(served, wanted)
         except ShoalError as error:
-            followed(error)
+            reject(resized := self._loop.future(), error)
+        self._loop.start(self._await_size(served, autoscaler, resized))
+
+    async def _await_size(self, served: Served, autoscaler: Autoscaler, resized: Future[None]) -> None:
+        try:
+            await shared(resized)
+        except ShoalError as error:
+            _log.error("model '%s' cannot be scaled: %s", served.version.name, error)
+            autoscaler.wanted = served.version.num_instances  # what is still wanted then is decided anew
 
 
 def with_count(config: Config, count: int) -> list[Config]:

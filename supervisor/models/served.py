@@ -1,15 +1,15 @@
 """One version of a model as it is served: its instances, from the first that starts to the last that ends.
 
-    load ─► LOADING ─all up─► ready, for its model to publish ─► READY ─retire─► drained ─► instances end ─► over
+    load ─► LOADING ─all up─► ready, for its model to publish ─► READY ─retire─► drained ─► instances end ─► ended
                 │                                                  └─resize─► instances come and go, READY all the while
-                └─one fails─► UNAVAILABLE, over
+                └─one fails─► UNAVAILABLE, ended
 
 A version that is loaded beside the one that serves is not public: clients do not hear of it until it is published.
 Runs in the supervisor.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal import errors
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
@@ -24,33 +24,45 @@ from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
-from shoal.supervisor.failure_domains import bound, contained, own_error
+from shoal.supervisor.event_loop import Future, first, reject, resolve, shared
+from shoal.supervisor.failure_domains import contained, own_error, report
 from shoal.supervisor.host import Host
 from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
-from shoal.supervisor.models.version_owner import Outcome, Owner
+from shoal.supervisor.models.roster import Roster
 
 _log = logging.getLogger(__name__)
 
 
 class Served:
-    """A version and its instances. `listener` of each instance is this object."""
+    """A version and its instances. `announce` sends messages to all clients (versions.py)."""
 
-    def __init__(self, version: ModelVersion, source: Source, host: Host, owner: Owner) -> None:
+    def __init__(
+        self,
+        version: ModelVersion,
+        source: Source,
+        host: Host,
+        roster: Roster,
+        announce: Callable[[Sequence[Message]], object],
+    ) -> None:
         self.version = version
         self.source = source
         self._host = host
-        self._owner = owner
+        self._roster = roster
+        self._announce = announce
+        self.ended: Future[None] = host.loop.future()  # nothing is left of it
+        self.loaded: Future[None] = host.loop.future()  # all instances have come up once, or cannot
         # Changed as instances come and go.
         self.instances: list[Instance] = []
         self._leaving: list[Instance] = []
         self._fresh: dict[Instance, Instance] = {}  # one that is to come up → the one whose place it takes
         self._started_s = 0.0
-        self._has_come_up = self._is_retiring = self._is_over = False
-        self.is_ending = False  # its last request has been answered, and its instances end
-        self._resizes: list[Outcome] = []
+        self._has_come_up = self._is_retiring = False
+        self.is_ending = False  # its last request has been answered, and its instances end or have ended
+        self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
+        self.is_public = False  # clients know of this copy; changed by its model
 
     @property
     def title(self) -> str:
@@ -64,36 +76,47 @@ class Served:
 
     # --- loading ---
 
-    def load(self) -> None:
-        """Start the instances; the owner hears whether all of them come up."""
+    async def load(self) -> None:
+        """Start the instances; returns when all are up. Raises ShoalError: the version is UNAVAILABLE, and ends."""
         version = self.version
-        self._begin_load()
-        look_into_file = needs_autocomplete(version.config) and not self._host.options.disable_auto_complete_config
         try:
-            check_kinds(version.config, cpu_fallback=self._host.options.cpu_fallback)
-            if look_into_file:
-                version.config = place_groups(version.config, self._gpu_ids)
-                version.name_groups()
-            else:
-                self._finish(None)
-            _, self.instances = self._enrol(version.config)
-        except ShoalError as error:
-            self.fail(error)
-            return
-        version.num_instances = len(self.instances)
-        self._owner.on_changed(self)
-        # Where the file must be looked into, the first instance does it and the others wait for what it finds.
-        for instance in self.instances[: 1 if look_into_file else None]:
-            self._keep(instance)
+            if self.is_ending:  # since it was created
+                raise UnavailableError(f"{self.title} is unloaded")
+            _log.info("loading: %s:%d", version.identifier, version.version)
+            self._started_s = self._host.loop.now_s()
+            if enables_response_cache(version.config):
+                version.is_cached = self._host.options.cache_bytes > 0
+                if not version.is_cached:
+                    warn_of_cache(version.config)
+            await self._start()
+        except Exception as error:  # noqa: BLE001 - the rim of a load
+            self.fail(report(self, error))
+        await shared(self.loaded)
 
-    def _begin_load(self) -> None:
-        version = self.version
-        _log.info("loading: %s:%d", version.identifier, version.version)
-        if enables_response_cache(version.config):
-            version.is_cached = self._host.options.cache_bytes > 0
-            if not version.is_cached:
-                warn_of_cache(version.config)
-        self._started_s = self._host.loop.now_s()
+    async def _start(self) -> None:
+        """Complete the configuration, and start all instances."""
+        version, options = self.version, self._host.options
+        looks_into_file = needs_autocomplete(version.config) and not options.disable_auto_complete_config
+        check_kinds(version.config, cpu_fallback=options.cpu_fallback)
+        if looks_into_file:
+            version.config = place_groups(version.config, self._gpu_ids)
+            version.name_groups()
+        else:
+            self._finish(None)
+        _, self.instances = self._enrol(version.config)
+        version.num_instances = len(self.instances)
+        self.changed()
+        if looks_into_file:  # the first instance does, and the others wait for what it finds
+            reporter = self.instances[0]
+            self._keep(reporter)
+            await first(reporter.worker.found_io, self.loaded)
+            if self.loaded.done():
+                return
+            self._finish(reporter.worker.found_io.result())
+            reporter.finish_config()
+        for instance in self.instances:
+            if not instance.num_starts:
+                self._keep(instance)
 
     @property
     def _gpu_ids(self) -> tuple[int, ...]:
@@ -104,12 +127,12 @@ class Served:
         host, placements = self._host, place(config, self._host.machine)
         known = {each.placement.identity for each in self.instances}
         new = [placement for placement in placements if placement.identity not in known]
-        started = host.roster.enrol(self.version, new, host, self)
+        started = self._roster.enrol(self.version, new, host, self._on_state)
         try:
             host.rate_limits.admit(self.version.model_id, placements)
         except BaseException:
             for instance in started:
-                host.roster.dismiss(instance)
+                self._roster.dismiss(instance)
             raise
         return placements, started
 
@@ -134,14 +157,24 @@ class Served:
         if self.version.state is VersionState.LOADING:
             self.version.move(VersionState.READY)
 
+    @property
+    def can_be_published(self) -> bool:
+        """Whether it has come up, and has not failed since."""
+        return self.loaded.done() and self.version.state is VersionState.LOADING and not self.is_ending
+
+    def changed(self) -> None:
+        """Tell clients, if they know of this copy, that its state or how many of its instances are up is another."""
+        if self.is_public:
+            self._announce([self.version.message()])
+
     def fail(self, error: ShoalError) -> None:
         """What is loading cannot, or must not, come up: it is UNAVAILABLE, and ends."""
         version = self.version
-        if version.state is not VersionState.LOADING:
+        if version.state is not VersionState.LOADING or self.is_ending:
             return
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         _log.error("failed to load '%s' version %d: %s", version.identifier, version.version, error)
-        self._owner.on_load_failed(self, error)
+        reject(self.loaded, error)
         self._end()
 
     def refuse(self, error: ShoalError) -> None:
@@ -169,7 +202,7 @@ class Served:
         except ShoalError as error:
             self._not_up(instance, error)
         self._forget(instance)
-        self._check_over()
+        self._check_ended()
 
     def _not_up(self, instance: Instance, error: ShoalError) -> None:
         """An instance that cannot load fails its version, or the resize it came with."""
@@ -182,18 +215,17 @@ class Served:
         else:
             self.fail(error)
 
-    def on_model_io(self, instance: Instance, model_io: ModelIO) -> None:
-        """Complete the configuration, let the first instance go on and the others begin."""
-        try:
-            self._finish(model_io)
-        except ShoalError as error:
-            self.fail(error)
-            return
-        instance.finish_config()
-        for other in [each for each in self.instances if each is not instance]:
-            self._keep(other)
+    def _on_state(self, instance: Instance) -> None:
+        """An instance has come up, has died, or is FAILED; it calls this before it lets others know."""
+        if instance.state is InstanceState.UP:
+            self._on_up(instance)
+        elif instance.state is InstanceState.FAILED:
+            self._on_failed(instance)
+        else:
+            self._count()
+            self.changed()
 
-    def on_up(self, instance: Instance) -> None:
+    def _on_up(self, instance: Instance) -> None:
         """A version is ready when all its instances have come up once."""
         version = self.version
         if instance in self._fresh:
@@ -203,31 +235,26 @@ class Served:
             if version.num_instances_up == version.num_instances:
                 self._has_come_up = True
                 version.load_seconds = self._host.loop.now_s() - self._started_s
-                self._owner.on_ready(self)
+                resolve(self.loaded, None)
                 return
         elif version.is_failed:
             version.move(VersionState.READY)
         if self._has_come_up:
             again = " again" if instance.num_starts > 1 else ""
             _log.info("instance '%s' of model '%s' is up%s", instance.name, version.name, again)
-        self._owner.on_changed(self)
+        self.changed()
         self._check_resized()
 
-    def on_down(self, instance: Instance) -> None:
-        """Clients are told at once when nobody serves a version any more."""
-        self._count()
-        self._owner.on_changed(self)
-
-    def on_failed(self, instance: Instance, sentence: str) -> None:
+    def _on_failed(self, instance: Instance) -> None:
         """A version all of whose instances are FAILED is UNAVAILABLE, and says so, until one of them is up again."""
         version = self.version
         if version.state is not VersionState.READY or not all(each.is_failed for each in self.instances):
             return
-        error = UnavailableError(f"all instances died again and again; the last: {sentence}")
+        error = UnavailableError(f"all instances died again and again; the last: {instance.worker.error}")
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
-        self._owner.on_changed(self)  # clients first: what they refuse, nobody has to queue
+        self.changed()  # clients first: what they refuse, the batcher need not queue
         self._host.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def _forget(self, instance: Instance) -> None:
@@ -235,15 +262,16 @@ class Served:
             if instance in instances:
                 instances.remove(instance)
         self._fresh.pop(instance, None)
-        self._host.roster.dismiss(instance)
+        self._roster.dismiss(instance)
 
     def _count(self) -> None:
         self.version.num_instances_up = sum(each.state is InstanceState.UP for each in self.instances)
 
     # --- more instances, or fewer ---
 
-    def resize(self, groups: list[Config], outcome: Outcome) -> None:
-        """Serve with other instance groups: those that are in both go on, `outcome` when the new ones are up.
+    def resize(self, groups: list[Config]) -> Future[None]:
+        """Serve with other instance groups: those that are in both go on. The future is done when the new ones are up;
+        it fails once the groups before are back.
 
         Raises ShoalError, and nothing changes, where the groups ask for what cannot be, or no model file is left.
         """
@@ -262,12 +290,14 @@ class Served:
             instance.pin(wanted[instance.placement.identity])
         self.instances += started
         version.num_instances = len(self.instances)
-        self._resizes.append(bound(outcome))
+        up: Future[None] = self._host.loop.future()
+        self._resizes.append(up)
         self._count()
-        self._owner.on_changed(self)
+        self.changed()
         for instance in started:
             self._keep(instance)
         self._check_resized()
+        return up
 
     def _dismiss(self, instance: Instance) -> None:
         self._leaving.append(instance)
@@ -275,27 +305,27 @@ class Served:
 
     def _check_resized(self) -> None:
         if self._resizes and all(each.has_been_up for each in self.instances):
-            outcomes, self._resizes = self._resizes, []
-            for outcome in outcomes:
-                outcome(None)
+            resizes, self._resizes = self._resizes, []
+            for up in resizes:
+                resolve(up, None)
 
     def _give_up_resize(self, error: ShoalError) -> None:
         """Back to the groups before it; what has come up of the new ones goes."""
-        outcomes, self._resizes = self._resizes, []
-        if not outcomes:
+        resizes, self._resizes = self._resizes, []
+        if not resizes:
             return
         _log.error("model '%s' keeps its instances: %s", self.version.name, error)
         others = set(self.instances)
         try:
-            self.resize(self._previous_groups, lambda _error: None)
+            self.resize(self._previous_groups)
             for instance in set(self.instances) - others:
                 instance.has_been_up = True  # what comes back is tried again as after a death
             self._check_resized()
         except ShoalError as refusal:
             _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)
         finally:
-            for outcome in outcomes:
-                outcome(error)
+            for up in resizes:
+                reject(up, error)
 
     # --- a fresh instance for one that has served enough ---
 
@@ -306,7 +336,7 @@ class Served:
         """
         if self._fresh or self._resizes or self._is_retiring or self.is_ending or not self._has_come_up:
             return False
-        (fresh,) = self._host.roster.enrol(self.version, [instance.placement], self._host, self)
+        (fresh,) = self._roster.enrol(self.version, [instance.placement], self._host, self._on_state)
         fresh.take_place_of(instance)
         self._fresh[fresh] = instance
         self._keep(fresh)
@@ -335,7 +365,7 @@ class Served:
         self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)
 
     def _check_drained(self) -> None:
-        if self._is_retiring and not (self.is_ending or self._is_over):
+        if not self.is_ending:
             version, limit_s = self.version, self._host.options.request_timeout_secs
             _log.error(
                 "'%s' version %d keeps requests open, %g s after the last was accepted; it is ended",
@@ -355,36 +385,39 @@ class Served:
     def _end(self) -> None:
         self.is_ending = True
         self.version.num_instances_up = 0
-        outcomes, self._resizes = self._resizes, []
-        for outcome in outcomes:
-            outcome(UnavailableError(f"{self.title} is unloaded"))
+        resizes, self._resizes = self._resizes, []
+        for waiting in (self.loaded, *resizes):
+            reject(waiting, UnavailableError(f"{self.title} is unloaded"))
         for instance in [*self.instances, *self._leaving, *self._fresh]:
             if not instance.num_starts:
                 self._forget(instance)
             elif instance.state is not InstanceState.STOPPED:
                 instance.stop()
-        self._check_over()
+        self._check_ended()
 
-    def _check_over(self) -> None:
-        if self.is_ending and not (self.instances or self._leaving or self._fresh):
-            self.is_ending, self._is_over = False, True
-            self._host.rate_limits.dismiss(self.version.model_id)
-            if self.version.is_config_final:
-                self._host.star.tell_batcher(ModelRemoved(self.version.model_id))
-            self._owner.on_over(self)
+    def _check_ended(self) -> None:
+        if not self.is_ending or self.ended.done() or self.instances or self._leaving or self._fresh:
+            return
+        self._host.rate_limits.dismiss(self.version.model_id)
+        if self.version.is_config_final:
+            self._host.star.tell_batcher(ModelRemoved(self.version.model_id))
+        if self.version.state is VersionState.UNLOADING:
+            self.version.move(VersionState.UNAVAILABLE, UNLOADED)
+        self.ended.set_result(None)
+        self.changed()
 
     # --- what the batcher hears ---
 
     def tell_batcher(self) -> None:
         """A successor hears of its queue, before it hears of the workers."""
-        if self.version.is_config_final:
+        if self.version.is_config_final and not self.ended.done():
             self._host.star.tell_batcher(self._batcher_message())
         if self.version.is_failed:
             self._host.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def tell_batcher_again(self) -> None:
         """What a successor must hear after it has heard of the workers."""
-        if self._is_retiring:
+        if self._is_retiring and not self.ended.done():
             self._host.star.tell_batcher(RetireModel(self.version.model_id))
 
     def _batcher_message(self) -> Message:

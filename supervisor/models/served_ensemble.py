@@ -20,9 +20,10 @@ from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.event_loop import Future, resolve
 from shoal.supervisor.host import Host
+from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served import Served
-from shoal.supervisor.models.version_owner import Outcome, Owner
 
 
 class Model(Protocol):
@@ -47,29 +48,29 @@ Find = Callable[[ModelIdentifier], Model | None]
 class ServedEnsemble(Served):
     """To everybody else it has one instance, which is up while an instance of each model is."""
 
-    def __init__(self, version: ModelVersion, source: Source, host: Host, owner: Owner, find: Find) -> None:
-        super().__init__(version, source, host, owner)
+    def __init__(
+        self,
+        version: ModelVersion,
+        source: Source,
+        host: Host,
+        roster: Roster,
+        announce: Callable[[Sequence[Message]], object],
+        find: Find,
+    ) -> None:
+        super().__init__(version, source, host, roster, announce)
         self._find = find
         self._own_labels = version.labels
         # Changed by look: the versions of the steps, in order; whether `look` has been called.
         self._composing: list[Served] = []
         self._has_begun = False
 
-    def load(self) -> None:
-        """Check what can be checked; it is ready when its models are there."""
+    async def _start(self) -> None:
+        """Check what can be checked, and look for its models."""
         version = self.version
-        self._begin_load()
-        try:
-            version.config = finish_config(version.config)
-        except ShoalError as error:
-            self.fail(error)
-            return
+        version.config = finish_config(version.config)
         version.num_instances = 1
         version.is_config_final = True
-        self._owner.on_changed(self)
-        self._host.loop.call_after(0, self._begin_to_look)  # its models may be about to be loaded with it
-
-    def _begin_to_look(self) -> None:
+        self.changed()
         self._has_begun = True
         self.look()
 
@@ -81,15 +82,14 @@ class ServedEnsemble(Served):
     @property
     def _is_broken(self) -> bool:
         """Whether it has come up and one of its models has gone since."""
-        has_gone = self._is_retiring or self.is_ending or self._is_over
-        return self._has_come_up and self.version.is_failure and not has_gone
+        return self._has_come_up and self.version.is_failure and not (self._is_retiring or self.is_ending)
 
     @property
     def names(self) -> list[str]:
         """The models it is made of, as its steps call them."""
         return [step["model_name"] for step in steps(self.version.config)]
 
-    def resize(self, groups: list[Config], outcome: Outcome) -> None:
+    def resize(self, groups: list[Config]) -> Future[None]:
         """Raises InvalidArgumentError: it has no instances."""
         raise InvalidArgumentError(
             f"model '{self.version.name}' is an ensemble and has no instances; scale the models that it is made of"
@@ -100,7 +100,7 @@ class ServedEnsemble(Served):
     def look(self) -> None:
         """See what has become of its models."""
         version = self.version
-        if version.state is VersionState.LOADING and self._has_begun and not self._has_come_up:
+        if version.state is VersionState.LOADING and self._has_begun and not (self._has_come_up or self.is_ending):
             self._look_whether_ready()
         elif version.state is VersionState.READY or self._is_broken:
             self._look_again()
@@ -120,15 +120,16 @@ class ServedEnsemble(Served):
         if composing is not None:
             self._has_come_up = True
             self._compose(composing)
-            self._host.star.payloads.ensembles.add(self.version.model_id)
             star = self._host.star
-            star.acknowledgements.announce(star.to_batcher(self._batcher_message()), self._come_up)
+            star.payloads.ensembles.add(self.version.model_id)
+            added = star.acknowledgements.announce(star.to_batcher(self._batcher_message()))
+            self._host.loop.after(added, self._come_up)
 
     def _come_up(self) -> None:
         """Requests may come: the batcher knows of it."""
         if self.version.state is VersionState.LOADING and not self.is_ending:
             self.version.load_seconds = self._host.loop.now_s() - self._started_s
-            self._owner.on_ready(self)
+            resolve(self.loaded, None)
 
     def _look_again(self) -> None:
         version = self.version
@@ -139,7 +140,7 @@ class ServedEnsemble(Served):
             if not self._is_broken:
                 version.num_instances_up = 0
                 version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
-                self._owner.on_changed(self)
+                self.changed()
             return
         were_up, has_changed = version.num_instances_up, composing != self._composing
         if has_changed:
@@ -151,7 +152,7 @@ class ServedEnsemble(Served):
             version.move(VersionState.READY)
         elif not has_changed and version.num_instances_up == were_up:
             return
-        self._owner.on_changed(self)
+        self.changed()
 
     def _resolve(self, *, waits: bool) -> list[Served] | None:
         """The versions that its steps mean now; None, with `waits`, where one of them is still being loaded.

@@ -9,19 +9,19 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
-from shoal.errors import ShoalError, UnavailableError
+from shoal.errors import UnavailableError
 from shoal.messages.message import Message
 from shoal.messages.shared import Ping
 from shoal.model_config.ensemble import is_ensemble
-from shoal.model_config.messages import Config
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
-from shoal.repository.lifecycle import NO_ROW, NO_VERSION, UNLOADED, ModelVersion, VersionState
+from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
-from shoal.supervisor.event_loop import EventLoop, Future, Semaphore, gather, shared
+from shoal.supervisor.event_loop import Future, Semaphore, gather, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.host import Host
+from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
 
@@ -36,6 +36,7 @@ class Versions:
     def __init__(
         self,
         host: Host,
+        roster: Roster,
         find: Find,
         on_changed: Callable[[], None],
         discard: Callable[[Path], None],
@@ -43,6 +44,7 @@ class Versions:
     ) -> None:
         self.loop = host.loop
         self._host = host
+        self._roster = roster
         self._find = find
         self._on_changed = on_changed
         self._discard = discard
@@ -51,7 +53,6 @@ class Versions:
         self._slots = Semaphore(host.options.model_load_thread_count)
         # Changed as versions are created and end.
         self._served: dict[int, Served] = {}
-        self._owners: dict[Served, _Owner] = {}
         self._free_rows = deque(range(MAX_ROWS))
         self._borrowed: dict[Path, int] = {}
         self._is_stopping = False
@@ -75,13 +76,11 @@ class Versions:
         version = ModelVersion(
             found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
         )
-        source, owner = source_of(found, number), _Owner(self.loop, self._changed, self._over)
-        if is_ensemble(found.config):
-            served: Served = ServedEnsemble(version, source, self._host, owner, self._find)
-        else:
-            served = Served(version, source, self._host, owner)
+        arguments = version, source_of(found, number), self._host, self._roster, self.announce
+        served = ServedEnsemble(*arguments, self._find) if is_ensemble(found.config) else Served(*arguments)
+        with contained(served):
+            self.loop.after(served.ended, lambda: self._release(served))
         self._served[version.model_id] = served
-        self._owners[served] = owner
         if directory.parent in self._borrowed:
             self._borrowed[directory.parent] += 1
         return served
@@ -98,55 +97,6 @@ class Versions:
         """A place among the versions that load at once. An ensemble waits for others, so it must not keep them
         waiting."""
         return nullcontext() if isinstance(served, ServedEnsemble) else self._slots
-
-    # --- until a version's own methods are coroutines ---
-
-    def show(self, served: Served, instead_of: Served | None) -> None:
-        """Clients hear of this version from now on, and no more of the one that it takes the place of."""
-        self._owners[served].is_public = True
-        if instead_of in self._owners:
-            self._owners[instead_of].is_public = False
-
-    async def load(self, served: Served) -> None:
-        """Returns when all instances are up. Raises ShoalError: the version is UNAVAILABLE, and ends."""
-        owner = self._owners.get(served)
-        if owner is None:
-            raise UnavailableError(f"{served.title} is unloaded")
-        with contained(served):
-            served.load()
-        await shared(owner.loaded)
-
-    def resize(self, served: Served, groups: list[Config]) -> Future[None]:
-        """Serve with other groups; the future says when all are up, or fails once the groups before are back."""
-        up: Future[None] = self.loop.future()
-        served.resize(groups, lambda error: up.set_result(None) if error is None else up.set_exception(error))
-        return up
-
-    def is_up(self, served: Served) -> bool:
-        """Whether a version that has come up can still be published."""
-        is_leaving = served.is_ending or served not in self._owners
-        return served.version.state is VersionState.LOADING and not is_leaving
-
-    def discard(self, served: Served) -> None:
-        """End a version that has come up and must not serve."""
-        with contained(served):
-            served.discard()
-
-    async def ended(self, served: Served) -> None:
-        """Returns when nothing is left of a version."""
-        if served in self._owners:
-            await shared(self._owners[served].ended)
-
-    def _changed(self, served: Served) -> None:
-        if self._owners[served].is_public:
-            self.announce([served.version.message()])
-
-    def _over(self, served: Served) -> None:
-        if served.version.state is VersionState.UNLOADING:
-            served.version.move(VersionState.UNAVAILABLE, UNLOADED)
-        self._release(served)
-        self._changed(served)
-        del self._owners[served]
 
     # --- what clients and batcher hear ---
 
@@ -220,32 +170,4 @@ class Versions:
         leaving = tuple(self._served.values())
         for served in leaving:
             served.stop()
-        await gather(*[self.ended(served) for served in leaving])
-
-
-class _Owner:
-    """What becomes of a version, as futures; `changed` and `over` are called with it."""
-
-    def __init__(self, loop: EventLoop, changed: Callable[[Served], None], over: Callable[[Served], None]) -> None:
-        self.on_changed = changed
-        self._over = over
-        # Changed by the version.
-        self.is_public = False
-        self.loaded: Future[None] = loop.future()
-        self.ended: Future[None] = loop.future()
-
-    def on_ready(self, _served: Served) -> None:
-        """All its instances have come up."""
-        self.loaded.set_result(None)
-
-    def on_load_failed(self, _served: Served, error: ShoalError) -> None:
-        """It cannot be loaded; it is UNAVAILABLE, and ending."""
-        if not self.loaded.done():
-            self.loaded.set_exception(error)
-            self.loaded.exception()  # asyncio takes it as seen, where nothing waits for it, too
-
-    def on_over(self, served: Served) -> None:
-        """Nothing is left of it."""
-        self.on_load_failed(served, UnavailableError(f"{served.title} is unloaded"))
-        self._over(served)
-        self.ended.set_result(None)
+        await gather(*[shared(served.ended) for served in leaving])

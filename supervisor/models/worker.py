@@ -4,16 +4,16 @@ Which worker follows which, and what a worker's end means to others, is decided 
 """
 
 import signal
-from typing import TypeVar
 
 from shoal import errors
 from shoal.errors import ShoalError
-from shoal.messages.from_worker import MemoryMapped, MetricsReported, ModelLoaded, ReadyAnswered
+from shoal.messages.from_worker import MemoryMapped, MetricsReported, ModelIOFound, ModelLoaded, ReadyAnswered
 from shoal.messages.message import on, table
 from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
+from shoal.model_config.autocomplete import ModelIO
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
-from shoal.supervisor.event_loop import Future
+from shoal.supervisor.event_loop import Future, resolve
 from shoal.supervisor.host import Host
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes import niceness
@@ -22,9 +22,7 @@ from shoal.supervisor.processes.death import Death
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.output import Output
 from shoal.supervisor.processes.progress import Progress
-from shoal.supervisor.processes.worker_program import worker_program
-
-T = TypeVar("T")
+from shoal.supervisor.processes.worker_program import reported_model_io, worker_program
 
 
 class Worker:
@@ -36,6 +34,7 @@ class Worker:
         self._version = version
         self._host = host
         self.joined: Future[Member] = host.loop.future()
+        self.found_io: Future[ModelIO] = host.loop.future()
         self.loaded: Future[ModelLoaded] = host.loop.future()
         self.mapped: Future[MemoryMapped] = host.loop.future()
         # Changed as the process begins, connects, comes up and ends.
@@ -50,9 +49,10 @@ class Worker:
         self.is_over_limit = False  # it has executed a batch for too long, and is ended for that
         self.error: ShoalError | None = None  # why it ends, or could not begin
         self.handlers = table(
-            on(ModelLoaded, lambda message: _resolve(self.loaded, message)),
+            on(ModelIOFound, lambda message: resolve(self.found_io, reported_model_io(message))),
+            on(ModelLoaded, lambda message: resolve(self.loaded, message)),
             on(Refused, self._on_refused),
-            on(MemoryMapped, lambda message: _resolve(self.mapped, message)),
+            on(MemoryMapped, lambda message: resolve(self.mapped, message)),
             on(MetricsReported, self._on_metrics),
             on(ReadyAnswered, lambda message: host.readiness.hear(self.owner, is_ready=message.is_ready)),
             on(PayloadWanted, self._on_payload),
@@ -139,9 +139,3 @@ class Worker:
             limit_ms if self.is_over_limit else 0,
             placement.kind != "KIND_CPU",
         )
-
-
-def _resolve(future: Future[T], result: T) -> None:
-    """Set a future's result. What a worker says again changes nothing."""
-    if not future.done():
-        future.set_result(result)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError
 from shoal.messages.from_worker import MemoryMapped, ModelLoaded
 from shoal.messages.message import Message
 from shoal.messages.shared import Refused
@@ -19,6 +18,7 @@ from shoal.placement import Machine
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.plan import Source
 from shoal.shm.segment import Segment
+from shoal.supervisor.event_loop import Future
 from shoal.supervisor.host import Host
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
@@ -56,50 +56,41 @@ class Sleepers:
         return child
 
 
-class Owner:
-    """The version's model: it publishes what is ready, and notes the rest."""
-
-    def __init__(self) -> None:
-        self.errors: list[ShoalError] = []
-        self.is_over = False
-
-    def on_ready(self, served: Served) -> None:
-        served.publish()
-
-    def on_load_failed(self, served: Served, error: ShoalError) -> None:
-        self.errors.append(error)
-
-    def on_changed(self, served: Served) -> None: ...
-
-    def on_over(self, served: Served) -> None:
-        self.is_over = True
-
-
 class Version:
     """One version, its instances' workers and the batcher as the test plays them."""
 
     def __init__(self, more: str, options: ServerOptions) -> None:
         self.sky = Sky()
-        self.owner = Owner()
+        #: What clients have been sent.
+        self.announced: list[Message] = []
         self.roster = Roster(self.sky.loop)
         self.readiness = Readiness(self.sky.star.workers, self.sky.loop.call_after)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
         self.host = Host(
             self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, Machine((0,)),  # type: ignore[arg-type]
-            self.roster, CustomMetrics(()), self.readiness,
+            CustomMetrics(()), self.readiness,
         )  # fmt: skip
         source = Source("/m/1", 1, 1, config)
-        self.served = Served(ModelVersion("m", 1, 9, 0, Path("/m/1"), config), source, self.host, self.owner)
+        version = ModelVersion("m", 1, 9, 0, Path("/m/1"), config)
+        self.served = Served(version, source, self.host, self.roster, self.announced.extend)
+        self.served.is_public = True
         self.has_ready_check = False
         self._processes: dict[int, Process] = {}
         #: By an instance's number: the words of its worker's segment, as the worker writes them.
         self.words: dict[int, memoryview] = {}
 
-    def load(self) -> None:
-        self.served.load()
+    def begin(self) -> Future[None]:
+        """Its workers begin, and have yet to connect; the future is the load's outcome."""
+        loaded = self.sky.loop.begin(self.served.load())
         self.sky.clock.settle()
+        return loaded
+
+    def load(self) -> None:
+        loaded = self.begin()
         for instance in self.served.instances:
             self.bring_up(instance)
+        loaded.result()
+        self.served.publish()
 
     def bring_up(self, instance: Instance) -> None:
         """Its worker joins, loads, maps, and everybody acknowledges it."""

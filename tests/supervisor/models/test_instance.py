@@ -18,8 +18,7 @@ from tests.supervisor.sky import OPTIONS
 def starting() -> Iterator[Version]:
     """A version whose two workers have begun, and have yet to connect."""
     made = Version("", OPTIONS)
-    made.served.load()
-    made.sky.clock.settle()
+    made.begin()
     yield made
     made.close()
 
@@ -46,8 +45,8 @@ def test_a_worker_that_does_not_come_up_in_time_fails_the_load(starting: Version
     starting.bring_up(first)
     map_memory(starting, second)
     starting.sky.clock.pass_time(OPTIONS.model_load_timeout_secs)
-    starting.until(lambda: bool(starting.owner.errors))
-    (error,) = starting.owner.errors
+    starting.until(starting.served.loaded.done)
+    error = starting.served.loaded.exception()
     assert isinstance(error, InternalError)
     assert str(error) == (
         f"model 'm' version 1 instance 'm_0_1' did not load within {OPTIONS.model_load_timeout_secs:g} s; give it "

@@ -15,7 +15,6 @@ from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import source_of
 from shoal.supervisor.event_loop import EventLoop, Future, Task, shared
-from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.model import Model
 from tests.supervisor.clock import ClockLoop
 
@@ -28,7 +27,7 @@ class Copy:
         self.source = source_of(found, number)
         self.loaded: Future[None] = loop.future()
         self.calls: list[str] = []
-        self.is_ending = False
+        self.is_ending = self.is_public = False
 
     @property
     def title(self) -> str:
@@ -40,6 +39,16 @@ class Copy:
     @property
     def is_there(self) -> bool:
         return self.version.state is VersionState.READY
+
+    @property
+    def can_be_published(self) -> bool:
+        return self.version.state is VersionState.LOADING
+
+    async def load(self) -> None:
+        await shared(self.loaded)
+
+    def resize(self, _groups: list[Config]) -> Future[None]:
+        return self.loaded
 
     def publish(self) -> None:
         self.version.move(VersionState.READY)
@@ -86,21 +95,6 @@ class AllVersions:
 
     def slot_for(self, _copy: Copy) -> AbstractAsyncContextManager[None]:
         return nullcontext()
-
-    def show(self, copy: Copy, instead_of: Copy | None) -> None: ...
-
-    async def load(self, copy: Copy) -> None:
-        await shared(copy.loaded)
-
-    def resize(self, copy: Copy, _groups: list[Config]) -> Future[None]:
-        return copy.loaded
-
-    def is_up(self, copy: Copy) -> bool:
-        return copy.version.state is VersionState.LOADING
-
-    def discard(self, copy: Copy) -> None:
-        with contained(copy):
-            copy.discard()
 
     async def settle_retired(self) -> None: ...
 

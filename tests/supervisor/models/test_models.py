@@ -35,7 +35,7 @@ def found(name: str, *numbers: int) -> FoundModel:
 
 
 def models_of(surroundings: Version) -> Models:
-    return Models(surroundings.host, lambda: None, lambda _: None, lambda _: None)
+    return Models(surroundings.host, surroundings.roster, lambda: None, lambda _: None, lambda _: None)
 
 
 def outcome(load: Task[None]) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.messages.from_client import QuestionAsked
 from shoal.messages.shared import Ping
 from shoal.messages.to_batcher import RetireWorker
 from shoal.repository.identifier import ModelIdentifier
@@ -11,7 +12,7 @@ from shoal.shm.counters import ZERO_ROW
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.scaling import Scaling
-from shoal.supervisor.questions.questions import Question
+from shoal.supervisor.questions.questions import Questions
 from tests.supervisor.served_version import Version, version
 
 
@@ -24,7 +25,7 @@ def pair() -> Iterator[Version]:
 
 def scaling(served: Version) -> Scaling:
     """Of a server that has this version alone."""
-    models = Models(served.host, lambda: None, lambda _path: None, lambda _paths: None)
+    models = Models(served.host, served.roster, lambda: None, lambda _path: None, lambda _paths: None)
     identifier = ModelIdentifier("m", "")
     models.models[identifier] = model = Model(identifier, models.all_versions)
     model.versions[1] = served.served
@@ -33,9 +34,9 @@ def scaling(served: Version) -> Scaling:
 
 def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Version) -> None:
     sky, asker = pair.sky, pair.sky.start()
-    ask = scaling(pair).verbs["scale"]
+    ask = Questions(sky.loop, scaling(pair).verbs)
     pair.sky.settle()
-    ask(Question(asker.member, 7, {"model": "m", "version": None, "count": 1, "wait": True}))
+    ask.take(asker.member, QuestionAsked(7, "scale", {"model": "m", "version": None, "count": 1, "wait": True}))
     for process in (sky.a, sky.b, sky.batcher):
         assert asker.heard() == []
         sky.acknowledge(process)

@@ -7,18 +7,16 @@ from typing import Any
 import msgpack
 import pytest
 
-from shoal.errors import ShoalError
+from shoal.errors import UnavailableError
 from shoal.messages.from_worker import ReadyAnswered
-from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, RetireWorker, WorkerDied
+from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, ModelRemoved, RetireWorker, WorkerDied
 from shoal.messages.to_client import QuestionAnswered
 from shoal.messages.to_worker import CheckReady, StopWorker
 from shoal.reasons import DeathDetail
 from shoal.repository.lifecycle import VersionState
 from shoal.supervisor.descriptors import Descriptors
-from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
-from shoal.supervisor.models.served import Served
 from shoal.supervisor.processes import restarts
 from shoal.supervisor.processes.death import Death
 from shoal.supervisor.questions.questions import Question
@@ -72,12 +70,12 @@ def test_one_at_a_time_and_only_while_nothing_else_changes(pair: Version) -> Non
     assert pair.served.replace(second)
     (another,) = (each for each in pair.roster if each.state is InstanceState.STARTING)
     pair.bring_up(another)
-    outcomes = list[ShoalError | None]()
     groups = [{**pair.served.version.config["instance_group"][0], "count": 3}]
-    pair.served.resize(groups, outcomes.append)
+    up = pair.served.resize(groups)
     assert not pair.served.replace(fresh)
     pair.bring_up(pair.served.instances[2])
-    assert outcomes == [None]
+    assert up.done()
+    assert up.exception() is None
     pair.served.retire()
     assert not pair.served.replace(fresh)
 
@@ -86,10 +84,10 @@ def test_clients_hear_of_a_death_before_those_who_asked_it_do(pair: Version, mon
     told: list[list[type[Any]]] = []
     pair.told_batcher()
 
-    def on_changed(_served: Served) -> None:
+    def announce(_messages: object) -> None:
         told.append([type(message) for message in pair.sky.batcher.heard()])
 
-    monkeypatch.setattr(pair.owner, "on_changed", on_changed)
+    monkeypatch.setattr(pair.served, "_announce", announce)
     pair.end(pair.served.instances[0])
     assert told == [[]]
     assert WorkerDied in [type(message) for message in pair.told_batcher()]
@@ -100,7 +98,8 @@ def test_where_the_fresh_one_cannot_load_the_old_one_stays(pair: Version) -> Non
     pair.refuse(fresh)
     assert fresh.state is InstanceState.STOPPED
     assert pair.served.instances[0] is old
-    assert (old.state, pair.owner.errors, retired(pair, old)) == (InstanceState.UP, [], False)
+    assert (old.state, retired(pair, old)) == (InstanceState.UP, False)
+    assert pair.served.version.state is VersionState.READY
     assert pair.served.replace(old)
 
 
@@ -119,7 +118,7 @@ def test_scaling_down_meanwhile_wins(pair: Version) -> None:
     first, second = served.instances
     assert served.replace(second)
     fresh = next(each for each in pair.roster if each.state is InstanceState.STARTING)
-    served.resize([{**served.version.config["instance_group"][0], "count": 1}], lambda _error: None)
+    served.resize([{**served.version.config["instance_group"][0], "count": 1}])
     pair.bring_up(fresh)
     assert served.instances == [first]
     assert retired(pair, second)
@@ -131,19 +130,17 @@ def test_the_end_takes_a_fresh_one_along(pair: Version) -> None:
     old, fresh = replace_first(pair)
     pair.served.stop()
     pair.until(lambda: fresh not in pair.roster)
-    assert not pair.owner.is_over
+    assert not pair.served.ended.done()
     for instance in (old, pair.served.instances[1]):
         pair.end(instance)
-    assert pair.owner.is_over
+    assert pair.served.ended.done()
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, number: int) -> None:
     served, old = pair.served, pair.served.instances[number]
     (group,) = served.version.config["instance_group"]
-    served.resize(
-        [{**group, "name": "first", "count": 1}, {**group, "name": "second", "count": 1}], lambda _error: None
-    )
+    served.resize([{**group, "name": "first", "count": 1}, {**group, "name": "second", "count": 1}])
     owner = old.owner
     pair.end(old)
     (detail,) = (told.detail for told in pair.told_batcher() if isinstance(told, WorkerDied) and told.owner == owner)
@@ -152,6 +149,18 @@ def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, 
     assert DeathDetail.unpack(detail).instance_name(told[-1]) == f"m_0_{number}"
     for instance in served.instances:
         pair.bring_up(instance)
+
+
+def test_a_batcher_that_takes_over_as_a_version_ends_is_not_told_of_it(pair: Version) -> None:
+    pair.served.retire()
+    pair.served.on_drained()
+    for instance in tuple(pair.served.instances):
+        pair.end(instance)
+    told = list(pair.told_batcher())
+    assert ModelRemoved(pair.served.version.model_id) in told
+    pair.served.tell_batcher()
+    pair.served.tell_batcher_again()
+    assert pair.told_batcher() == told
 
 
 # --- errors of our own: what they cost ---
@@ -243,10 +252,10 @@ def test_an_instance_that_cannot_be_started_at_all_fails_its_load(monkeypatch: p
     made = Version("", OPTIONS)
     try:
         with no_descriptors_left():
-            made.served.load()
-            made.until(lambda: made.owner.is_over)
-        (error,) = made.owner.errors
-        assert str(error).startswith("the worker of instance 'm_0_0' cannot be started: [Errno 24] Too many open files")
+            loaded = made.begin()
+        assert made.served.ended.done()
+        with pytest.raises(UnavailableError, match=r"^the worker of instance 'm_0_0' cannot be started: \[Errno 24\]"):
+            loaded.result()
         assert made.served.version.state is VersionState.UNAVAILABLE
     finally:
         made.close()
@@ -259,11 +268,9 @@ def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> N
     except AttributeError:  # slots
         monkeypatch.setattr(type(made.host.rate_limits), "admit", lambda *_arguments: 1 / 0)
     try:
-        run_in(made.served, made.served.load)
-        assert [str(error) for error in made.owner.errors] == [
-            "an error of the server's own, ZeroDivisionError: division by zero"
-        ]
-        assert made.owner.is_over
+        loaded = made.begin()
+        assert str(loaded.exception()) == "an error of the server's own, ZeroDivisionError: division by zero"
+        assert made.served.ended.done()
     finally:
         made.close()
 
@@ -351,10 +358,10 @@ def test_a_version_has_so_long_to_drain_and_to_end(pair: Version) -> None:
     pair.sky.clock.pass_time(1)
     assert all(StopWorker() in pair.told(each) for each in instances)
     pair.sky.clock.pass_time(options.exit_timeout_secs - 1)
-    assert not pair.owner.is_over
+    assert not pair.served.ended.done()
     assert all(each.pid for each in instances)
     pair.sky.clock.pass_time(1)
-    pair.until(lambda: pair.owner.is_over)
+    pair.until(pair.served.ended.done)
     for each in instances:
         pair._forget(each.number)
 
@@ -368,7 +375,7 @@ def test_who_ends_in_time_is_left_alone(pair: Version, caplog: pytest.LogCapture
     for each in tuple(served.instances):
         pair.end(each)
     served.retire()
-    assert pair.owner.is_over
+    assert served.ended.done()
     pair.sky.clock.pass_time(pair.host.options.exit_timeout_secs + pair.host.options.request_timeout_secs + 1)
     assert "is killed" not in caplog.text
     assert "keeps requests open" not in caplog.text

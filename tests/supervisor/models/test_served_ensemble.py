@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoal.errors import UnavailableError
 from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
 from shoal.repository.identifier import ModelIdentifier
@@ -14,7 +16,7 @@ from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
 from tests.scarcity import files_of_at_most_a_page
-from tests.supervisor.served_version import CONFIG, ENSEMBLE, Owner, Version, version
+from tests.supervisor.served_version import CONFIG, ENSEMBLE, Version, version
 
 
 @pytest.fixture
@@ -25,53 +27,42 @@ def step() -> Iterator[Version]:
         yield made
 
 
-class Heard(Owner):
-    """The ensemble's model: it notes the labels that clients hear of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.labels: list[dict[str, tuple[str, ...]]] = []
-
-    def on_changed(self, served: Served) -> None:
-        self.labels.append(served.version.labels)
-
-
-def ensemble_of(step: Version, owner: Owner) -> tuple[Model, ServedEnsemble]:
-    """The model of the ensemble's only step, and the ensemble."""
-    model = Model(
-        ModelIdentifier("m", ""), Models(step.host, lambda: None, lambda _: None, lambda _: None).all_versions
-    )
+def ensemble_of(step: Version) -> tuple[Model, ServedEnsemble, list[Any]]:
+    """The model of the ensemble's only step, the ensemble, and what clients hear of it."""
+    models = Models(step.host, step.roster, lambda: None, lambda _: None, lambda _: None)
+    model = Model(ModelIdentifier("m", ""), models.all_versions)
+    announced = list[Any]()
     model.versions[1] = step.served
     config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
     made = ModelVersion("e", 1, 10, 1, Path("/e/1"), config)
-    return model, ServedEnsemble(made, step.served.source, step.host, owner, lambda _: model)
+    ensemble = ServedEnsemble(made, step.served.source, step.host, step.roster, announced.extend, lambda _: model)
+    ensemble.is_public = True
+    return model, ensemble, announced
 
 
 def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Version) -> None:
-    owner = Heard()
-    model, ensemble = ensemble_of(step, owner)
-    ensemble.load()
+    model, ensemble, announced = ensemble_of(step)
+    step.sky.loop.start(ensemble.load())
     step.until(lambda: bool(ensemble.version.labels))
-    assert ensemble.version.state.value == "LOADING"  # until the batcher knows of it
+    assert not ensemble.can_be_published  # until the batcher knows of it
     step.sky.settle()
-    assert ensemble.version.state.value == "READY"
+    assert ensemble.can_be_published
+    ensemble.publish()
     ensemble.look()
-    assert owner.labels == [{}]  # nothing is new
+    assert [message.labels for message in announced] == [{}]  # nothing is new
 
     fresh = ModelVersion("m", 1, 11, 2, Path("/m/1"), normalise(pbtxt.parse(CONFIG, Path("config.pbtxt"))))
     fresh.labels, fresh.num_instances_up = {"B": ("new",)}, 1
     fresh.move(VersionState.READY)
-    model.versions[1] = Served(fresh, step.served.source, step.host, step.owner)
+    model.versions[1] = Served(fresh, step.served.source, step.host, step.roster, announced.extend)
     ensemble.look()
-    assert owner.labels == [{}, {"B": ("new",)}]
+    assert [message.labels for message in announced] == [{}, {"B": ("new",)}]
     assert step.told_batcher()[-1].models == [11]
 
 
 def test_an_ensemble_that_lacks_a_model_is_there_until_it_is_unloaded(step: Version) -> None:
-    owner = Owner()
-    model, ensemble = ensemble_of(step, owner)
-    ensemble.load()
-    step.until(lambda: bool(ensemble.version.labels))
+    model, ensemble, _ = ensemble_of(step)
+    step.sky.loop.start(ensemble.load())
     step.sky.settle()
     ensemble.publish()
     del model.versions[1]
@@ -90,11 +81,11 @@ def test_an_ensemble_that_lacks_a_model_is_there_until_it_is_unloaded(step: Vers
 
 
 def test_an_ensemble_for_which_there_is_no_memory_fails_alone(step: Version) -> None:
-    owner = Owner()
-    _, ensemble = ensemble_of(step, owner)
-    with files_of_at_most_a_page():
-        ensemble.load()
-        step.until(lambda: bool(owner.errors))
-    assert str(owner.errors[0]).startswith("no shared memory for a batcher segment of ")
+    _, ensemble, _ = ensemble_of(step)
+    with (
+        files_of_at_most_a_page(),
+        pytest.raises(UnavailableError, match=r"^no shared memory for a batcher segment of "),
+    ):
+        step.sky.clock.run(ensemble.load())
     assert ensemble.version.state is VersionState.UNAVAILABLE
     assert step.served.version.state is VersionState.READY

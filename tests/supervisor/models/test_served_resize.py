@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.messages.to_batcher import RetireWorker
 from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.models import roster
@@ -18,13 +18,12 @@ def test_a_resize_that_fails_is_answered_even_where_there_is_no_way_back(
     def refuse(*_arguments: object) -> None:
         raise error
 
-    outcomes = list[ShoalError | None]()
     groups = [{**pair.served.version.config["instance_group"][0], "name": "other", "count": 1}]
-    pair.served.resize(groups, outcomes.append)
+    up = pair.served.resize(groups)
     with monkeypatch.context() as scarce:
         scarce.setattr(Descriptors, "admit_instances", refuse)
         pair.refuse(pair.served.instances[0])
-    assert [str(outcome) for outcome in outcomes] == ["no such file"]
+    assert str(up.exception()) == "no such file"
 
 
 def test_a_resize_for_which_there_is_no_model_file_changes_nothing(
@@ -41,7 +40,7 @@ def test_a_resize_for_which_there_is_no_model_file_changes_nothing(
     served, before = pair.served, list(pair.served.instances)
     config = served.version.config
     with pytest.raises(InvalidArgumentError, match="no model file"):
-        served.resize([{**config["instance_group"][0], "name": "other", "count": 2}], lambda _error: None)
+        served.resize([{**config["instance_group"][0], "name": "other", "count": 2}])
     assert served.instances == list(pair.roster) == before
     assert served.version.config is config
     assert not any(isinstance(told, RetireWorker) for told in pair.told_batcher())
@@ -51,11 +50,11 @@ def test_instances_that_cannot_come_back_are_tried_again_in_a_while(
     pair: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither the groups that were asked for nor those before them can be loaded by now."""
-    served, outcomes = pair.served, list[ShoalError | None]()
+    served = pair.served
     before = served.version.config["instance_group"]
-    served.resize([{**before[0], "name": "other", "count": 1}], outcomes.append)
+    up = served.resize([{**before[0], "name": "other", "count": 1}])
     pair.refuse(served.instances[0])
-    assert [str(outcome) for outcome in outcomes] == ["no such file"]
+    assert str(up.exception()) == "no such file"
     first, second = served.instances
     pair.refuse(first)
     assert served.instances == [first, second]
@@ -66,8 +65,7 @@ def test_instances_that_cannot_come_back_are_tried_again_in_a_while(
 
 
 def test_a_resize_is_answered_where_the_version_ends_first(pair: Version) -> None:
-    outcomes = list[ShoalError | None]()
-    pair.served.resize([{**pair.served.version.config["instance_group"][0], "count": 3}], outcomes.append)
+    up = pair.served.resize([{**pair.served.version.config["instance_group"][0], "count": 3}])
     pair.served.retire()
     pair.served.on_drained()
-    assert [str(outcome) for outcome in outcomes] == ["model 'm' version 1 is unloaded"]
+    assert str(up.exception()) == "model 'm' version 1 is unloaded"
