@@ -94,7 +94,7 @@ class Supervisor:
         self._repository = Repository(self._loop, options, address, log_settings, slots)
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
-        readiness = Readiness(self._star.workers, self._loop.call_after)
+        readiness = Readiness(self._star.workers, self._loop)
         self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
         host = Host(
             self._loop,
@@ -131,8 +131,7 @@ class Supervisor:
         log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
         on_gauges = lambda question: self._roster.await_metrics(host, partial(self._on_gauges, question))  # noqa: E731
         self._regions = ClientRegions(self._star)
-        handlers = {"gauges": on_gauges, "is_ready": readiness.take}
-        verbs = {verb: plain(handler) for verb, handler in handlers.items()}
+        verbs = {"gauges": plain(on_gauges), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
         verbs |= {"log_settings": log_settings_of_all.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
@@ -143,7 +142,7 @@ class Supervisor:
             self._tell_news,
             self._gives_up,
         )
-        guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, verbs["is_ready"])
+        guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
         self._guests = Guests(
             self._loop,
             self._star,

@@ -6,14 +6,14 @@ meanwhile: its answer says how things are when it is given, and counts for whoev
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from shoal.messages.to_worker import CheckReady
-from shoal.supervisor.event_loop import Callback
+from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.ledger import title_of
 from shoal.supervisor.memory.participant import Participant
-from shoal.supervisor.questions.questions import Question
 
 _log = logging.getLogger(__name__)
 
@@ -23,31 +23,28 @@ LIMIT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """The instances that have not answered, by owner, and the questions that wait for them."""
+    """The instances that have not answered, by owner, and whether all of them say that they are ready."""
 
     missing: set[int]
-    questions: list[Question] = field(default_factory=list)
+    is_ready: Future[bool]
 
 
 class Readiness:
-    """Of all versions. `workers` are those in the star by owner, `call_after` calls back after some seconds."""
+    """Of all versions. `workers` are those in the star by owner."""
 
-    def __init__(self, workers: Mapping[int, Participant], call_after: Callable[[float, Callback], None]) -> None:
+    def __init__(self, workers: Mapping[int, Participant], loop: EventLoop) -> None:
         self._workers = workers
-        self._call_after = call_after
-        # Changed by take, hear and timers: by model id, who is being asked; by owner, the model whose worker owes an
-        # answer, perhaps to a round that is over.
+        self._loop = loop
+        # Changed by is_ready, hear and timers: by model id, the round under way; by owner, the model whose worker owes
+        # an answer, perhaps to a round that is over.
         self._rounds: dict[int, _Round] = {}
         self._owing: dict[int, int] = {}
 
-    def take(self, question: Question) -> None:
-        """Answer whether all instances of a version that batches may go to say that they are ready."""
-        model_id: int = question.arguments["model"]
+    async def is_ready(self, arguments: dict[str, Any]) -> bool:
+        """Whether all instances of a version that batches may go to say that they are ready; False if it has none."""
+        model_id: int = arguments["model"]
         current = self._rounds.get(model_id) or self._begin(model_id)
-        if current.missing:
-            current.questions.append(question)
-        else:
-            question.answer(False)
+        return bool(current.missing) and await shared(current.is_ready)
 
     def hear(self, owner: int, *, is_ready: bool) -> None:
         """A worker has answered; one that has gone is not ready."""
@@ -65,10 +62,10 @@ class Readiness:
             for worker in self._workers.values()
             if worker.model_id == model_id and worker.is_ready and not worker.is_retiring
         ]
-        begun = _Round({worker.owner for worker in asked})
+        begun = _Round({worker.owner for worker in asked}, self._loop.future())
         if asked:
             self._rounds[model_id] = begun
-            self._call_after(LIMIT_S, lambda: self._expire(model_id, begun))
+            self._loop.call_after(LIMIT_S, lambda: self._expire(model_id, begun))
         for worker in asked:
             if worker.owner not in self._owing:
                 self._owing[worker.owner] = model_id
@@ -83,5 +80,4 @@ class Readiness:
         self._end(model_id, is_ready=False)
 
     def _end(self, model_id: int, *, is_ready: bool) -> None:
-        for question in self._rounds.pop(model_id).questions:
-            question.answer(is_ready)
+        self._rounds.pop(model_id).is_ready.set_result(is_ready)

@@ -64,7 +64,7 @@ class Version:
         #: What clients have been sent.
         self.announced: list[Message] = []
         self.roster = Roster(self.sky.loop)
-        self.readiness = Readiness(self.sky.star.workers, self.sky.loop.call_after)
+        self.readiness = Readiness(self.sky.star.workers, self.sky.loop)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
         self.host = Host(
             self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, Machine((0,)),  # type: ignore[arg-type]

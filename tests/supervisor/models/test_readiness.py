@@ -1,34 +1,35 @@
-"""readiness.py: who is asked when, and what becomes of the questions; workers at real connections, timers by hand."""
+"""readiness.py: who is asked when, and what becomes of the questions; workers at real connections, time in hand."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from shoal.messages.from_client import QuestionAsked
 from shoal.messages.to_client import QuestionAnswered
 from shoal.messages.to_worker import CheckReady
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.readiness import Readiness
-from shoal.supervisor.questions.questions import Question
+from shoal.supervisor.questions.questions import Questions
 from tests.supervisor.sky import Process, Sky
 
 MODEL = 3
 
 
 class Probes:
-    """Front end a, which asks for model 3, its workers, and a clock that the test moves."""
+    """Front end a, which asks for model 3, and its workers."""
 
     def __init__(self) -> None:
         self.sky = Sky()
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-        workers = self.sky.star.workers
-        self.readiness = Readiness(workers, lambda delay_s, callback: self.timers.append((delay_s, callback)))
+        self.readiness = Readiness(self.sky.star.workers, self.sky.loop)
+        self._questions = Questions(self.sky.loop, {"is_ready": self.readiness.is_ready})
         self.first, self.worker = self.sky.third, self.sky.worker_of_3
         self._number = 0
 
     def ask(self, model_id: int = MODEL) -> int:
         self._number += 1
-        self.readiness.take(Question(self.sky.a.member, self._number, {"model": model_id}))
+        self._questions.take(self.sky.a.member, QuestionAsked(self._number, "is_ready", {"model": model_id}))
+        self.sky.clock.settle()
         return self._number
 
     def answers(self) -> dict[int, bool]:
@@ -41,12 +42,6 @@ class Probes:
         joined = self.sky.join_worker(MODEL)
         self.sky.settle()
         return joined
-
-    def expire(self) -> None:
-        """Five seconds have passed since the round began that has been waiting for longest."""
-        delay_s, callback = self.timers.pop(0)
-        assert delay_s == 5.0
-        callback()
 
     def say(self, worker: Participant, is_ready: bool) -> None:
         self.readiness.hear(worker.owner, is_ready=is_ready)
@@ -70,7 +65,7 @@ def test_the_only_instance_decides(probes: Probes, is_ready: bool) -> None:
     assert probes.answers() == {}
     probes.say(probes.worker, is_ready)
     assert probes.answers() == {number: is_ready}
-    probes.expire()
+    probes.sky.clock.pass_time(5)
     assert probes.answers() == {}
 
 
@@ -106,13 +101,15 @@ def test_probes_at_a_time_share_a_round(probes: Probes) -> None:
 
 def test_who_does_not_answer_in_time_is_not_ready_and_is_not_asked_twice(probes: Probes) -> None:
     late = probes.ask()
-    probes.expire()
+    probes.sky.clock.pass_time(4.9)
+    assert probes.answers() == {}
+    probes.sky.clock.pass_time(0.1)
     assert probes.answers() == {late: False}
     number = probes.ask()
     assert probes.first.heard() == [QUESTION]  # the first time
     probes.say(probes.worker, True)  # how things are now
     assert probes.answers() == {number: True}
-    probes.expire()
+    probes.sky.clock.pass_time(5)
     assert probes.answers() == {}
     probes.ask()
     assert probes.first.heard() == [QUESTION]
@@ -122,10 +119,11 @@ def test_the_end_of_a_round_is_not_that_of_the_next(probes: Probes) -> None:
     probes.ask()
     probes.say(probes.worker, True)
     probes.answers()
+    probes.sky.clock.pass_time(1)
     number = probes.ask()
-    probes.expire()  # the first round, which is over
+    probes.sky.clock.pass_time(4)  # the limit of the first round, which is over
     assert probes.answers() == {}
-    probes.expire()
+    probes.sky.clock.pass_time(1)
     assert probes.answers() == {number: False}
 
 
@@ -158,7 +156,7 @@ def test_a_version_without_instances_is_not_ready(probes: Probes) -> None:
     assert probes.answers() == {}
     number = probes.ask(model_id=99)
     assert probes.answers() == {number: False}
-    assert probes.timers == []
+    assert probes.readiness._rounds == {}
 
 
 def test_versions_are_asked_by_themselves(probes: Probes) -> None:

@@ -8,6 +8,7 @@ import msgpack
 import pytest
 
 from shoal.errors import UnavailableError
+from shoal.messages.from_client import QuestionAsked
 from shoal.messages.from_worker import ReadyAnswered
 from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, ModelRemoved, RetireWorker, WorkerDied
 from shoal.messages.to_client import QuestionAnswered
@@ -19,7 +20,7 @@ from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.processes import restarts
 from shoal.supervisor.processes.death import Death
-from shoal.supervisor.questions.questions import Question
+from shoal.supervisor.questions.questions import Questions
 from tests.messages import Nonsense
 from tests.scarcity import no_descriptors_left
 from tests.supervisor.served_version import Version, version
@@ -279,7 +280,9 @@ def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def ask(pair: Version, number: int) -> None:
-    pair.readiness.take(Question(pair.sky.a.member, number, {"model": pair.served.version.model_id}))
+    questions = Questions(pair.sky.loop, {"is_ready": pair.readiness.is_ready})
+    questions.take(pair.sky.a.member, QuestionAsked(number, "is_ready", {"model": pair.served.version.model_id}))
+    pair.sky.clock.settle()
 
 
 def answers(pair: Version) -> dict[int, bool]:
