@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -47,20 +48,13 @@ class Child:
         self._pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting_signal = 0
-        self._on_exit: Callable[[Child, int], None] | None = None
         #: Whether it has ended, or could not begin.
         self.is_over = False
         #: Its return code (negative: the signal that ended it), or an OSError where it could not begin.
         self.exited: Future[int] = loop.future()
-        #: Begin by exec after all, in the failure domain that wants this child.
-        self.execute_later = bound(self._execute_instead)
         self._ended_here = bound(self._ended)
         #: Most memory it had at once, known once it has ended. It starts with what its parent had.
         self.peak_rss_bytes = 0
-
-    def watch(self, on_exit: Callable[["Child", int], None]) -> None:
-        """Have `on_exit` called once it has ended, with its return code (negative: the signal that ended it)."""
-        self._on_exit = on_exit
 
     def signal(self, number: int) -> None:
         """Send a signal; to a child that has ended, nothing happens."""
@@ -82,12 +76,10 @@ class Child:
             self._give_up(error)
             raise
 
-    def _execute_instead(self) -> None:
-        try:
+    def execute_instead(self) -> None:
+        """Begin by exec where no zygote forks it after all; those who wait for `exited` have the error."""
+        with suppress(OSError):
             self.execute()
-        except OSError:
-            if self._on_exit is not None:  # else those who wait for `exited` have the error
-                raise
 
     def _execute(self) -> None:
         # Safe path: a file named json.py in the working directory must not stand in for the standard module.
@@ -158,9 +150,6 @@ class Child:
             self._process.returncode = code  # or Popen would wait itself
         self.peak_rss_bytes = usage.ru_maxrss * 1024
         self.exited.set_result(code)
-        on_exit, self._on_exit = self._on_exit, None  # which may well hold this object
-        if on_exit is not None:
-            on_exit(self, code)
 
 
 def prepare(loop: EventLoop, program: Program, *, captured: bool) -> Child:

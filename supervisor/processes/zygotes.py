@@ -12,15 +12,14 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from shoal.control import ADDRESS_VARIABLE, Channel
 from shoal.messages.to_zygote import FROM_FORKED, FROM_ZYGOTE, Begin, Fork, ZygoteReady
 from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.failure_domains import bound, run_in
+from shoal.supervisor.event_loop import EventLoop, first, shared
+from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child, Program, prepare, spawn
 from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
@@ -79,7 +78,8 @@ class Zygotes:
             self._zygotes[kind] = Zygote(self._loop, kind, self._modules[kind], self._control_address)
             if self._is_serving:
                 self._zygotes[kind].give_way()
-            run_in(self._zygotes[kind], self._zygotes[kind].start)
+            with contained(self._zygotes[kind]):
+                self._zygotes[kind].start()
         self._zygotes[kind].fork(child)
 
     def give_way(self) -> None:
@@ -108,7 +108,7 @@ class Zygote:
         self._channel: Channel | None = None
         self._is_ready = False
         self._is_over = False  # unfit, or told to stop
-        self._waiting: list[tuple[Child, Callable[[], None]]] = []  # and how it is forked, in its failure domain
+        self._waiting: list[Child] = []  # for its imports
         self._num_deaths = 0
         self._started_s = 0.0
         self._forked_s = 0.0
@@ -157,10 +157,9 @@ class Zygote:
             raise
         finally:
             theirs.close()
-        child.watch(self._exited)
         self._child, self._channel = child, Channel(ours)
         self._loop.on_readable(ours.fileno(), self._receive)
-        self._loop.call_after(IMPORT_S, lambda: self._check_ready(child))
+        self._loop.start(self._watch(child))
 
     def give_way(self) -> None:
         """Be nicer than those who serve, where those that it forks are not needed for that."""
@@ -171,11 +170,11 @@ class Zygote:
     def fork(self, child: Child) -> None:
         """Have `child` begin, as soon as the imports are done."""
         if self._channel is None:
-            child.execute()
+            child.execute_instead()
         elif self._is_ready:
             self._order(self._channel, child)
         else:
-            self._waiting.append((child, bound(partial(self.fork, child))))
+            self._waiting.append(child)
 
     def stop(self) -> None:
         """End it, and no other follows. At a server's end nobody may be left to hear of its death, so hang up here."""
@@ -194,8 +193,8 @@ class Zygote:
         if isinstance(message, ZygoteReady):
             self._is_ready = True
             waiting, self._waiting = self._waiting, []
-            for _, fork in waiting:
-                fork()
+            for child in waiting:
+                self.fork(child)
         else:
             self._is_over = True
             self._hang_up()
@@ -210,10 +209,14 @@ class Zygote:
         self._channel = None
         self._is_ready = False
         waiting, self._waiting = self._waiting, []
-        for child, _ in waiting:
-            child.execute_later()
+        for child in waiting:
+            child.execute_instead()
 
-    def _exited(self, process: Child, code: int) -> None:
+    async def _watch(self, process: Child) -> None:
+        """A zygote that is not ready within IMPORT_S is killed; one that ends is followed by another."""
+        if not (await first(process.exited, limit_s=IMPORT_S) or self._is_ready):
+            process.signal(signal.SIGKILL)
+        code = await shared(process.exited)
         self._child = None
         self._hang_up()
         if self._is_over:
@@ -224,14 +227,14 @@ class Zygote:
             self.kind, process.pid, describe_exit(code), pause_s,
         )  # fmt: skip
 
-    def _check_ready(self, child: Child) -> None:
-        if child is self._child and not self._is_ready:
-            child.signal(signal.SIGKILL)
-
     # --- one child ---
 
     def _order(self, channel: Channel, child: Child) -> None:
-        ours, theirs = _pair()
+        try:
+            ours, theirs = _pair()
+        except OSError:
+            child.execute_instead()
+            return
         stdout, stderr = child.output_fds or (None, None)
         try:
             channel.send(
@@ -239,7 +242,7 @@ class Zygote:
             )
         except OSError:
             ours.close()
-            child.execute()
+            child.execute_instead()
             return
         finally:
             theirs.close()
@@ -257,7 +260,7 @@ class Zygote:
                 child.began(message.pid)
                 Channel(link).send(Begin())
             except (EOFError, ProcessLookupError):
-                child.execute()
+                child.execute_instead()
             except BrokenPipeError:
                 return  # dead since; its pidfd says so
 
@@ -272,7 +275,7 @@ class Zygote:
         _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
         self._loop.forget(link.fileno())
         link.close()
-        child.execute()
+        child.execute_instead()
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 

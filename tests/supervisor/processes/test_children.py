@@ -21,11 +21,11 @@ def run_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> 
     loop, codes = EventLoop(), list[int]()
     child = spawn(loop, "test", ["child_of_test"], {"SHOAL_TEST": "7"})
 
-    def ended(_child: Child, code: int) -> None:
-        codes.append(code)
+    def ended() -> None:
+        codes.append(child.exited.result())
         loop.stop()
 
-    child.watch(ended)
+    loop.after(child.exited, ended)
     return loop, child, codes
 
 
@@ -43,7 +43,7 @@ def test_one_may_give_way_from_its_beginning(tmp_path: Path, monkeypatch: pytest
     loop, child, _ = run_module(tmp_path, monkeypatch, "")
     loop.run()
     other = spawn(loop, "test", ["child_of_test"], {}, gives_way=True)
-    other.watch(lambda _child, _code: loop.stop())
+    loop.after(other.exited, loop.stop)
     loop.run()
     assert told == [("join in", child.pid), ("give way", other.pid)]
 
@@ -92,7 +92,7 @@ adopt_orphans()
 assert reap_orphans()
 loop, codes = EventLoop(), []
 child = spawn(loop, "test", ["child_of_test"], {})
-child.watch(lambda _child, code: (codes.append(code), loop.stop()))
+loop.after(child.exited, lambda: (codes.append(child.exited.result()), loop.stop()))
 orphan = leave_orphan()
 assert reap_orphans(), "nobody is dead"
 kill(child.pid)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.processes.children import Child, spawn
+from shoal.supervisor.processes.children import spawn
 from shoal.supervisor.processes.output import Lines, Output, room_of
 
 S = 1_000_000_000
@@ -108,11 +108,11 @@ def run_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> O
     output = Output(loop, "simple_0_0", child)
     output.start()
 
-    def ended(_child: Child, _code: int) -> None:
+    def ended() -> None:
         output.finish()
         loop.stop()
 
-    child.watch(ended)
+    loop.after(child.exited, ended)
     loop.run()
     return output
 

@@ -51,7 +51,7 @@ class Surroundings:
     ) -> Child:
         program = Program("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, gives_way=gives_way)
         child = self.zygotes.spawn(kind, program, captured=captured)
-        child.watch(lambda _child, code: self._codes.append(code))
+        self.loop.after(child.exited, lambda: self._codes.append(child.exited.result()))
         return child
 
     def children(self) -> list[int]:
