@@ -9,24 +9,22 @@ Then clients read them, some of which ask for a worker's segment only when they 
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from shoal.messages.message import Message
 from shoal.messages.to_batcher import RetireWorker, WorkerDied, WorkerReady
 from shoal.reasons import Reason
 from shoal.supervisor.event_loop import Future
+from shoal.supervisor.memory.joined import Joined
 from shoal.supervisor.memory.participant import Participant, worker_joined
 from shoal.supervisor.processes.members import Member
 
-if TYPE_CHECKING:
-    from shoal.supervisor.memory.star import Star
-
 
 class DeadWorkers:
-    """All of a star's, by owner id."""
+    """The dead workers of a star, by owner id; `release` lets go of the payloads that one had written."""
 
-    def __init__(self, star: "Star") -> None:
+    def __init__(self, star: Joined, release: Callable[[Participant], None]) -> None:
         self._star = star
+        self._release = release
         # Changed by add and as the batcher and clients let go: the message for a batcher; the batcher that serves, None
         # while its place is taken.
         self._dead: dict[int, tuple[Participant, WorkerDied]] = {}
@@ -79,6 +77,6 @@ class DeadWorkers:
         loans = self._star.loans
         await loans.end_when_read(worker.owner, self._star.joined, self._star.acknowledgements)
         loans.tell_end(worker.owner)
-        self._star.payloads.release_all(worker)
+        self._release(worker)
         del self._passed_on[worker.owner]
         worker.close()

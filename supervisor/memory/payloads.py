@@ -6,7 +6,7 @@ A result is read by clients, front ends know it before, and the batcher must kno
 part of the star (star.py).
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from shoal.errors import ShoalError
 from shoal.messages import shared
@@ -15,19 +15,18 @@ from shoal.messages.to_batcher import PayloadAnnounced
 from shoal.options import MIB
 from shoal.shm import segment
 from shoal.supervisor.memory.available_memory import available_nbytes
+from shoal.supervisor.memory.joined import Joined
 from shoal.supervisor.memory.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.members import Member, Recipient
 
-if TYPE_CHECKING:
-    from shoal.supervisor.memory.star import Star
-
 
 class Payloads:
-    """All of a star's."""
+    """The segments for single payloads of a star; `take_owner` returns an owner id that no segment has."""
 
-    def __init__(self, star: "Star") -> None:
+    def __init__(self, star: Joined, take_owner: Callable[[], int]) -> None:
         self._star = star
+        self._take_owner = take_owner
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes)
         #: The models without workers, whose requests the batcher reads itself. Changed by them.
         self.ensembles: set[int] = set()
@@ -70,7 +69,7 @@ class Payloads:
             model_id = message.model_id if has_readers else ASKED_FOR
         try:
             made = self.segments.create(
-                star.take_owner(), asker.owner, model_id, message.nbytes, is_guests=asker.is_guest
+                self._take_owner(), asker.owner, model_id, message.nbytes, is_guests=asker.is_guest
             )
         except ShoalError as refusal:
             if may_wait and model_id == RESULT and self.segments.has_leaving(asker.owner):

@@ -12,27 +12,26 @@ Runs in the supervisor and touches no segment's contents. The rules it keeps:
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from shoal.messages.message import Message
-from shoal.messages.shared import BatcherReplaced, Ping, SegmentAnnounced
+from shoal.messages.shared import BatcherReplaced, SegmentAnnounced
 from shoal.messages.to_batcher import ClientCaughtUp, ClientLeft, Resume, RetireWorker, WorkerCaughtUp, WorkerReady
 from shoal.messages.to_client import ClientWelcomed
 from shoal.messages.to_worker import MemoryGranted
-from shoal.options import ServerOptions
 from shoal.placement import Placement
 from shoal.reasons import Reason
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
-from shoal.supervisor.event_loop import EventLoop, Future, Task, shared
+from shoal.supervisor.event_loop import Future, Task, shared
 from shoal.supervisor.memory.batcher_memory import BatcherMemory
 from shoal.supervisor.memory.counter_memory import CounterMemory
 from shoal.supervisor.memory.dead_workers import DeadWorkers
-from shoal.supervisor.memory.loans import Loans
+from shoal.supervisor.memory.joined import Joined
 from shoal.supervisor.memory.memory_plan import (
     batcher_geometry,
     caller_geometry,
@@ -59,17 +58,10 @@ Welcome = Callable[..., ClientWelcomed]
 
 
 @dataclass(slots=True)
-class Star:
+class Star(Joined):
     """The batcher in the middle, clients and workers around it."""
 
-    options: ServerOptions
-    log_settings: dict[str, Any]
-    loop: EventLoop
-    acknowledgements: Acknowledgements = field(init=False)
     # Changed by the join_ and leave_ methods.
-    batcher: Member | None = None
-    clients: dict[int, Participant] = field(default_factory=dict)
-    workers: dict[int, Participant] = field(default_factory=dict)
     nbytes: int = 0
     owner_ids: OwnerIds = field(default_factory=OwnerIds)
     batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
@@ -78,14 +70,13 @@ class Star:
     correlation_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     counter_memory: CounterMemory = field(default_factory=CounterMemory)
     payloads: Payloads = field(init=False)
-    loans: Loans = field(default_factory=Loans)
     dead_workers: DeadWorkers = field(init=False)
     _introduced: Future[None] = field(init=False)  # the batcher knows everybody that came before it
 
     def __post_init__(self) -> None:
         self.acknowledgements = Acknowledgements(self.loop)
-        self.payloads = Payloads(self)
-        self.dead_workers = DeadWorkers(self)
+        self.payloads = Payloads(self, self.take_owner)
+        self.dead_workers = DeadWorkers(self, self.payloads.release_all)
         self._introduced = self.acknowledgements.announce([])
 
     # --- the batcher ---
@@ -353,54 +344,6 @@ class Star:
         return self.workers.get(owner) or self.dead_workers.find(owner)
 
     # --- both ---
-
-    def members(self) -> Iterator[list[Member]]:
-        """Everybody who has joined, in the order in which memory goes back: front ends, the batcher, workers."""
-        yield [client.member for client in self.joined if not client.is_guest]
-        yield [] if self.batcher is None else [self.batcher]
-        yield [worker.member for worker in self.workers.values() if worker.is_joined]
-
-    @property
-    def joined(self) -> list[Participant]:
-        """Clients that have everything."""
-        return [client for client in self.clients.values() if client.is_joined]
-
-    @property
-    def front_ends(self) -> list[Participant]:
-        """Those that have joined."""
-        return [client for client in self.joined if client.is_front_end]
-
-    def tell_clients(self, message: Message) -> None:
-        """Send a message to every client that has joined."""
-        for client in self.joined:
-            client.member.send(message)
-
-    def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None] | None = None) -> Future[None]:
-        """Send messages to every client that has joined. The future is done when front ends have applied them, and the
-        batcher what was sent to it before: it might read a request that follows sooner than those messages.
-
-        Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
-        it is refused, and asks again when it has applied them.
-        """
-        recipients = self.to_batcher(Ping())
-        briefly: list[Recipient] = []
-        for client in self.joined:
-            if client.is_guest:
-                for each in messages:
-                    client.member.send(each)
-            else:
-                told = recipients if client.is_front_end else briefly
-                told += [(client.member, each) for each in messages]
-        return self.acknowledgements.announce(recipients, then, briefly=briefly)
-
-    def tell_batcher(self, message: Message) -> None:
-        """The batcher, if there is one, hears of something that need not be acknowledged."""
-        if self.batcher is not None:
-            self.batcher.send(message)
-
-    def to_batcher(self, message: Message) -> list[Recipient]:
-        """The batcher, if there is one, as who is told something."""
-        return [] if self.batcher is None else [(self.batcher, message)]
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
         made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed)

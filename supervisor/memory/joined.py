@@ -1,0 +1,79 @@
+"""The processes that have joined the star, by what they are, and how all of one kind are sent a message.
+
+Runs in the supervisor. The star itself (star.py) extends this; what is part of the star, as payloads are, sends by it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.messages.message import Message
+from shoal.messages.shared import Ping
+from shoal.options import ServerOptions
+from shoal.supervisor.event_loop import EventLoop, Future
+from shoal.supervisor.memory.loans import Loans
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.processes.members import Acknowledgements, Member, Recipient
+
+
+@dataclass(slots=True)
+class Joined:
+    """The batcher, clients and workers by owner id, and the segments that are lent to some of them."""
+
+    options: ServerOptions
+    log_settings: dict[str, Any]
+    loop: EventLoop
+    acknowledgements: Acknowledgements = field(init=False)
+    # Changed by the star, as processes join and leave.
+    batcher: Member | None = None
+    clients: dict[int, Participant] = field(default_factory=dict)
+    workers: dict[int, Participant] = field(default_factory=dict)
+    loans: Loans = field(default_factory=Loans)
+
+    def members(self) -> Iterator[list[Member]]:
+        """The processes that have joined, in the order in which memory goes back: front ends, the batcher, workers."""
+        yield [client.member for client in self.joined if not client.is_guest]
+        yield [] if self.batcher is None else [self.batcher]
+        yield [worker.member for worker in self.workers.values() if worker.is_joined]
+
+    @property
+    def joined(self) -> list[Participant]:
+        """Clients that have everything."""
+        return [client for client in self.clients.values() if client.is_joined]
+
+    @property
+    def front_ends(self) -> list[Participant]:
+        """Front ends that have everything."""
+        return [client for client in self.joined if client.is_front_end]
+
+    def tell_clients(self, message: Message) -> None:
+        """Send a message to every client that has joined."""
+        for client in self.joined:
+            client.member.send(message)
+
+    def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None] | None = None) -> Future[None]:
+        """Send messages to every client that has joined. The future is done when front ends have applied them, and the
+        batcher what was sent to it before: it might read a request that follows sooner than those messages.
+
+        Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
+        it is refused, and asks again when it has applied them.
+        """
+        recipients = self.to_batcher(Ping())
+        briefly: list[Recipient] = []
+        for client in self.joined:
+            if client.is_guest:
+                for each in messages:
+                    client.member.send(each)
+            else:
+                told = recipients if client.is_front_end else briefly
+                told += [(client.member, each) for each in messages]
+        return self.acknowledgements.announce(recipients, then, briefly=briefly)
+
+    def tell_batcher(self, message: Message) -> None:
+        """Send the batcher, if there is one, a message that need not be acknowledged."""
+        if self.batcher is not None:
+            self.batcher.send(message)
+
+    def to_batcher(self, message: Message) -> list[Recipient]:
+        """A message as an announcement's recipient: the batcher's, if there is one."""
+        return [] if self.batcher is None else [(self.batcher, message)]
