@@ -59,7 +59,7 @@ from shoal.supervisor.questions.explanations import Explanations
 from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogSettings
-from shoal.supervisor.questions.questions import Question, Questions, plain
+from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
@@ -129,9 +129,8 @@ class Supervisor:
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
         log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
-        on_gauges = lambda question: self._roster.await_metrics(host, partial(self._on_gauges, question))  # noqa: E731
         self._regions = ClientRegions(self._star)
-        verbs = {"gauges": plain(on_gauges), "is_ready": readiness.is_ready}
+        verbs: dict[str, Verb] = {"gauges": partial(self._gauges, host), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
         verbs |= {"log_settings": log_settings_of_all.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
@@ -347,11 +346,12 @@ class Supervisor:
         elif client is not None and (client.is_guest or not client.member.kill()):
             client.member.hang_up()
 
-    def _on_gauges(self, question: Question) -> None:
+    async def _gauges(self, host: Host, _arguments: dict[str, Any]) -> dict[str, Any]:
         """What /metrics tells beside the batcher's figures."""
+        await self._roster.report_metrics(host)
         num_takeovers = max(0, self._batchers.num_active - 1)
         told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
-        question.answer({**told, "custom": self._metrics.told()})
+        return {**told, "custom": self._metrics.told()}
 
     def _tell_news(self, client: Participant) -> None:
         self._tracing.tell(client)

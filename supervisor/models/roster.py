@@ -14,7 +14,7 @@ from shoal.model_config.python_backends import python_backend_file
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.scan import model_file
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.host import Host
 from shoal.supervisor.models.instance import Instance
@@ -73,8 +73,8 @@ class Roster:
             return
         instance.join(member)
 
-    def await_metrics(self, host: Host, then: Callable[[], None]) -> None:
-        """Have workers whose models have metrics of their own report what has changed by now; `then` is called when
+    def report_metrics(self, host: Host) -> Future[None]:
+        """Have workers whose models have metrics of their own report what has changed by now. The future is done when
         they have, or when one takes too long, as a model that holds its interpreter does: the scrapes that follow do
         not wait for that one until it has answered."""
         acknowledgements = host.star.acknowledgements
@@ -85,7 +85,7 @@ class Roster:
                 run_in(instance, worker.member.drain)  # there may be the first that it says of any
                 if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
                     reporters.append((worker.member, ReportMetrics()))
-        acknowledgements.announce((), then, briefly=reporters, patience_s=METRICS_PATIENCE_S)
+        return acknowledgements.announce((), briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
     def by_owner(self, owner: int) -> Instance | None:
         """The instance whose memory has this owner id."""

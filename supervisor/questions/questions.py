@@ -10,7 +10,7 @@ from typing import Any
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.messages.from_client import QuestionAsked
 from shoal.messages.to_client import QuestionAnswered
-from shoal.supervisor.event_loop import CancelledError, EventLoop, Future
+from shoal.supervisor.event_loop import CancelledError, EventLoop
 from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.processes.members import Member
 
@@ -74,40 +74,3 @@ class Questions:
 
 async def _ping(_arguments: dict[str, Any]) -> None:
     """Nothing is done."""
-
-
-# --- until all verbs are coroutines ---
-
-Handler = Callable[[Question], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _AnsweredLater(Question):
-    result: Future[Any]
-
-    @property
-    def title(self) -> str:
-        return "what a client has asked for"
-
-    def answer(self, result: Any = None) -> None:
-        if not self.result.done():
-            self.result.set_result(result)
-
-    def refuse(self, error: ShoalError) -> None:
-        if not self.result.done():
-            self.result.set_exception(error)
-
-
-def plain(handler: Handler) -> Verb:
-    """The verb of a handler that answers its question itself, now or later."""
-
-    async def verb(arguments: dict[str, Any]) -> Any:
-        question = _AnsweredLater(None, 0, arguments, Future())  # type: ignore[arg-type]  # answered by `Questions`
-        with contained(question):
-            try:
-                handler(question)
-            except ShoalError as error:
-                question.refuse(error)
-        return await question.result
-
-    return verb

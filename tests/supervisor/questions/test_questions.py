@@ -12,7 +12,7 @@ from shoal.messages.from_client import QuestionAsked
 from shoal.messages.to_client import QuestionAnswered
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.processes.members import Acknowledgements, Member
-from shoal.supervisor.questions.questions import Question, Questions, Verb, plain
+from shoal.supervisor.questions.questions import Questions, Verb
 from tests.messages import receive
 from tests.supervisor.clock import ClockLoop
 
@@ -110,18 +110,3 @@ def test_a_question_is_answered_though_its_verb_is_cancelled(front_end: FrontEnd
 def test_an_unknown_verb_is_refused(front_end: FrontEnd) -> None:
     (answer,) = front_end.ask(asked("fly"))
     assert (answer.wire, answer.sentence) == (2, "the supervisor does not know the verb 'fly'")
-
-
-def test_a_handler_answers_when_it_is_done(front_end: FrontEnd) -> None:
-    taken: list[Question] = []
-    assert front_end.ask(asked("load"), load=plain(taken.append)) == []
-    taken[0].answer(["done", taken[0].arguments["model"]])
-    assert front_end.answers() == [told(result=["done", "m"])]
-
-
-def test_what_a_handler_raises_is_the_answer(front_end: FrontEnd) -> None:
-    def refuse(_question: Question) -> None:
-        raise UnsupportedError("not this")
-
-    answers = front_end.ask(asked("load", 9), load=plain(refuse))
-    assert answers == [told(9, wire=UnsupportedError.wire, sentence="not this")]
