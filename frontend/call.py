@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 #: How handlers ask what every front end must have heard of: a verb, its arguments and how long the answer may take.
 Ask = Callable[[str, dict[str, Any], float], Any]
-#: A change takes every front end, and the batcher or the tracer, a moment; whoever takes longer hangs (ours).
+#: A change takes every front end, and the batcher or the tracer, a moment; a process that takes longer hangs (ours).
 ANSWER_S = 10.0
 Handler = Callable[[Call], Response]
 #: Handlers that wait in a way that only the road can, and handlers that change what is served.

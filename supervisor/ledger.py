@@ -2,7 +2,7 @@
 
 Processes are asked in the order in which memory goes back: front ends release, the batcher passes on, workers take
 back, each before it answers. So with nothing in flight every `…_acquired` equals its `…_released`, although RELEASE
-and FREE wake nobody. Nobody counts for this: the figures are in the tables that the work needs anyway.
+and FREE wake no process. No process counts for this: the figures are in the tables that the work needs anyway.
 """
 
 import json
@@ -24,7 +24,7 @@ ANSWER_S = 2.0
 
 
 class Ledger:
-    """Asks everybody who has joined, then logs. One that is asked for meanwhile is the one under way."""
+    """Asks all processes that have joined, then logs. A ledger asked for meanwhile is the one under way."""
 
     def __init__(self, loop: EventLoop, star: Star) -> None:
         self._loop = loop
@@ -38,7 +38,7 @@ class Ledger:
             self._telling = self._loop.start(self._tell())
 
     async def _tell(self) -> None:
-        """Ask everybody, round by round, for as long as each round may take, and write what they answered."""
+        """Ask all processes, round by round, for as long as each round may take, and write what they answered."""
         asked = list[tuple[Member, str]]()
         for members in self._star.members():
             for member in members:

@@ -1,6 +1,6 @@
 """The protocol by which a service talks to systemd, sd_notify(3), and the rule by which its watchdog is fed.
 
-Datagrams of lines such as `READY=1`, to the socket that the environment names; where it names none, nobody listens and
+Datagrams of lines such as `READY=1`, to the socket that the environment names; where it names none, nothing listens and
 nothing is sent. The watchdog is fed by progress, never by a timer: each process on a request's path has to echo from
 its own loop, in every round. Runs in the supervisor, and only there: its children must not find the variables.
 """
@@ -50,7 +50,7 @@ class Notifier:
 
 
 class Progress:
-    """The watchdog's rule: it is fed when everybody who was asked in a round has echoed within the same round.
+    """The watchdog's rule: it is fed when all processes asked in a round have echoed within the same round.
 
     One that echoes late has made no progress in that round; one that dies is not waited for, its successor is asked.
     """
@@ -67,7 +67,7 @@ class Progress:
         return self._round, silent
 
     def echo(self, round_number: int, name: str) -> bool:
-        """Somebody has echoed; True where this was the last one to be waited for."""
+        """Note an echo; True if this was the last one to be waited for."""
         if round_number != self._round or name not in self._silent:
             return False
         self._silent.remove(name)

@@ -1,6 +1,6 @@
 """The server as a service of systemd: loading, ready, how many instances are up, stopping, and that it makes progress.
 
-The supervisor says what happens; here is what systemd hears of it. Where the server was started by hand, nobody does.
+Tells systemd what happens to the server; does nothing where the server was started by hand.
 """
 
 import logging
@@ -81,7 +81,7 @@ class Service:
     # --- the watchdog ---
 
     def _ask(self, _late_s: float) -> None:
-        """A round: whoever is on a request's path acknowledges a ping from its own loop, or is named in the log."""
+        """A round: each process on a request's path acknowledges a ping from its own loop, or is named in the log."""
         members = self._members()
         number, silent = self._progress.begin([*members, *self._missing(members)])
         if silent:

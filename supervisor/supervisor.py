@@ -306,7 +306,7 @@ class Supervisor:
         )
 
     def _join_batcher(self, member: Member) -> None:
-        """The first one has nobody to hear of yet; each later one takes a dead one's place. Raises where a later one
+        """The first batcher needs no introductions; each later one takes a dead one's place. Raises where a later one
         cannot have its memory."""
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:

@@ -161,7 +161,7 @@ def _reflect(_call: GrpcCall, requests: Iterable[bytes], _context: Any) -> Itera
 
 @contextmanager
 def _called_off(context: Any, tell: Tell) -> Iterator[None]:
-    """Meanwhile, whoever waits for the answer to a call is told that its client has gone."""
+    """Meanwhile, the thread that waits for the answer to a call is told when the call's client has gone."""
     call_off = partial(tell, None)
     if not context.add_callback(call_off):
         call_off()

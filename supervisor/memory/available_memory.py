@@ -1,6 +1,7 @@
-"""How much memory a new segment may take without anybody being killed for it. Reads the kernel's files; keeps nothing.
+"""How much memory a new segment may take without any process being killed for it.
 
-Runs in the supervisor, at its start and before a segment is made for a single payload.
+Reads the kernel's files; keeps nothing. Runs in the supervisor, at its start and before a segment is made for a single
+payload.
 """
 
 from pathlib import Path
@@ -30,7 +31,7 @@ def _of_groups(proc: Path, cgroups: Path) -> list[int]:
             except OSError:
                 continue  # the top has no such files
             if limit != "max":
-                # Files that nobody has looked at lately are dropped before anybody is killed.
+                # Files that were not used lately are dropped before any process is killed.
                 found.append(max(0, int(limit) - used + int(fields["inactive_file"])))
             if group == cgroups:
                 break

@@ -2,8 +2,8 @@
 
     register ─► the object is opened, once ─► every front end has its descriptor, and says so ─► answer
 
-So whoever has its answer finds the region, or finds it gone, at whichever front end it asks. A front end that joins
-later is handed all there are. Runs in the supervisor, which reads and writes none of them.
+So a client that has its answer finds the region, or finds it gone, at whichever front end it asks. A front end that
+joins later is handed all there are. Runs in the supervisor, which reads and writes none of them.
 """
 
 import resource

@@ -2,7 +2,7 @@
 
 Measured as what the whole GPU has in use before and after, since the driver knows a container's processes by other
 numbers: what others take or give back meanwhile is in the figure. Asked in a thread of its own, since a sick GPU may
-let a question wait for long, and nobody waits for these answers.
+let a question wait for long, and nothing waits for these answers.
 """
 
 import logging
@@ -38,7 +38,7 @@ class GpuMemory:
             self._ask(lambda: self._note(number, gpu))
 
     def left(self, number: int, placement: Placement) -> None:
-        """It has ended. One that was not told to is not measured: nobody knows what it had."""
+        """A worker has ended. One that was not told to is not measured: what it had is unknown."""
         if self._thread is not None:
             self._ask(lambda: self._tell(number, placement))
 

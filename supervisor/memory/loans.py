@@ -26,7 +26,8 @@ class Loans:
         self._borrowers: dict[int, set[Member]] = {}
 
     def lend(self, borrower: Member, owner: int, fd: int | None, guest: int = 0) -> None:
-        """Answer whoever asked for a segment; without a descriptor, that there is none. `guest` is whose it is."""
+        """Lend a segment to a process that asks for it; without a descriptor, say that there is none. `guest` is the
+        guest whose segment it is, if any."""
         if fd is None:
             borrower.send(SegmentMissing(owner))
             return
@@ -38,7 +39,7 @@ class Loans:
         return self._borrowers.pop(owner, ())
 
     def tell_end(self, owner: int) -> None:
-        """The same; they are told of it, and nobody waits for their word."""
+        """End the loans of a segment: borrowers are told, and not waited for."""
         for borrower in self.end(owner):
             borrower.send(SegmentGone(owner))
 

@@ -19,10 +19,10 @@ from shoal.shm import layout, segment
 from shoal.supervisor.descriptors import is_scarce
 from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
-#: In the place of a model, whose workers read a request: clients read it; whoever asks for it does (loans.py).
+#: In the place of a model, whose workers read a request: clients read it; all that ask for it do (loans.py).
 RESULT, ASKED_FOR = 0, -1
-#: What writers keep for their next payloads is at most such a part of what all may take together: whoever was granted
-#: while there was more does not keep it (ours).
+#: What writers keep for their next payloads is at most such a part of what all may take together: a writer that was
+#: granted more while there was more does not keep it (ours).
 KEPT_PART = 4
 
 
@@ -59,7 +59,7 @@ class OversizeSegments:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For the ledger: how many there have been, and how many of them everybody has let go of."""
+        """For the ledger: how many there have been, and how many of them all have let go of."""
         return {"oversize_acquired": self._num_made, "oversize_released": self._num_made - self._num_open}
 
     def create(
@@ -142,7 +142,7 @@ class OversizeSegments:
             )
 
     def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:
-        """Clients that keep what they were given leave half of it to everybody else."""
+        """Clients that keep what they were given leave half of it to all others."""
         guests = [each.nbytes for each in self._segments.values() if each.is_guests]
         what = f"a tensor of {payload_nbytes} bytes is too large for a client's slab, and"
         if nbytes > self._limit_nbytes // 2:
@@ -162,7 +162,7 @@ class OversizeSegments:
         return found if found is not None and found.asker == asker else None
 
     def lendable(self, owner: int) -> OversizeSegment | None:
-        """The segment `owner`, for whoever asks; None where it is gone, or not there yet."""
+        """The segment `owner`, for any process that asks; None where it is gone, or not there yet."""
         found = self._segments.get(owner)
         return found if found is not None and found.is_mapped else None
 
@@ -175,7 +175,7 @@ class OversizeSegments:
         return [each for each in self._segments.values() if each.model_id == model_id and each.is_mapped]
 
     def remove(self, gone: OversizeSegment) -> None:
-        """Nobody is told of it any more; its memory still counts, since others have it mapped."""
+        """Announce it no more; its memory still counts, since others have it mapped."""
         del self._segments[gone.owner]
         self._leaving[gone.asker] += 1
 
@@ -184,7 +184,7 @@ class OversizeSegments:
         return self._leaving[asker] > 0
 
     def close(self, gone: OversizeSegment) -> None:
-        """Everybody has let go."""
+        """All readers have let go: close it."""
         os.close(gone.segment_fd)
         os.close(gone.read_only_fd)
         self._num_open -= 1

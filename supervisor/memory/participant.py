@@ -33,7 +33,7 @@ class Participant:
     batcher_bell: Doorbell | None = None  # its own, which wakes the batcher and says whose ring to look into
     is_joined: bool = False  # others may be told of it, and it of others
     is_caller: bool = False  # a client that is a worker, too: its model calls others
-    is_guest: bool = False  # a client that is no process of ours: nobody waits for it, and it is told little unasked
+    is_guest: bool = False  # a client that is no process of ours: it is never waited for, and told little unasked
     is_late: bool = False  # a client that has not told the batcher's successor yet what it waits for and holds
     model_id: int = 0  # a worker's, once it may be announced
     demand: Demand | None = None  # a worker's then, under --rate-limit

@@ -112,7 +112,7 @@ class Payloads:
         star.loop.after(star.acknowledgements.announce(recipients), lambda: self.segments.close(gone))
 
     def release_all(self, dead: Participant) -> None:
-        """Whoever has asked for them is gone."""
+        """Release the segments of a client or worker that is gone."""
         for each in self.segments.written_by(dead.owner):
             self._release(each)
 

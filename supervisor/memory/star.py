@@ -1,4 +1,4 @@
-"""Who maps whose memory: makes segments and bells, hands them out, announces them, and lets go when a process dies.
+"""The shared memory of all processes: makes segments and bells, hands them out, announces them, frees a dead one's.
 
 Runs in the supervisor and touches no segment's contents. The rules it keeps:
 
@@ -71,7 +71,7 @@ class Star(Joined):
     counter_memory: CounterMemory = field(default_factory=CounterMemory)
     payloads: Payloads = field(init=False)
     dead_workers: DeadWorkers = field(init=False)
-    _introduced: Future[None] = field(init=False)  # the batcher knows everybody that came before it
+    _introduced: Future[None] = field(init=False)  # the batcher knows all that came before it
 
     def __post_init__(self) -> None:
         self.acknowledgements = Acknowledgements(self.loop)
@@ -155,7 +155,7 @@ class Star(Joined):
         return self.loop.start(self._resume(successor, late, self._introduced))
 
     async def _resume(self, successor: Member, late: Sequence[Participant], introduced: Future[None]) -> None:
-        """The successor serves once it knows everybody; then clients and workers hear that it is there."""
+        """The successor serves once it knows all of them; then clients and workers are told that it is there."""
         await shared(introduced)
         if self.batcher is not successor:
             return  # dead already; the next one is introduced by itself
@@ -313,7 +313,7 @@ class Star(Joined):
         self.loans.forget(worker.member)
         self.dead_workers.add(worker, reason, detail)
 
-    # --- segments that somebody asks for ---
+    # --- segments that a process asks for ---
 
     def lend(self, worker: Participant, owner: int) -> None:
         """A request in that worker's hands names a segment of which it was not told."""

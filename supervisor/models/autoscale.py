@@ -36,7 +36,7 @@ class Autoscaler:
         """`queue_age_ns`: a request that has waited longer says that there are too few; `wanted`: the number now."""
         self._least, self._most = bounds
         self._queue_age_ns = queue_age_ns
-        # Changed by observe; `wanted` also by whoever scales by hand.
+        # Changed by observe; `wanted` also by scaling by hand.
         self.wanted = min(max(wanted, self._least), self._most)
         self._num_instances = 0  # at the last look
         self._looked_ns: int | None = None

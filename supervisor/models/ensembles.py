@@ -23,11 +23,11 @@ class Dependencies:
     def __init__(self, repository: Repository, models: Models) -> None:
         self._repository = repository
         self._models = models
-        #: Models that nobody has asked for by their names. Changed by poll, load and unload.
+        #: Models that no client has asked for by their names. Changed by poll, load and unload.
         self._implicit: set[ModelIdentifier] = set()
 
     def asked_for(self, name: str) -> None:
-        """Somebody wants this model for itself."""
+        """A client wants this model for itself."""
         self._implicit = {each for each in self._implicit if each.name != name}
 
     async def complete(self, names: Collection[str], poll: Poll) -> Poll:

@@ -198,8 +198,8 @@ class ModelControl:
             raise _in_words(found, error) from error
 
     async def _unload(self, arguments: Arguments) -> None:
-        """Answered as soon as nothing more is accepted, with namespacing by all models of the name. A model that nobody
-        knows is unloaded already.
+        """Answered as soon as nothing more is accepted, with namespacing by all models of the name. A model that is
+        unknown is unloaded already.
 
         With `unload_dependents` the models that were loaded along with an ensemble go, too.
         """

@@ -1,8 +1,8 @@
-"""Which models say that they are ready: all instances of a version are asked, once for everybody who wants to know at a
+"""Which models say that they are ready: all instances of a version are asked, once for all that want to know at a
 time.
 
 Runs in the supervisor. An instance has one question open at most, however long it executes and however many probes come
-meanwhile: its answer says how things are when it is given, and counts for whoever waits then.
+meanwhile: its answer says how things are when it is given, and counts for all questions that wait then.
 """
 
 import logging

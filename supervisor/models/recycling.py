@@ -45,7 +45,7 @@ class Recycling:
         self.look()
 
     def look(self) -> None:
-        """Have everybody replaced who is over a limit of its model."""
+        """Replace all instances that are over a limit of their model."""
         numbers = set[int]()
         for model in self._models.models.values():
             for served in model.serving.values():

@@ -66,7 +66,7 @@ class Roster:
         self._instances.pop(instance.number, None)
 
     def join(self, number: int, member: Member) -> None:
-        """A worker has connected. One that nobody expects is hung up on."""
+        """A worker has connected. Hang up on one that is not expected."""
         instance = self._instances.get(number)
         if instance is None or instance.state is not InstanceState.STARTING or instance.worker.joined.done():
             member.hang_up()
@@ -92,7 +92,7 @@ class Roster:
         return next((each for each in self._instances.values() if each.owner == owner), None)
 
     def watch(self) -> None:
-        """End who is over the execution limit; look again soon while anybody executes anything."""
+        """End workers that are over the execution limit; look again soon while any of them executes."""
         next_s = 1.0  # where anything fails
         try:
             next_s = self._look()

@@ -1,7 +1,7 @@
-"""Scaling: how many instances a version has while it serves, as somebody wants or, with `autoscale`, as the load does.
+"""Scaling: how many instances a version has while it serves, as a client wants or, with `autoscale`, as the load does.
 
-Runs in the supervisor. Who goes finishes what it has; who comes is up before anybody hears of it: no request is dropped
-or waits for either.
+Runs in the supervisor. An instance that goes finishes what it has; one that comes is up before clients know of it:
+no request is dropped or waits for either.
 """
 
 import logging

@@ -356,7 +356,7 @@ class Served:
     def retire(self) -> None:
         """Serve what has been accepted, then end. Clients have been told already that nothing more shall come.
 
-        What is not answered within --request-timeout-secs, nobody waits for, unless it is a stream.
+        What is not answered within --request-timeout-secs, no client waits for, unless it is a stream.
         """
         if self.is_there:
             self.version.move(VersionState.UNLOADING)

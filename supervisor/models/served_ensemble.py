@@ -46,7 +46,7 @@ Find = Callable[[ModelIdentifier], Model | None]
 
 
 class ServedEnsemble(Served):
-    """To everybody else it has one instance, which is up while an instance of each model is."""
+    """To all other processes it has one instance, which is up while an instance of each model is."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
     spawn ─► joined ─► standing by ─► active ─► ended, or silent for a second and killed ─► spawn the next
 
 A take-over by a process that has yet to start costs 15 ms where a zygote forks it and 0.3 s where it is exec'd, during
-which nobody is served; by one that stands by, less. What a successor is told is the star's business. Runs in the
+which no request is served; by one that stands by, less. What a successor is told is the star's business. Runs in the
 supervisor.
 """
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 #: is in what they are told then, and only a clean start rids the server of it (ours).
 MAX_FAULTS, FAULT_S = 3, 10.0
 #: An active batcher is asked for a sign of life so often, and ended when it has given none for so long though it could
-#: (silence.py): nobody is served meanwhile, and no request fails for it (ours; requests are delayed by 1.5 s at most
+#: (silence.py): no request is served meanwhile, and none fails for it (ours; requests are delayed by 1.5 s at most
 #: where there are cores enough).
 PING_S, SILENCE_S = 0.5, 1.0
 
@@ -171,7 +171,7 @@ class Batchers:
 
     def _look(self, late_s: float) -> None:
         if late_s > PING_S:
-            self._hear()  # this process itself was held up, and with it perhaps the machine: nobody is to blame
+            self._hear()  # this process itself was held up, and with it perhaps the machine: no fault of the batcher's
         if self.active is None or self.is_stopping:
             return
         if self._silence.look(self._loop.now_s(), observe(self.active.pid)) >= SILENCE_S:

@@ -30,7 +30,7 @@ class Program:
     module: Sequence[str]
     environment: Mapping[str, str]
     pass_fds: Sequence[int] = ()
-    gives_way: bool = False  # to those who serve (niceness.py), until somebody lets it join in
+    gives_way: bool = False  # to processes that serve (niceness.py), until it is let join in
 
 
 class Child:
@@ -38,7 +38,7 @@ class Child:
 
     def __init__(self, loop: EventLoop, program: Program, pipes: Sequence[tuple[int, int]]) -> None:
         self.program = program
-        #: What it writes to stdout and stderr where that is captured: somebody must read it.
+        #: What it writes to stdout and stderr where that is captured: it must be read.
         self.outputs: list[IO[bytes]] = [os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes]
         #: The other ends, open until it has begun.
         self.output_fds = [writing for _, writing in pipes]
@@ -183,7 +183,7 @@ def spawn(
 
 
 def reap_orphans() -> bool:
-    """Wait for the dead whom nobody knows: what users' code has left behind becomes ours, as we are a subreaper.
+    """Wait for dead processes that the supervisor has not started: as a subreaper it inherits what users' code leaves.
 
     False where one of our own children is in front of them: once it has been waited for, look again.
     """

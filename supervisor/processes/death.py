@@ -25,7 +25,7 @@ class Death:
     activity: str  # what it was doing: "loading", "executing batch 17", "idle"
     peak_rss_bytes: int  # as wait4 reports it
     memory_limit_bytes: int  # of its cgroup, or of the machine
-    is_oom_kill: bool  # the kernel counts a process killed for memory that nobody else has died of
+    is_oom_kill: bool  # the kernel counts a process killed for memory that no other process has died of
     limit_ms: int = 0  # the execution limit, where the supervisor ended it for that
     may_use_gpu: bool = False  # it was not of KIND_CPU
 

@@ -123,7 +123,7 @@ class FrontEnds:
 
     def _grpcio(self, held: socket.socket) -> Arbiter:
         """grpcio's server. It binds a socket of its own, and this one keeps the port for it."""
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # not before it was bound: nobody else is here
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # not before it was bound: no other server is here
         address, port = held.getsockname()[:2]
         named = f"[{address}]" if ":" in address else address
         environment = {**self._environment, "SHOAL_GRPC_ADDRESS": f"{named}:{port}"}

@@ -67,7 +67,7 @@ class Guests:
 
     def start(self, http_port: int) -> None:
         """Listen where the options say, or where a client looks for a server of this port. What hinders that is logged,
-        and hinders nobody else."""
+        and hinders no other guest."""
         path = self._options.client_socket
         if path == "" or not self._options.client_count:
             return
@@ -87,7 +87,7 @@ class Guests:
         _log.info("clients on this host find the server at %s", path)
 
     def close(self) -> None:
-        """Nobody connects any more. Those that are connected have heard that the server is stopping."""
+        """Refuse new guests. Those that are connected have been told that the server is stopping."""
         listener, self._listener = self._listener, None
         if listener is not None:
             self._loop.forget(listener.fileno())

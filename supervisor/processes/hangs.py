@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Between two looks: while somebody executes, and while nobody does (ours).
+#: Between two looks: while an instance executes, and while none does (ours).
 BUSY_INTERVAL_NS = 250_000_000
 IDLE_INTERVAL_NS = 1_000_000_000
 #: A look later than this is a gap. Deadlines move by it, once.
@@ -53,7 +53,7 @@ class _Watched:
     is_killed: bool = False
 
     def excuse(self, since_ns: int, now_ns: int) -> None:
-        """Nobody could do anything from `since_ns` to `now_ns`."""
+        """No process could run from `since_ns` to `now_ns`: the machine stood still."""
         self.began_ns += now_ns - max(self.began_ns, since_ns)
         if self.aborted_ns:
             self.aborted_ns += now_ns - max(self.aborted_ns, since_ns)

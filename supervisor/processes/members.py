@@ -154,7 +154,7 @@ class Member:
         return True
 
     def close(self) -> None:
-        """Hang up, and tell nobody: the supervisor ends."""
+        """Hang up without calling back: the supervisor ends."""
         self.on_gone = lambda: None
         self.hang_up()
 
@@ -259,7 +259,7 @@ class Acknowledgements:
         self._settle(member, [seq], 1)
 
     def gone(self, member: Member) -> None:
-        """A member is dead: nobody waits for it any more."""
+        """A member is dead: its acknowledgements count as given."""
         self._late.discard(member)
         self._settle(member, list(self._pending), None)
 

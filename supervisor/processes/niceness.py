@@ -1,8 +1,9 @@
-"""Who comes and who goes give way to those who serve: a worker until it is up, its zygote, and a worker that ends.
+"""Processes that start or end give way to those that serve: a worker until it is up, its zygote, a worker that ends.
 
 A start is tens of milliseconds of CPU, or a framework's many seconds. At the niceness of all it holds a request up for
 milliseconds each time that the next process on its way is woken, and the road, which is nice itself, far longer. Until
-a server serves nobody gives way, or its start would wait for all else that the machine does. Runs in the supervisor.
+a server serves no process gives way, or its start would wait for all else that the machine does. Runs in the
+supervisor.
 """
 
 import functools
@@ -33,7 +34,7 @@ def _set(pid: int, steps: int) -> None:
 
 @functools.cache
 def _may_come_back() -> bool:
-    """Whether the system lets somebody who has become nicer be as before.
+    """Whether the system lets a process that has become nicer be as before.
 
     It does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's. So a thread,
     which has a niceness of its own, tries it.

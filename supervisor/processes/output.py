@@ -70,7 +70,7 @@ class Lines:
 
 
 def room_of(file: IO[str]) -> int:
-    """How much of workers' output it takes without anybody's waiting: of a pipe half, the rest is for our own log."""
+    """How much of workers' output it takes before any of them waits: of a pipe half, the rest is for our own log."""
     try:
         capacity = fcntl.fcntl(file.fileno(), fcntl.F_GETPIPE_SZ)
         unread = fcntl.ioctl(file.fileno(), termios.FIONREAD, bytes(4))

@@ -104,7 +104,7 @@ class Repository:
             member.send(order.message)
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Have the copies from cloud storage removed that nobody needs any more."""
+        """Have the copies from cloud storage removed that no version needs any more."""
         if self._slots and self._member is not None:
             self._member.send(to_poller.Forget([str(directory) for directory in keep]))
 

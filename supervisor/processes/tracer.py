@@ -72,8 +72,7 @@ class Tracer:
         return self._sockets[1].fileno()
 
     def set(self, settings: Sequence[TraceSetting]) -> Future[None]:
-        """These are on from now. The future is done when what is sent is collected under them, or nobody is there to do
-        so."""
+        """Put settings in force. The future is done when what is sent is collected under them, or there is no tracer."""
         self._settings = settings
         if self._member is not None:
             return self._tell(self._member)

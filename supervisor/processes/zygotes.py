@@ -1,7 +1,7 @@
 """The zygotes as the supervisor sees them: one for each kind of process that has one, exec'd when it is first needed.
 
-    exec ─► importing: orders wait ─ready─► forking ─dead─► started again after a pause; meanwhile everybody is exec'd
-                                    └unfit─► everybody of this kind is exec'd
+    exec ─► importing: orders wait ─ready─► forking ─dead─► started again after a pause; meanwhile all are exec'd
+                                    └unfit─► all of this kind are exec'd
 
 To exec a process costs 0.1 to 0.3 s of CPU, most of it imports; a fork costs milliseconds, and shares the pages.
 Nothing here blocks: a child has been asked for when `spawn` returns, and begins when the zygote has forked it or, where
@@ -83,13 +83,13 @@ class Zygotes:
         self._zygotes[kind].fork(child)
 
     def give_way(self) -> None:
-        """From now on somebody serves: workers' zygotes give way, and whoever is started to (niceness.py)."""
+        """From now on workers serve: their zygotes give way, and so do workers that are started (niceness.py)."""
         self._is_serving = True
         for zygote in self._zygotes.values():
             zygote.give_way()
 
     def stop(self) -> None:
-        """End them; whoever is still wanted is exec'd."""
+        """End the zygotes; a process that is wanted later is exec'd."""
         for zygote in self._zygotes.values():
             zygote.stop()
 
@@ -177,7 +177,7 @@ class Zygote:
             self._waiting.append(child)
 
     def stop(self) -> None:
-        """End it, and no other follows. At a server's end nobody may be left to hear of its death, so hang up here."""
+        """End it for good. At a server's end no loop may be left to learn of its death, so hang up here."""
         self._is_over = True
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
@@ -201,7 +201,7 @@ class Zygote:
             _log.warning("zygote '%s': %s; its processes are exec'd", self.kind, message.sentence)
 
     def _hang_up(self) -> None:
-        """Its end, as the first of socket and pidfd tells: nobody waits for it any more."""
+        """Its end, as the first of socket and pidfd tells: orders wait for it no more."""
         if self._channel is None:
             return
         self._loop.forget(self._channel.fileno())
@@ -251,7 +251,7 @@ class Zygote:
         self._loop.call_after(FORK_S, lambda: self._check_begun(child, ours, ordered_s))
 
     def _begin(self, child: Child, link: socket.socket) -> None:
-        """The child has said its pid, or nobody will."""
+        """The child's pid is known, or never will be."""
         self._loop.forget(link.fileno())
         with link:
             try:

@@ -13,7 +13,7 @@ from shoal.supervisor.memory.star import Star
 
 
 class Logging(Protocol):
-    """Whoever has a process that is not in the star."""
+    """The owner of a process that is not in the star."""
 
     def configure_log(self) -> None:
         """The settings of the log have changed."""

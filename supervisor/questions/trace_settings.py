@@ -1,4 +1,4 @@
-"""The verb `trace_settings`: what is traced, as clients ask and set it, and in which order everybody hears of it.
+"""The verb `trace_settings`: what is traced, as clients ask and set it, and in which order the processes are told.
 
     change ─► front ends sample anew, and say so ─► the tracer writes what came under the old settings ─► answer
 
@@ -45,7 +45,7 @@ class Tracing:
         await self.tracer.close()
 
     async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A model's settings, or everybody's where none is named, after the changes that are asked for."""
+        """A model's settings, or those of all models if none is named, after the requested changes."""
         model, changes = arguments["model"] or GLOBAL, arguments["changes"]
         if changes is not None:
             self._settings.change(model, changes)
