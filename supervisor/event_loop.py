@@ -141,12 +141,6 @@ class EventLoop:
         """Call back once a future is done: for a wait that one statement follows."""
         future.add_done_callback(bound(lambda _: callback()))
 
-    def awaited(self, call: Callable[[Callback], object]) -> Future[None]:
-        """The end of an operation that calls back: `call` is given the callback."""
-        done = self.future()
-        call(lambda: done.set_result(None))
-        return done
-
     def run(self) -> None:
         """Dispatch until `stop`. An error that no failure domain contains ends this, too, and is raised here."""
         self._loop.run_forever()

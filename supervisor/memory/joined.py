@@ -3,7 +3,7 @@
 Runs in the supervisor. The star itself (star.py) extends this; what is part of the star, as payloads are, sends by it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class Joined:
         for client in self.joined:
             client.member.send(message)
 
-    def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None] | None = None) -> Future[None]:
+    def announce_to_clients(self, messages: Sequence[Message]) -> Future[None]:
         """Send messages to every client that has joined. The future is done when front ends have applied them, and the
         batcher what was sent to it before: it might read a request that follows sooner than those messages.
 
@@ -67,7 +67,7 @@ class Joined:
             else:
                 told = recipients if client.is_front_end else briefly
                 told += [(client.member, each) for each in messages]
-        return self.acknowledgements.announce(recipients, then, briefly=briefly)
+        return self.acknowledgements.announce(recipients, briefly=briefly)
 
     def tell_batcher(self, message: Message) -> None:
         """Send the batcher, if there is one, a message that need not be acknowledged."""

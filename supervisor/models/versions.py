@@ -106,13 +106,13 @@ class Versions:
             if isinstance(served, ServedEnsemble):
                 with contained(served):  # first: what follows may be the end of a version that is one of its steps
                     served.look()
-        applied = self.loop.awaited(lambda then: self._host.star.announce_to_clients(messages, then))
+        applied = self._host.star.announce_to_clients(messages)
         self._on_changed()
         return applied
 
     def settle(self) -> Future[None]:
         """Done when clients and batcher act upon all that they were told."""
-        return self.loop.awaited(lambda then: self._host.star.announce_to_clients([Ping()], then))
+        return self._host.star.announce_to_clients([Ping()])
 
     async def settle_retired(self) -> None:
         """Returns once all versions retired before that have no open request are ending. The batcher reports such

@@ -14,7 +14,7 @@ from shoal.control import Channel
 from shoal.messages.message import Handlers, Kinds, Message, MessageError, encode, on, table
 from shoal.messages.shared import Acknowledged, LedgerCounted
 from shoal.supervisor.event_loop import EventLoop, Future
-from shoal.supervisor.failure_domains import FailureDomain, bound, run_in
+from shoal.supervisor.failure_domains import FailureDomain, run_in
 
 _log = logging.getLogger(__name__)
 
@@ -204,21 +204,20 @@ class Acknowledgements:
         self._loop = loop
         self._numbers = itertools.count(1)
         # Changed by announce, received and gone: sequence number → how many acknowledgements of whom are missing, and
-        # what happens then.
-        self._pending: dict[int, tuple[Counter[Member], Callable[[], object] | None, Future[None]]] = {}
+        # the future.
+        self._pending: dict[int, tuple[Counter[Member], Future[None]]] = {}
         # Members that a brief announcement has gone on without, and that have acknowledged nothing since.
         self._late: set[Member] = set()
 
     def announce(
         self,
         to: Iterable[Recipient],
-        then: Callable[[], object] | None = None,
         *,
         briefly: Iterable[Recipient] = (),
         patience_s: float = PATIENCE_S,
     ) -> Future[None]:
-        """Send members messages and descriptors; the future is done, and `then` called, when all that still live have
-        acknowledged each. Without any the future is done at once.
+        """Send members messages and descriptors; the future is done when all that still live have acknowledged each,
+        at once if there are none.
 
         Those that are told `briefly` are waited for no longer than `patience_s`.
         """
@@ -227,11 +226,9 @@ class Acknowledgements:
         recipients = [*[recipient for recipient in to if recipient[0].is_open], *brief]
         applied: Future[None] = self._loop.future()
         if not recipients:
-            if then is not None:
-                then()
             applied.set_result(None)
             return applied
-        self._pending[seq] = (Counter(member for member, _ in recipients), then and bound(then), applied)
+        self._pending[seq] = (Counter(member for member, _ in recipients), applied)
         if brief:
             self._loop.call_after(patience_s, lambda: self._pass_over(seq, {member for member, _ in brief}))
         for member, message in recipients:
@@ -240,7 +237,7 @@ class Acknowledgements:
 
     def _pass_over(self, seq: int, members: set[Member]) -> None:
         if seq in self._pending:
-            missing, *_ = self._pending[seq]
+            missing, _ = self._pending[seq]
             self._late |= members & missing.keys()
         for member in members:
             self._settle(member, [seq], None)
@@ -251,7 +248,7 @@ class Acknowledgements:
 
     def oldest(self, member: Member) -> int:
         """The number of the oldest announcement that a member has not acknowledged; 0 where there is none."""
-        return next((seq for seq, (missing, *_) in self._pending.items() if member in missing), 0)
+        return next((seq for seq, (missing, _) in self._pending.items() if member in missing), 0)
 
     def received(self, member: Member, seq: int) -> None:
         """A member has acknowledged one message."""
@@ -267,7 +264,7 @@ class Acknowledgements:
         for seq in numbers:
             if seq not in self._pending:
                 continue
-            missing, then, applied = self._pending[seq]
+            missing, applied = self._pending[seq]
             if member not in missing:
                 continue
             missing[member] -= missing[member] if count is None else count
@@ -275,8 +272,6 @@ class Acknowledgements:
                 del missing[member]
             if not missing:
                 del self._pending[seq]
-                if then is not None:
-                    then()
                 if not applied.done():
                     applied.set_result(None)
 

@@ -72,7 +72,7 @@ class Tracer:
         return self._sockets[1].fileno()
 
     def set(self, settings: Sequence[TraceSetting]) -> Future[None]:
-        """Put settings in force. The future is done when what is sent is collected under them, or there is no tracer."""
+        """Put settings in force. The future is done when what is sent is collected under them, or no tracer runs."""
         self._settings = settings
         if self._member is not None:
             return self._tell(self._member)

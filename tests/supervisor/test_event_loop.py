@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -150,12 +149,15 @@ async def _fail() -> None:
     raise ValueError("meant")
 
 
-def test_end_of_an_operation_that_calls_back_can_be_awaited(clock: ClockLoop) -> None:
-    loop, calls = EventLoop(clock), list[Callable[[], None]]()
-    ended = loop.awaited(calls.append)
-    assert not ended.done()
-    calls[0]()
-    assert ended.done()
+def test_what_follows_a_future_is_called_once_it_is_done(clock: ClockLoop) -> None:
+    loop, calls = EventLoop(clock), list[str]()
+    done = loop.future()
+    loop.after(done, lambda: calls.append("called"))
+    clock.settle()
+    assert calls == []
+    done.set_result(None)
+    clock.settle()
+    assert calls == ["called"]
 
 
 def test_no_flow_is_handed_to_another_thread(clock: ClockLoop) -> None:

@@ -248,29 +248,26 @@ def test_the_batcher_reads_large_requests_to_ensembles_itself(sky: Sky) -> None:
 
 
 def test_a_change_is_in_force_once_clients_act_upon_it_and_the_batcher_upon_what_it_was_told(sky: Sky) -> None:
-    done: list[str] = []
     sky.star.tell_batcher(ModelFailed(9))
-    sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: done.append("changed"))
+    changed = sky.star.announce_to_clients([ModelForgotten("m", "", 1)])
     for process in (sky.a, sky.b):
         assert process.heard() == [ModelForgotten("m", "", 1)]
         sky.acknowledge(process)
-    assert done == []
+    assert not changed.done()
     assert sky.batcher.heard() == [ModelFailed(9), shared.Ping()]
     sky.acknowledge(sky.batcher)
-    assert done == ["changed"]
+    assert changed.done()
 
 
 def test_a_change_does_not_wait_for_models_that_call_others_for_long(sky: Sky) -> None:
     process = sky.start()
     sky.begin_to_join(sky.star.join_caller, process)
     sky.settle()
-    done: list[str] = []
-    sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: done.append("changed"))
+    changed = sky.star.announce_to_clients([ModelForgotten("m", "", 1)])
     for each in (sky.a, sky.b, sky.batcher):
         sky.acknowledge(each)
-    assert done == []  # it mostly hears at once, and then asks for nothing that is gone
+    assert not changed.done()  # it mostly hears at once, and then asks for nothing that is gone
     sky.clock.pass_time(PATIENCE_S)
-    assert done == ["changed"]
+    assert changed.done()
     sky.acknowledge(process)
     assert process.all_heard[-1] == ModelForgotten("m", "", 1)
-    assert done == ["changed"]

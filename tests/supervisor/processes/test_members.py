@@ -156,46 +156,46 @@ def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> No
 
 
 def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
-    acknowledgements, done = Acknowledgements(EventLoop()), list[str]()
+    acknowledgements = Acknowledgements(EventLoop())
     first, second = start(), start()
-    acknowledgements.announce([(first.member, X), (second.member, X)], lambda: done.append("done"))
+    applied = acknowledgements.announce([(first.member, X), (second.member, X)])
     seq = first.channel.receive(SAID)[1]
     acknowledgements.received(first.member, seq)
     acknowledgements.received(first.member, seq)
-    assert done == []
+    assert not applied.done()
     acknowledgements.received(second.member, seq)
     acknowledgements.received(second.member, seq)
-    assert done == ["done"]
+    assert applied.done()
 
 
 def test_announcement_of_several_messages_waits_for_each(start: Callable[[], Process]) -> None:
-    acknowledgements, done = Acknowledgements(EventLoop()), list[str]()
+    acknowledgements = Acknowledgements(EventLoop())
     first, second = start(), start()
-    acknowledgements.announce([(process.member, X) for process in (first, second, first)], lambda: done.append("done"))
+    applied = acknowledgements.announce([(process.member, X) for process in (first, second, first)])
     seq = second.channel.receive(SAID)[1]
     acknowledgements.received(first.member, seq)
     acknowledgements.received(second.member, seq)
-    assert done == []
+    assert not applied.done()
     acknowledgements.received(first.member, seq)
-    assert done == ["done"]
+    assert applied.done()
 
 
 def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -> None:
-    acknowledgements, done = Acknowledgements(EventLoop()), list[str]()
+    acknowledgements = Acknowledgements(EventLoop())
     living, dying, dead = start(), start(), start()
     dead.member.hang_up()
-    acknowledgements.announce([(process.member, X) for process in (living, dying, dead)], lambda: done.append("done"))
+    applied = acknowledgements.announce([(process.member, X) for process in (living, dying, dead)])
     acknowledgements.received(living.member, living.channel.receive(SAID)[1])
-    assert done == []
+    assert not applied.done()
     acknowledgements.gone(dying.member)
-    assert done == ["done"]
+    assert applied.done()
 
 
 def test_a_member_is_late_until_it_has_acknowledged_something(loop: EventLoop, start: Callable[[], Process]) -> None:
     acknowledgements = Acknowledgements(loop)
     prompt, late, dead = processes = start(), start(), start()
     brief = [(process.member, X) for process in processes]
-    acknowledgements.announce((), loop.stop, briefly=brief, patience_s=0.0)
+    loop.after(acknowledgements.announce((), briefly=brief, patience_s=0.0), loop.stop)
     acknowledgements.received(prompt.member, prompt.channel.receive(SAID)[1])
     acknowledgements.gone(dead.member)
     assert not any(acknowledgements.is_late(process.member) for process in processes)
@@ -203,7 +203,7 @@ def test_a_member_is_late_until_it_has_acknowledged_something(loop: EventLoop, s
     assert [acknowledgements.is_late(process.member) for process in processes] == [False, True, False]
     acknowledgements.received(late.member, late.channel.receive(SAID)[1])
     assert not acknowledgements.is_late(late.member)
-    acknowledgements.announce((), loop.stop, briefly=brief[1:2], patience_s=0.0)
+    loop.after(acknowledgements.announce((), briefly=brief[1:2], patience_s=0.0), loop.stop)
     loop.run()
     assert acknowledgements.is_late(late.member)
     acknowledgements.gone(late.member)
@@ -212,12 +212,10 @@ def test_a_member_is_late_until_it_has_acknowledged_something(loop: EventLoop, s
 
 @pytest.mark.parametrize("num_dead", [0, 1])
 def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process], num_dead: int) -> None:
-    done = list[str]()
     processes = [start() for _ in range(num_dead)]
     for process in processes:
         process.member.hang_up()
-    Acknowledgements(EventLoop()).announce([(process.member, X) for process in processes], lambda: done.append("x"))
-    assert done == ["x"]
+    assert Acknowledgements(EventLoop()).announce([(process.member, X) for process in processes]).done()
 
 
 def test_a_process_is_killed_only_while_the_pid_is_its_own(start: Callable[[], Process]) -> None:

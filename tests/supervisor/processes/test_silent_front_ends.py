@@ -21,12 +21,12 @@ def test_one_that_sleeps_for_too_long_is_killed(sky: Sky) -> None:
         seen = {asleep.pid: Observed(False, 0.0), waiting.pid: Observed(True, 0.0)}
         watch = SilentFrontEnds(sky.loop, sky.star, lambda pid: seen[pid])
         watch.look(10.0)
-        sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: None)
+        sky.star.announce_to_clients([ModelForgotten("m", "", 1)])
         for now_s in (11.0, 11.5, 11.9):
             watch.look(now_s)
         assert asleep.poll() is None
         sky.acknowledge(sky.a)
-        sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: None)
+        sky.star.announce_to_clients([ModelForgotten("m", "", 1)])
         watch.look(12.5)  # it has acknowledged meanwhile, and has a second for what came then
         watch.look(13.0)
         assert asleep.poll() is None
@@ -40,7 +40,7 @@ def test_one_that_takes_long_to_end_is_killed_once_a_second(sky: Sky, caplog: py
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as asleep:
         sky.a.member.pid = sky.b.member.pid = asleep.pid
         watch = SilentFrontEnds(sky.loop, sky.star, lambda _pid: Observed(False, 0.0))
-        sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: None)
+        sky.star.announce_to_clients([ModelForgotten("m", "", 1)])
         for now_s in (10.0, 11.0, 11.25, 11.5):
             watch.look(now_s)
         assert caplog.text.count(f"the front end with pid {asleep.pid} has not moved") == 2  # that of a, and of b
@@ -52,7 +52,7 @@ def test_the_watch_outlives_a_time_without_descriptors(sky: Sky) -> None:
     with subprocess.Popen(sleeps) as asleep, subprocess.Popen(sleeps) as other:
         sky.a.member.pid, sky.b.member.pid = asleep.pid, other.pid
         watch = SilentFrontEnds(sky.loop, sky.star, lambda pid: Observed(pid != asleep.pid, 0.0))
-        sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: None)
+        sky.star.announce_to_clients([ModelForgotten("m", "", 1)])
         watch.look(10.0)
         with no_descriptors_left():
             watch.look(11.0)
@@ -69,7 +69,7 @@ def test_a_look_that_fails_is_followed_by_another(sky: Sky) -> None:
         looks.append(pid)
         raise RuntimeError
 
-    sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: None)
+    sky.star.announce_to_clients([ModelForgotten("m", "", 1)])
     with pytest.raises(RuntimeError):
         SilentFrontEnds(sky.loop, sky.star, fails).watch()
     for _ in range(2):
