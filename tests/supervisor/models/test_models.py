@@ -1,6 +1,6 @@
 """All models together: what a load leaves to the others, and the end. Workers are played by the test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError
+from shoal.messages.to_batcher import ModelAdded, ModelRemoved
 from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
 from shoal.repository.found import FoundModel, FoundVersion
@@ -34,8 +35,8 @@ def found(name: str, *numbers: int) -> FoundModel:
     return FoundModel(name, Path(f"/{name}"), config, {}, versions, 1)
 
 
-def models_of(surroundings: Version) -> Models:
-    return Models(surroundings.host, surroundings.roster, lambda: None, lambda _: None, lambda _: None)
+def models_of(surroundings: Version, on_changed: Callable[[], None] = lambda: None) -> Models:
+    return Models(surroundings.host, surroundings.roster, on_changed, lambda _: None, lambda _: None)
 
 
 def outcome(load: Task[None]) -> str | None:
@@ -86,6 +87,20 @@ def test_the_end_comes_for_versions_that_wait_for_their_turn_too(surroundings: V
     surroundings.sky.settle()
     assert [outcome(load) for load in loads] == [f"load failed for model '{name}'" for name in "abb"]
     assert loading(surroundings) == []
+
+
+def test_a_batcher_that_joins_hears_of_no_version_that_has_just_ended(surroundings: Version) -> None:
+    def on_changed() -> None:
+        models.all_versions.tell_batcher()
+
+    models = models_of(surroundings, on_changed)
+    models.load(found("a", 1))
+    surroundings.sky.settle()
+    stop = surroundings.sky.loop.begin(models.all_versions.stop())
+    surroundings.until(stop.done)
+    told = [type(message) for message in surroundings.told_batcher()]
+    assert ModelAdded in told
+    assert ModelAdded not in told[told.index(ModelRemoved) :]
 
 
 def test_an_error_of_an_ensemble_stops_no_announcement(surroundings: Version, monkeypatch: pytest.MonkeyPatch) -> None:
