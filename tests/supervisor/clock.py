@@ -13,6 +13,8 @@ from shoal.supervisor.event_loop import OneThread
 PATIENCE_S = 60.0
 #: Timers that are due within this are due now: equal ones are told apart by nanoseconds.
 NOW_S = 1e-3
+#: Jumps to a next timer in one `run`, after which a flow that begins again and again is taken for one that never ends.
+MAX_JUMPS = 100_000
 
 T = TypeVar("T")
 
@@ -41,6 +43,7 @@ class ClockLoop(OneThread):
         # Changed by the methods below.
         self._now_s, self._ties = 1000.0, itertools.count(1)
         self._is_enough: Callable[[], bool] | None = None
+        self._num_jumps = 0
         self._errors: list[BaseException] = []
         self._waiting = _Selector(self._on_idle)
         super().__init__(self._waiting)
@@ -60,7 +63,7 @@ class ClockLoop(OneThread):
 
     def run(self, flow: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns, however much time that takes. Fails where it waits for what can never happen."""
-        self._is_enough = None
+        self._is_enough, self._num_jumps = None, 0
         try:
             return self.run_until_complete(flow)
         finally:
@@ -99,6 +102,8 @@ class ClockLoop(OneThread):
     def _on_idle(self, next_s: float | None) -> list[Any]:
         if self._is_enough is None or (next_s is not None and next_s < NOW_S):
             assert next_s is not None, "nothing is left that could happen"
+            self._num_jumps += 1
+            assert self._num_jumps < MAX_JUMPS, f"the flow has not ended after {MAX_JUMPS} timers"
             self._now_s += next_s + 1e-9
         elif self._is_enough():
             self.stop()
