@@ -62,7 +62,7 @@ class Model:
     @property
     def is_wanted(self) -> bool:
         """Whether a version of it serves or should: only then it is meant by its name where others bear that, too."""
-        return any(not each.version.is_unloaded for each in self.versions.values())
+        return self.is_loading or any(not each.version.is_unloaded for each in self.versions.values())
 
     @property
     def serving(self) -> dict[int, Served]:

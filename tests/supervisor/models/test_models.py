@@ -103,6 +103,25 @@ def test_a_batcher_that_joins_hears_of_no_version_that_has_just_ended(surroundin
     assert ModelAdded not in told[told.index(ModelRemoved) :]
 
 
+def test_an_ensemble_waits_for_the_model_of_its_own_repository_whose_load_has_yet_to_begin(
+    surroundings: Version,
+) -> None:
+    """Its step's name is borne by a model of another repository, too, which loads before."""
+    models = models_of(surroundings)
+    ensemble = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
+    load = models.load(replace(found("e", 1), config=ensemble, namespace="own"))
+    models.load(replace(found("m", 1), namespace="other"))
+    own = models.load(replace(found("m", 1), namespace="own"))
+    surroundings.sky.settle()
+    assert not load.done()
+    while not own.done():  # the one, then the other
+        for instance in [each for each in surroundings.roster if not each.has_been_up]:
+            surroundings.bring_up(instance)
+        surroundings.sky.settle()
+    surroundings.sky.settle()
+    assert outcome(load) is None
+
+
 def test_an_error_of_an_ensemble_stops_no_announcement(surroundings: Version, monkeypatch: pytest.MonkeyPatch) -> None:
     models = models_of(surroundings)
     ensemble = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
