@@ -35,9 +35,10 @@ def fetch(
     method: str = "",
     headers: Mapping[str, str] | None = None,
     address: str = "127.0.0.1",
+    deadline_s: float = DEADLINE_S,
 ) -> Reply:
     """Ask over HTTP: GET without a body, POST with one, unless `method` says otherwise; a dictionary goes as JSON."""
-    connection = http.client.HTTPConnection(address, port, timeout=DEADLINE_S)
+    connection = http.client.HTTPConnection(address, port, timeout=deadline_s)
     try:
         sent = json.dumps(body) if isinstance(body, dict) else body
         connection.request(method or ("GET" if body is None else "POST"), path, sent, dict(headers or {}))

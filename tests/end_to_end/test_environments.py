@@ -70,7 +70,7 @@ def parameter(key: str, value: str) -> str:
 
 def ask(server: Server, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     """Status and content. To make an environment takes long on a busy machine."""
-    reply = fetch(server.http_port, f"/v2/{path}", body)
+    reply = fetch(server.http_port, f"/v2/{path}", body, deadline_s=DEADLINE_S)
     return reply.status, reply.json if reply.body else {}
 
 
