@@ -294,7 +294,7 @@ class Supervisor:
         member.start()
 
     def join_handlers(self, member: Member) -> Handlers:
-        """Of the first message of each process."""
+        """The handlers of the first message of each process."""
         start = self._loop.start
         return table(
             on(from_batcher.BatcherConnected, lambda _message: self._batchers.join(member)),

@@ -87,7 +87,7 @@ class Payloads:
             self._make(worker, message, may_wait=False)
 
     def _clients(self, each: OversizeSegment) -> list[Member]:
-        """Those beside the batcher that must have a segment before it is named; the others ask."""
+        """The clients that must have a segment before a record names it; other readers ask for it."""
         return [client.member for client in self._star.front_ends] if each.model_id == RESULT else []
 
     def _is_batchers(self, each: OversizeSegment) -> bool:

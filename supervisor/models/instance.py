@@ -171,7 +171,7 @@ class Instance:
         self.state = InstanceState.MAPPING
         await shared(worker.mapped)
         await star.announce_worker(worker.participant, self.version.model_id, self.placement)
-        # The batcher and all front ends have mapped its memory. No await from here on: who sees UP may count on all.
+        # The batcher and all front ends have mapped its memory. No await from here on: a reader of UP may count on all.
         if not worker.pid:
             return
         self.state = InstanceState.UP
@@ -193,7 +193,7 @@ class Instance:
         is_missed = not self._leaving.done()
         with contained(self):
             if was is InstanceState.UP and is_missed:
-                self._on_state(self)  # clients first: who is told of the death asks next whether it is ready
+                self._on_state(self)  # clients first: a client told of the death asks next whether the model is ready
         with contained(self):
             host.metrics.leave(self.number)
         with contained(self):

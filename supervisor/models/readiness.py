@@ -30,7 +30,7 @@ class _Round:
 
 
 class Readiness:
-    """Of all versions. `workers` are those in the star by owner."""
+    """The readiness of all versions. `workers` are those in the star by owner."""
 
     def __init__(self, workers: Mapping[int, Participant], loop: EventLoop) -> None:
         self._workers = workers

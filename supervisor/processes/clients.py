@@ -108,7 +108,7 @@ class Clients:
 
 
 def client_handlers(star: Star, questions: Questions, client: Participant) -> Handlers:
-    """Of what a client may send, a guest too."""
+    """The handlers of what a client, or a guest, may send."""
     hear_payload = partial(star.payloads.hear, client)
     return table(
         on(QuestionAsked, partial(questions.take, client.member)),
