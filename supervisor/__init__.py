@@ -1,1 +1,1 @@
-"""The supervisor's process: starts, watches, tells and stops all others; holds nothing that a request needs."""
+"""The supervisor's process: starts, watches and stops all other processes; no request passes through it."""

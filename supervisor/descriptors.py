@@ -1,8 +1,8 @@
-"""File descriptors: how many the server may have, and whether there are enough for what is asked of it.
+"""File descriptors: how many the server may open, and whether enough are left for another instance or client.
 
-The supervisor needs the most, for each instance its streams, its connection and its memory; every other process holds
-one for each segment that it maps. So what does not fit is refused here, in time, with a sentence. Runs in the
-supervisor.
+The supervisor needs the most: for each instance, pipes, a connection and shared memory; every other process holds one
+descriptor for each segment that it maps. An instance or guest for which descriptors would not suffice is refused before
+anything is started. Runs in the supervisor.
 """
 
 import os
@@ -11,18 +11,19 @@ from collections.abc import Callable
 
 from shoal.errors import UnavailableError
 
-#: The soft limit is raised to the hard one, but no further than this (ours): there are programs that go through all
-#: numbers up to the limit, and some systems allow 2^30.
+#: The soft limit is raised to the hard one, but no further than this (ours): some programs go through all numbers up to
+#: the limit, and some systems allow 2^30.
 MOST = 1 << 20
-#: Of the supervisor, for one instance: its pidfd, two pipes, its connection, four of its memory and bell, and two of
-#: what is mapped of that (measured: 53 with one instance, 93 with five).
+#: Descriptors that one instance takes in the supervisor: its pidfd, two pipes, its connection, four for its memory and
+#: bell, and two for what is mapped of that (measured: 53 with one instance, 93 with five).
 PER_INSTANCE = 10
-#: For one guest: its connection, and its memory and bell.
+#: Descriptors that one guest takes in the supervisor: its connection, its memory and its bell.
 PER_GUEST = 5
-#: Left for what comes and goes, or comes back: processes that are started, front ends that join, files that are read
-#: for a moment (ours).
+#: Descriptors left for processes that are started again, front ends that join, and files that are read for a moment
+#: (ours).
 RESERVE = 48
-#: With fewer a server could load no model: it has 30 open itself (measured), its front ends' sockets among them.
+#: The lowest usable limit: a server with no model has 30 descriptors open itself (measured), its front ends' sockets
+#: among them.
 LEAST = 96
 
 _RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
@@ -31,8 +32,8 @@ _RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --uli
 def raise_limit() -> None:
     """Let this process, and those that it will start, have as many descriptors as the system allows.
 
-    The soft limit is 1024 by tradition, for programs that use select(), which knows no descriptor beyond. Workers have
-    the higher limit, too: each maps a segment for every client. A model that uses select() gets the same small
+    The soft limit is 1024 by tradition, for programs that use select(), which knows no descriptor beyond. Workers
+    inherit the higher limit, since each maps a segment for every client. A model that uses select() gets the same small
     descriptors as before, unless its process has a thousand open.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -51,30 +52,31 @@ def check_limit() -> None:
 
 
 def limit() -> int:
-    """How many this process may have."""
+    """The number of descriptors that this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if soft == resource.RLIM_INFINITY else soft
 
 
 def num_open() -> int:
-    """How many this process has; as many as there may be where that cannot be found out."""
+    """The number of descriptors that this process has open; the limit, where /proc does not list them."""
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # one was the directory's
+        return len(os.listdir("/proc/self/fd")) - 1  # the directory's own is listed, too
     except OSError:
         return limit()
 
 
 class Descriptors:
-    """The supervisor's own. `num_open` and `limit` say how many it has and may have."""
+    """The supervisor's own descriptors: admits instances and guests while enough are left. `num_open` and `limit`
+    return how many it has and may have."""
 
     def __init__(self, num_open: Callable[[], int] = num_open, limit: Callable[[], int] = limit) -> None:
         self._num_open = num_open
         self._limit = limit
 
     def admit_instances(self, model: str, count: int, num_coming_up: int) -> None:
-        """Raise UnavailableError where the descriptors do not suffice for so many more instances.
+        """Raise UnavailableError where the descriptors do not suffice for `count` more instances.
 
-        `num_coming_up` others, which may be starting or dead, have not taken all of theirs yet.
+        `num_coming_up` other instances, starting or dead, have not taken all of their descriptors yet.
         """
         if not count:
             return

@@ -1,13 +1,10 @@
-"""The supervisor's event loop: asyncio's, with one thread. Nothing in it blocks longer than it is told to.
+"""The supervisor's event loop: asyncio's, with one thread. No callback blocks longer than the limit that it is given.
 
 A callback or a flow (a coroutine) belongs to the failure domain in which it is registered (failure_domains.py). This is
 the supervisor's only import of asyncio. Four rules make its flows readable and safe:
 
-1. Sending is never deferred: a plain function has sent and changed everything when it returns. Only waiting is awaited.
-2. Messages are handled in the reader's callback; a handler changes state or resolves a future. Flows wait for futures.
-3. A future that several may wait for is awaited by `first` or `shared` only: cancelling a task that awaits a bare
-   future cancels the future.
-4. What a flow has acquired is noted on its object before the flow awaits, so that the object's end can give it back.
+3. A future that several flows may wait for is awaited by `first` or `shared` only: cancelling a task that awaits a bare
+future cancels the future.
 """
 
 import logging
@@ -33,7 +30,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-#: A connection that cannot be accepted, as descriptors have run out, is tried again after this (ours).
+#: How long a listening socket pauses after descriptors have run out (ours).
 ACCEPT_AGAIN_S = 0.5
 
 Callback = Callable[[], None]
@@ -47,18 +44,18 @@ class OneThread(asyncio.SelectorEventLoop):
         self._ssock = self._csock = None
 
     def _close_self_pipe(self) -> None:
-        """There is none."""
+        """Nothing to close: this loop has no self-pipe."""
 
     def __del__(self) -> None:
         self.close()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        """Refused: PR_SET_PDEATHSIG fires when the thread ends that has made a child."""
+        """Not supported; raises RuntimeError: PR_SET_PDEATHSIG kills a child when the thread that started it ends."""
         raise RuntimeError("the supervisor has one thread: children die with the thread that made them")
 
 
 class EventLoop:
-    """Callbacks for readable (and, on request, writable) descriptors and for points in monotonic time; flows."""
+    """Callbacks for readable and writable descriptors and for points in monotonic time, and the tasks of flows."""
 
     def __init__(self, loop: OneThread | None = None) -> None:
         self._loop = OneThread() if loop is None else loop
@@ -74,14 +71,14 @@ class EventLoop:
         self._loop.add_reader(fd, self._readable[fd])
 
     def on_writable(self, fd: int, callback: Callback | None) -> None:
-        """Call back, too, whenever `fd`, which is registered already, can be written; None ends that."""
+        """Call back also whenever `fd`, which is registered already, can be written; None ends that."""
         if callback is None:
             self._loop.remove_writer(fd)
         else:
             self._loop.add_writer(fd, bound(callback))
 
     def pause(self, fd: int, delay_s: float) -> None:
-        """Let what can be read from `fd` wait for so long: there is no descriptor for what would come of it."""
+        """Stop reading `fd` for a while: no descriptor is left for what would be received or accepted."""
         callback = self._readable[fd]
         self._loop.remove_reader(fd)
 
@@ -92,13 +89,13 @@ class EventLoop:
         self.call_after(delay_s, go_on)
 
     def forget(self, fd: int) -> None:
-        """No more callbacks for `fd`; call before closing it."""
+        """Remove the callbacks for `fd`; call this before closing the descriptor."""
         if self._readable.pop(fd, None) is not None:
             self._loop.remove_reader(fd)
             self._loop.remove_writer(fd)
 
     def now_s(self) -> float:
-        """Monotonic seconds."""
+        """The monotonic time in seconds."""
         return self._loop.time()
 
     def call_after(self, delay_s: float, callback: Callback) -> None:
@@ -116,18 +113,19 @@ class EventLoop:
         call(self.now_s())
 
     def future(self) -> Future[Any]:
-        """A result that is not known yet."""
+        """A new future of this loop, whose result is set by `resolve` or `reject`."""
         return self._loop.create_future()
 
     def begin(self, flow: Coroutine[Any, Any, T]) -> Task[T]:
-        """Run a flow from the next pass of the loop on; its outcome is for the caller, who awaits the task."""
+        """Run a flow from the next pass of the loop on; the caller awaits the task and handles its error."""
         task = self._loop.create_task(flow)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def start(self, flow: Coroutine[Any, Any, T]) -> Task[T]:
-        """Run a flow from the next pass of the loop on; what it raises is an error of the present failure domain."""
+        """Run a flow from the next pass of the loop on; an error that it raises is handled by the present failure
+        domain."""
         task = self.begin(flow)
         task.add_done_callback(bound(lambda done: done.cancelled() or done.result()))
         return task
@@ -142,7 +140,7 @@ class EventLoop:
         future.add_done_callback(bound(lambda _: callback()))
 
     def run(self) -> None:
-        """Dispatch until `stop`. An error that no failure domain contains ends this, too, and is raised here."""
+        """Run callbacks until `stop`. An error that no failure domain contains ends the loop and is raised here."""
         self._loop.run_forever()
         error, self._error = self._error, None
         if error is not None:
@@ -155,20 +153,20 @@ class EventLoop:
 
     def _on_error(self, _loop: object, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if error is not None:  # else a task is destroyed unfinished, as the process ends
+        if error is not None:  # without one, a task is destroyed unfinished as the process ends
             self._error = self._error or error
             self.stop()
 
 
 async def first(*futures: Future[Any], limit_s: float | None = None) -> set[Future[Any]]:
-    """The futures that are done once one of them is, or none after `limit_s`. Cancels nothing, raises nothing of
-    theirs."""
+    """Return the futures that are done as soon as one of them is, or an empty set after `limit_s`. The others go on; no
+    future's error is raised."""
     done, _ = await asyncio.wait(futures, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     return done
 
 
 async def shared(future: Future[T]) -> T:
-    """A future's result, for one of several who wait for it; does not yield where the future is done."""
+    """Await a future that other tasks await, too; does not yield where the future is done."""
     return await asyncio.shield(future)
 
 
@@ -179,7 +177,7 @@ def resolve(future: Future[T], result: T) -> None:
 
 
 def reject(future: Future[Any], error: Exception) -> None:
-    """Set a future's error, unless its outcome is known. Nothing has to wait for it."""
+    """Set a future's error, unless its outcome is known. A future that is not awaited by any flow causes no warning."""
     if not future.done():
         future.set_exception(error)
         future.exception()  # asyncio takes it as seen

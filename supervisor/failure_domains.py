@@ -1,11 +1,11 @@
 """Failure domains: what an unexpected exception in the supervisor costs.
 
 Each callback of the event loop works for something: an instance, a version's load, a question, a connection, a child
-process, or the server itself. An exception in it ends that one thing, with its traceback in the log under the thing's
-name, and the loop goes on. A callback belongs to the domain in which it was registered, and so does a flow, so code in
-between need not know: `contained` and `run_in` enter a domain, `bound` makes a callback that enters the present one
-whenever it is called. Errors that are expected (ShoalError, a refused fork) are handled where they are known, as
-everywhere. Runs in the supervisor, in its only thread. Outside every domain, as in most tests, exceptions propagate.
+process, or the server itself. An exception in a callback ends that one thing, with its traceback in the log under the
+thing's name, and the loop goes on. A callback or flow belongs to the domain in which it was registered: `contained` and
+`run_in` enter a domain, `bound` makes a callback that enters the present domain whenever it is called. Expected errors
+(ShoalError, a refused fork) are handled where they arise. Runs in the supervisor, in its only thread. Outside every
+domain, as in most tests, exceptions propagate.
 """
 
 import logging
@@ -26,11 +26,12 @@ class FailureDomain(Protocol):
 
     @property
     def title(self) -> str:
-        """Its name in the log, as in "instance 'simple_0_0' of model 'simple'"."""
+        """The name of this domain in the log, as in "instance 'simple_0_0' of model 'simple'"."""
         ...
 
     def contain(self, error: Exception, /) -> None:
-        """End it, or have it begin again: a callback of its own has raised this, and has been left half done."""
+        """End what this domain stands for, or start it again, after one of its callbacks has raised `error`
+        half-way."""
         ...
 
 
@@ -39,9 +40,9 @@ _CURRENT: ContextVar[FailureDomain | None] = ContextVar("failure_domain", defaul
 
 @contextmanager
 def contained(domain: FailureDomain) -> Iterator[None]:
-    """What is done here, awaiting included, is done for a domain, which contains what it raises.
+    """Run the body of the `with`, awaiting included, on behalf of a domain, which contains what the body raises.
 
-    Where to contain it fails, too, that is the failure of the domain around this one. A cancellation passes.
+    An error in `FailureDomain.contain` is passed to the domain around this one. A cancellation passes.
     """
     token: Token[FailureDomain | None] | None = _CURRENT.set(domain)
     try:
@@ -58,7 +59,7 @@ def contained(domain: FailureDomain) -> Iterator[None]:
 
 
 def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call back on behalf of a domain (`contained`)."""
+    """Call a function on behalf of a domain (`contained`); without a domain, just call the function."""
     if domain is None:
         callback(*args, **kwargs)
         return
@@ -67,7 +68,8 @@ def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P
 
 
 def report(domain: FailureDomain, error: Exception) -> ShoalError:
-    """The sentence for those who wait for what an exception has ended; the log has the traceback of one of ours."""
+    """The error for flows and clients that wait for what an exception has ended; the traceback of an unexpected one is
+    logged."""
     if not isinstance(error, ShoalError):
         _log_own(domain, error)
     return own_error(error)
@@ -78,14 +80,15 @@ def _log_own(domain: FailureDomain, error: Exception) -> None:
 
 
 def own_error(error: Exception) -> ShoalError:
-    """The sentence for those who wait for what an exception has ended; a ShoalError has its own."""
+    """An exception as a ShoalError: a ShoalError is returned unchanged, any other is described in an InternalError's
+    sentence."""
     if isinstance(error, ShoalError):
         return error
     return InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
 
 
 def bound(callback: Callable[P, object]) -> Callable[P, None]:
-    """The callback, to be run in the domain in which this is called, wherever it is called later."""
+    """A callback that runs in the failure domain of the caller of `bound`, wherever the callback is called later."""
     domain = _CURRENT.get()
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -1,8 +1,8 @@
-"""The ledger: what every process has taken and given back, asked for by SIGUSR1 and told in one line of the log.
+"""The ledger: all processes' counts of what they have taken and given back, logged in one line on SIGUSR1.
 
 Processes are asked in the order in which memory goes back: front ends release, the batcher passes on, workers take
-back, each before it answers. So with nothing in flight every `…_acquired` equals its `…_released`, although RELEASE
-and FREE wake no process. No process counts for this: the figures are in the tables that the work needs anyway.
+back, each before it answers. So with nothing in flight every `…_acquired` equals its `…_released`, although RELEASE and
+FREE wake no process. The figures come from tables that each process keeps for its work.
 """
 
 import json
@@ -19,26 +19,26 @@ from shoal.supervisor.processes.members import Member
 
 _log = logging.getLogger(__name__)
 
-#: How long the processes asked together may take. A worker answers between two batches only.
+#: How long one round of processes may take to answer. A worker answers only between two batches.
 ANSWER_S = 2.0
 
 
 class Ledger:
-    """Asks all processes that have joined, then logs. A ledger asked for meanwhile is the one under way."""
+    """Collects the counts of all processes that have joined, and logs them; one collection at a time."""
 
     def __init__(self, loop: EventLoop, star: Star) -> None:
         self._loop = loop
         self._star = star
-        # Changed by ask: what is under way.
+        # The collection under way. Changed by ask.
         self._telling: Task[None] | None = None
 
     def ask(self) -> None:
-        """Begin, unless it is under way."""
+        """Begin a collection, unless one is under way."""
         if self._telling is None or self._telling.done():
             self._telling = self._loop.start(self._tell())
 
     async def _tell(self) -> None:
-        """Ask all processes, round by round, for as long as each round may take, and write what they answered."""
+        """Request the counts of each kind of process in turn, with a time limit for each, and log the answers."""
         asked = list[tuple[Member, str]]()
         for members in self._star.members():
             for member in members:
@@ -65,7 +65,8 @@ class Ledger:
 
 
 def num_children() -> int:
-    """Processes that the supervisor has started and not reaped, as the kernel lists them; -1 where it does not."""
+    """Processes that the supervisor has started and not reaped, as the kernel lists them; -1 where the kernel lists
+    none."""
     try:
         return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
@@ -73,7 +74,8 @@ def num_children() -> int:
 
 
 def shared_bytes() -> int:
-    """Bytes of all segments that the supervisor has a descriptor of, which is all there are until it lets go."""
+    """Bytes of all segments of which the supervisor has a descriptor: all segments of the server that are not given
+    back."""
     sizes = {}
     for entry in os.scandir("/proc/self/fd"):
         try:
@@ -87,8 +89,8 @@ def shared_bytes() -> int:
 
 
 def title_of(pid: int) -> str:
-    """What `ps` shows."""
+    """A process's title, as `ps` shows it; empty where the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return ""

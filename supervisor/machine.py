@@ -1,8 +1,8 @@
-"""What the machine has for instances: cores, GPUs with the cores beside them, and the cores of host policies.
+"""The machine's resources for model instances: cores, GPUs with the cores beside them, and the cores of host policies.
 
-Looked at once, when the server starts. NVIDIA's library tells of the GPUs (nvidia-ml-py, the extra gpu-metrics), else
-nvidia-smi, which comes with the driver; where no driver is loaded neither is asked. Neither makes a CUDA context. Runs
-in the supervisor.
+The resources are read once, when the server starts. GPUs are listed by NVIDIA's library (nvidia-ml-py, the extra
+gpu-metrics), else by nvidia-smi, which comes with the driver; by neither where no driver is loaded. Neither makes a
+CUDA context. Runs in the supervisor.
 """
 
 import importlib.metadata
@@ -23,13 +23,13 @@ from shoal.placement import Gpu, Machine, format_cores
 
 _log = logging.getLogger(__name__)
 
-#: One of these is there where NVIDIA's driver is loaded; the second one under WSL.
+#: One of these paths exists where NVIDIA's driver is loaded; the second one under WSL.
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 _NVIDIA_SMI = ("--query-gpu=uuid,pci.bus_id,compute_cap", "--format=csv,noheader")
 #: nvidia-smi loads the driver's state anew where nothing else holds it, which takes seconds per GPU (ours).
 _NVIDIA_SMI_S = 60
 _COMPUTE_CAPABILITY = re.compile(r"[0-9]+\.[0-9]+")
-#: Where the package onnxruntime has what runs on CUDA.
+#: The file of the package onnxruntime that runs models on CUDA.
 _ONNXRUNTIME_CUDA = "capi/libonnxruntime_providers_cuda.so"
 
 
@@ -38,13 +38,14 @@ class Listed(NamedTuple):
 
     uuid: str
     pci_bus_id: str
-    compute_capability: str  # "9.0"; of a GPU that cannot be used, what is told instead
+    compute_capability: str  # "9.0"; for a GPU that cannot be used, the driver's error
 
 
 def find_machine(
     options: ServerOptions, environ: Mapping[str, str], cores: Sequence[int], sys: Path = Path("/sys")
 ) -> Machine:
-    """What there is, of `cores`. Raises InvalidArgumentError for a host policy that this machine cannot follow."""
+    """The resources of the machine, of the given `cores`. Raises InvalidArgumentError for a host policy that this
+    machine cannot follow."""
     policies = {name: policy_cores(name, policy, cores, sys) for name, policy in options.host_policy.items()}
     gpus: list[Gpu] = []
     visible = seen_by_cuda(_listed(), environ.get("CUDA_VISIBLE_DEVICES"))
@@ -83,7 +84,8 @@ def _listed() -> list[Listed]:
 
 
 def list_by_nvml(nvml: Any) -> list[Listed]:
-    """The GPUs by their PCI addresses; none where there is no library. One that fails keeps its place in the list."""
+    """The GPUs in the order of their PCI addresses; an empty list without NVIDIA's library. A GPU that reports an error
+    keeps its place in the list."""
     if nvml is None:
         return []
     try:
@@ -117,7 +119,7 @@ def _list_by_nvidia_smi() -> list[Listed]:
 
 
 def read_nvidia_smi(text: str) -> Iterator[Listed]:
-    """The GPUs in what nvidia-smi prints; a line that names none is passed over."""
+    """The GPUs in the output of nvidia-smi; a line that names none is skipped."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 3 and fields[0].startswith("GPU-"):
@@ -125,10 +127,11 @@ def read_nvidia_smi(text: str) -> Iterator[Listed]:
 
 
 def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or beginnings of UUIDs, up to one that names none.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or beginnings of UUIDs, up to the first that
+    names no GPU.
 
-    Numbers count by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID. A GPU of which it names a part (MIG-…) is left
-    out: which one that is, only CUDA could say.
+    Numbers count by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID. A part of a GPU (MIG-…) is left out: only CUDA
+    could say which GPU that is.
     """
     if visible is None:
         return list(listed)
@@ -145,10 +148,11 @@ def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
 
 
 def _why_onnxruntime_is_on_cpu() -> str:
-    """Empty where it has CUDA, as for the other backend. A container's own build may have any distribution's name."""
+    """Why onnxruntime cannot use CUDA; empty where it can, under whatever distribution's name a container has installed
+    it."""
     if _version("onnxruntime-gpu"):
         return ""
-    package = importlib.util.find_spec("onnxruntime")  # which does not import it
+    package = importlib.util.find_spec("onnxruntime")  # find_spec does not import the package
     for directory in (package and package.submodule_search_locations) or ():
         if Path(directory, _ONNXRUNTIME_CUDA).exists():
             return ""
@@ -156,7 +160,8 @@ def _why_onnxruntime_is_on_cpu() -> str:
 
 
 def _why_torch_is_on_cpu() -> str:
-    """That it requires packages of NVIDIA's does not count: builds in NVIDIA's containers bring CUDA otherwise."""
+    """Why PyTorch cannot use CUDA; empty where it can. Its requirements say nothing: builds in NVIDIA's containers
+    bring CUDA otherwise."""
     version = _version("torch")
     if not version:
         return "the package torch is not installed"
@@ -170,7 +175,7 @@ def _version(distribution: str) -> str:
         return ""
 
 
-#: Of the backends whose packages come with CUDA and without it.
+#: Backends whose packages exist with CUDA and without → why the one installed cannot use it.
 _WHY_ON_CPU = {"onnxruntime": _why_onnxruntime_is_on_cpu, "pytorch": _why_torch_is_on_cpu}
 
 
@@ -178,7 +183,8 @@ _WHY_ON_CPU = {"onnxruntime": _why_onnxruntime_is_on_cpu, "pytorch": _why_torch_
 
 
 def cores_beside(pci_bus_id: str, cores: Sequence[int], sys: Path) -> tuple[int, ...]:
-    """Those of `cores` that are in the NUMA node of a PCI device; all where that is not known, or none of them is."""
+    """The cores that share the NUMA node of a PCI device, of `cores`; all of `cores` where the node is unknown or has
+    none of them."""
     # NVIDIA writes the domain with eight digits and in capitals, the kernel with four.
     domain, _, rest = pci_bus_id.lower().partition(":")
     try:
@@ -189,7 +195,7 @@ def cores_beside(pci_bus_id: str, cores: Sequence[int], sys: Path) -> tuple[int,
 
 
 def policy_cores(name: str, policy: HostPolicy, cores: Sequence[int], sys: Path) -> tuple[int, ...]:
-    """The cores that a host policy chooses of `cores`. Raises InvalidArgumentError where there are none."""
+    """The cores that a host policy chooses of `cores`. Raises InvalidArgumentError where none of `cores` is chosen."""
     chosen = tuple(cores)
     if policy.cpu_cores:
         chosen = _among(policy.cpu_cores, chosen)
@@ -209,7 +215,7 @@ def policy_cores(name: str, policy: HostPolicy, cores: Sequence[int], sys: Path)
 
 
 def read_cores(text: str) -> set[int]:
-    """The kernel's lists: `0-3,8` → {0, 1, 2, 3, 8}; nothing for an empty one."""
+    """A list of cores as the kernel writes it: `0-3,8` → {0, 1, 2, 3, 8}; empty for an empty text."""
     cores: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -222,5 +228,5 @@ def _among(chosen: Collection[int], cores: Sequence[int]) -> tuple[int, ...]:
 
 
 def server_cores() -> tuple[int, ...]:
-    """Those that this process may run on."""
+    """The cores that this process may run on."""
     return tuple(sorted(os.sched_getaffinity(0)))

@@ -1,4 +1,6 @@
-"""The process that becomes the supervisor: its log, its title, what it binds and finds; then it serves."""
+"""The entry point of the supervisor's process: configures its log and title, finds the machine's resources, then
+serves.
+"""
 
 import faulthandler
 import logging
@@ -33,7 +35,7 @@ def run(options: ServerOptions) -> int:
             return EXIT_FAILED
     set_title("supervisor")
     raise_limit()
-    faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
+    faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: the journal then has the supervisor's stack
     notifier = Notifier.take(os.environ, os.getpid())
     try:
         check_limit()

@@ -1,8 +1,8 @@
-"""The protocol by which a service talks to systemd, sd_notify(3), and the rule by which its watchdog is fed.
+"""sd_notify(3), the protocol by which a service reports to systemd, and the rule by which its watchdog is fed.
 
-Datagrams of lines such as `READY=1`, to the socket that the environment names; where it names none, nothing listens and
-nothing is sent. The watchdog is fed by progress, never by a timer: each process on a request's path has to echo from
-its own loop, in every round. Runs in the supervisor, and only there: its children must not find the variables.
+Messages are datagrams of lines such as `READY=1`, to the socket that the environment names; where it names none,
+nothing is sent. The watchdog is fed by progress, never by a timer: in every round, each process on a request's path has
+to echo from its own loop. Runs in the supervisor, and only there: its children must not find the variables.
 """
 
 import logging
@@ -12,22 +12,23 @@ from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
-#: What systemd leaves in the environment of a service. It is meant for one process, and gunicorn would answer it, too.
+#: The variables that systemd puts into the environment of a service. They are meant for one process, and gunicorn would
+#: answer them, too.
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
-#: systemd reads at once. A manager that does not must not stop the supervisor's loop for longer (ours).
+#: systemd reads at once. Another manager that does not must not stop the supervisor's loop for longer (ours).
 SEND_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Notifier:
-    """Where to tell how the service is, and how long systemd waits for the watchdog to be fed: 0 for ever."""
+    """The service manager's socket, and how long systemd waits for the watchdog to be fed; 0: for ever."""
 
     address: str = ""
     watchdog_s: float = 0.0
 
     @classmethod
     def take(cls, environ: MutableMapping[str, str], pid: int) -> "Notifier":
-        """What the environment of the process `pid` says; the variables are gone from it afterwards."""
+        """Read the variables of the process `pid` from its environment, and remove them."""
         found = {name: environ.pop(name, "") for name in VARIABLES}
         address, usec = found["NOTIFY_SOCKET"], found["WATCHDOG_USEC"]
         if address and not address.startswith(("/", "@")):
@@ -37,7 +38,7 @@ class Notifier:
         return cls(address, int(usec) / 1e6 if is_watched else 0.0)
 
     def send(self, *lines: str) -> None:
-        """Tell all these at once. A service manager that is gone or does not read is no reason to stop serving."""
+        """Send lines in one datagram. A service manager that is gone or does not read does not stop the server."""
         if not self.address:
             return
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
@@ -50,24 +51,25 @@ class Notifier:
 
 
 class Progress:
-    """The watchdog's rule: it is fed when all processes asked in a round have echoed within the same round.
+    """The watchdog's rule: the watchdog is fed when all processes asked in a round have echoed within that round.
 
-    One that echoes late has made no progress in that round; one that dies is not waited for, its successor is asked.
+    A process that echoes late has made no progress in that round; for one that dies, its successor is asked.
     """
 
     def __init__(self) -> None:
-        # Changed by both methods.
+        # Changed by begin and echo.
         self._round = 0
         self._silent: set[str] = set()
 
     def begin(self, names: Iterable[str]) -> tuple[int, set[str]]:
-        """Ask these from now on: the number of the new round, and who has not echoed in the last one."""
+        """Begin a round with these processes: returns its number, and the processes that have not echoed in the last
+        one."""
         silent, self._silent = self._silent, set(names)
         self._round += 1
         return self._round, silent
 
     def echo(self, round_number: int, name: str) -> bool:
-        """Note an echo; True if this was the last one to be waited for."""
+        """Note a process's echo; True if all of the round have echoed now."""
         if round_number != self._round or name not in self._silent:
             return False
         self._silent.remove(name)

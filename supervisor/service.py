@@ -1,6 +1,6 @@
-"""The server as a service of systemd: loading, ready, how many instances are up, stopping, and that it makes progress.
+"""The server as a service of systemd: reports loading, readiness, instances that are up, stopping and progress.
 
-Tells systemd what happens to the server; does nothing where the server was started by hand.
+All messages to systemd are sent from here; none where the server was started by hand.
 """
 
 import logging
@@ -17,14 +17,14 @@ from shoal.supervisor.processes.members import Member
 
 _log = logging.getLogger(__name__)
 
-#: Rounds of the watchdog within the time that systemd waits: three may fail before it ends the server (ours).
+#: Rounds of the watchdog within the time that systemd waits: three may fail before systemd ends the server (ours).
 ROUNDS = 4
 #: What a model's load may take beside --model-load-timeout-secs: the worker's process starts and ends (ours).
 LOAD_MARGIN_S = 30
 
 
 class Phase(Enum):
-    """What the status line begins with."""
+    """A phase of the server; the value begins the status line."""
 
     LOADING = "loading, "
     SERVING = ""
@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 class Service:
-    """What systemd is told, and the rounds that feed its watchdog."""
+    """The server's reports to systemd, and the rounds that feed its watchdog."""
 
     def __init__(self, loop: EventLoop, star: Star, notifier: Notifier, load_timeout_s: int) -> None:
         self._loop = loop
@@ -46,9 +46,9 @@ class Service:
         self._num_front_ends = 0
 
     def on_models_changed(self, versions: Sequence[ModelVersion]) -> None:
-        """An instance or a version has come or gone: say how many there are; while they load, ask for patience.
+        """Report how many instances are up; while models load, ask systemd for more time.
 
-        Each step of loading has its own deadline, so each that is made is worth the time of another.
+        Each step of loading has its own deadline, so each completed step earns the time of another.
         """
         lines = []
         status = self._phase.value + describe(versions)
@@ -61,7 +61,7 @@ class Service:
             self._notifier.send(*lines)
 
     def ready(self, versions: Sequence[ModelVersion], num_front_ends: int) -> None:
-        """Every model has settled, and this many front ends answer."""
+        """Report that the server is ready: every model has settled, and this many front ends answer."""
         if self._phase is Phase.STOPPING:
             return
         self._phase = Phase.SERVING
@@ -72,7 +72,7 @@ class Service:
             self._loop.every(self._notifier.watchdog_s / ROUNDS, self._ask)
 
     def stopping(self, versions: Sequence[ModelVersion]) -> None:
-        """No more requests are accepted. Front ends end one by one: the watchdog waits for those that are left."""
+        """Report that the server stops. Front ends end one by one: the watchdog waits for those that are left."""
         self._phase = Phase.STOPPING
         self._num_front_ends = 0
         self._status = self._phase.value + describe(versions)
@@ -81,7 +81,8 @@ class Service:
     # --- the watchdog ---
 
     def _ask(self, _late_s: float) -> None:
-        """A round: each process on a request's path acknowledges a ping from its own loop, or is named in the log."""
+        """Begin a round: each process on a request's path acknowledges a ping from its own loop, or is named in the
+        log."""
         members = self._members()
         number, silent = self._progress.begin([*members, *self._missing(members)])
         if silent:
@@ -98,7 +99,8 @@ class Service:
         return members
 
     def _missing(self, members: Mapping[str, Member]) -> list[str]:
-        """Who has to be there and is not. It cannot echo, so a round without it feeds nothing."""
+        """A name for the serving processes that are missing. It never echoes, so such a round does not feed the
+        watchdog."""
         num_missing = self._num_front_ends + 1 - len(members)
         return [f"{num_missing} that are not there"] * (num_missing > 0)
 
@@ -108,7 +110,8 @@ class Service:
 
 
 def describe(versions: Sequence[ModelVersion]) -> str:
-    """The server in words: `14/16 instances up, 2 models failed`. A failed version has no instances to count."""
+    """The state of the server in words: `14/16 instances up, 2 models failed`. A failed version has no instances to
+    count."""
     num_failed = len({version.identifier for version in versions if version.is_failure})
     failed = f", {num_failed} model{'s' * (num_failed != 1)} failed" if num_failed else ""
     num_up = sum(version.num_instances_up for version in versions)

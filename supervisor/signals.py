@@ -10,8 +10,8 @@ from shoal.supervisor.processes.children import reap_orphans
 
 
 class Signals:
-    """SIGTERM and SIGINT resolve `first`, then `second`, with their number; SIGUSR1 goes to `on_usr1`; SIGCHLD has
-    orphans waited for."""
+    """The supervisor's signals: SIGTERM and SIGINT resolve `first`, then `second`, with their number; SIGUSR1 calls
+    `on_usr1`; for SIGCHLD orphans are waited for."""
 
     def __init__(self, loop: EventLoop, on_usr1: Callable[[], None]) -> None:
         self._loop = loop
@@ -23,7 +23,7 @@ class Signals:
         self._sockets: tuple[socket.socket, ...] = ()
 
     def watch(self) -> None:
-        """Handle them from now on."""
+        """Handle signals from now on."""
         reading, writing = self._sockets = socket.socketpair()
         reading.setblocking(False)
         writing.setblocking(False)
@@ -47,7 +47,7 @@ class Signals:
             elif number == signal.SIGUSR1:
                 self._on_usr1()
             else:
-                log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
+                log.say(f"Signal ({number}) received.")  # Triton's line, which is printed outside the log there, too
                 ending = self.second if self.first.done() else self.first
                 if not ending.done():
                     ending.set_result(number)

@@ -1,9 +1,11 @@
-"""The supervisor: the server's main process. Starts the others, answers their joins, stops them, outlives none.
+"""The supervisor: the server's main process. Starts the other processes, answers their joins, stops them, outlives
+none.
 
     bind sockets ─► batcher ─► models (workers) and gunicorn's arbiter in parallel ─► all settled ─► listen ─► serve
     SIGTERM ─► front ends finish what they accepted ─► workers unload ─► exit 0;  a second signal: everything ends now
 
-It owns the listening sockets and nothing that a request needs. One thread: children die with the thread that made them.
+The supervisor owns the listening sockets and nothing that a request needs. It has one thread: children die with the
+thread that made them.
 """
 
 import logging
@@ -68,7 +70,7 @@ from shoal.tracer.command_line import understand
 _log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
-#: So many errors of the server's own within so many seconds that no part of it could contain end it (ours).
+#: So many unexpected errors within so many seconds that no smaller failure domain could contain end the server (ours).
 MAX_FAULTS, FAULTS_WITHIN_S = 20, 60.0
 
 
@@ -159,15 +161,16 @@ class Supervisor:
             on(from_batcher.ModelExplained, self._explanations.hear),
         )
         # Changed as processes join, as phases end, and by contain.
-        self._members = WeakSet[Member]()  # all that have connected; the last words of some are not heard
+        self._members = WeakSet[Member]()  # all that have connected, until they are garbage
         self._is_serving = False
-        self._has_memory: Future[None] = self._loop.future()  # the first batcher
-        self._failed: Future[None] = self._loop.future()  # the server ends, and the log says why
+        self._has_memory: Future[None] = self._loop.future()  # done when the first batcher has its memory
+        self._failed: Future[None] = self._loop.future()  # done when the server must end; the log says why
         self._faults_s: list[float] = []
 
     def run(self) -> int:
         """Start, serve, stop; returns the exit code. Children that still live then die with this process
-        (PR_SET_PDEATHSIG)."""
+        (PR_SET_PDEATHSIG).
+        """
         adopt_orphans()
         self._signals.watch()
         with contained(self):
@@ -206,7 +209,7 @@ class Supervisor:
         return self._give_up(stopping, batchers)
 
     def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
-        """The server ends, for what a phase has raised or because no batcher stays: the log says so."""
+        """Log why the server ends: an error of a phase, or no batcher stays."""
         if batchers.done():
             _log.error("one batcher after the other has failed; the server ends, start it again")
         error = phase.exception() if phase.done() else None
@@ -218,7 +221,7 @@ class Supervisor:
         return EXIT_FAILED
 
     async def _start(self) -> None:
-        """From bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError or OSError where the batcher
+        """Go from bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError or OSError where the batcher
         cannot have its memory."""
         self._repository.start()
         self._tracing.start()
@@ -227,7 +230,7 @@ class Supervisor:
         self._scaling.watch()
         self._recycling.watch()
         loading = self._model_control.load_at_start()
-        self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
+        self._front_ends.start()  # not before: until here the poller needs the cores for its imports
         try:
             await shared(loading)
         except ShoalError as error:
@@ -247,7 +250,7 @@ class Supervisor:
         self._service.ready(self._models.versions, self._front_ends.num_front_ends)
 
     def _log_models(self) -> None:
-        """Every model has loaded or failed. Raises _CannotServeError where one that failed ends the server."""
+        """Log how every model's load has ended. Raises _CannotServeError where a failed load ends the server."""
         _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in self._models.versions]))
         failures = self._models.failures
         if failures and self._options.exit_on_error:
@@ -263,18 +266,19 @@ class Supervisor:
         )
 
     async def _stop(self) -> None:
-        """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
+        """Drain the server: front ends end first, since they hold accepted requests; then workers; then everything
+        else."""
         self._service.stopping(self._models.versions)
         self._guests.close()
         self._star.tell_clients(to_client.ServerStopping())
         await self._front_ends.stop()
-        await self._guests.see_off()  # no front end is left: nothing else is in flight
+        await self._guests.see_off()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()
         await self._tracing.close()
         self._zygotes.stop()
         self._repository.stop()
-        await self._batchers.stop()  # last: workers' last answers are theirs to pass on
+        await self._batchers.stop()  # last: they forward workers' last answers
 
     # --- joining ---
 
@@ -294,7 +298,7 @@ class Supervisor:
         member.start()
 
     def join_handlers(self, member: Member) -> Handlers:
-        """The handlers of the first message of each process."""
+        """The handlers of the first message of each kind of process."""
         start = self._loop.start
         return table(
             on(from_batcher.BatcherConnected, lambda _message: self._batchers.join(member)),
@@ -306,8 +310,8 @@ class Supervisor:
         )
 
     def _join_batcher(self, member: Member) -> None:
-        """The first batcher needs no introductions; each later one takes a dead one's place. Raises where a later one
-        cannot have its memory."""
+        """Activate a batcher; each but the first is sent what its predecessor had. Raises where a later one cannot have
+        its memory."""
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
@@ -324,7 +328,7 @@ class Supervisor:
             self._has_memory.set_result(None)
 
     def _gives_up(self, error: Exception) -> bool:
-        """What the server needs cannot be had: before it serves that is its end."""
+        """Log why the server lacks what it needs; before the server serves, that ends it, and True is returned."""
         if not (self._is_serving or self._failed.done()):
             _log.error("%s", error)
             self._failed.set_result(None)
@@ -347,7 +351,7 @@ class Supervisor:
             client.member.hang_up()
 
     async def _gauges(self, host: Host, _arguments: dict[str, Any]) -> dict[str, Any]:
-        """What /metrics tells beside the batcher's figures."""
+        """The supervisor's figures for /metrics, beside the batcher's."""
         await self._roster.report_metrics(host)
         num_takeovers = max(0, self._batchers.num_active - 1)
         told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
@@ -360,15 +364,16 @@ class Supervisor:
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)
 
-    # --- errors of our own that belong to nothing else ---
+    # --- unexpected errors that belong to no smaller failure domain ---
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of the whole server in the log."""
         return "the server"
 
     def contain(self, error: Exception) -> None:
-        """As a failure domain, the outermost: the loop goes on, unless it does so again and again."""
+        """Let the server go on after an unexpected error that no smaller domain has contained, unless there are too
+        many."""
         now_s = self._loop.now_s()
         self._faults_s = [fault_s for fault_s in self._faults_s if now_s - fault_s <= FAULTS_WITHIN_S] + [now_s]
         if not self._is_serving or len(self._faults_s) > MAX_FAULTS:
@@ -378,7 +383,7 @@ class Supervisor:
 
 
 class _CannotServeError(Exception):
-    """Why the server ends before it serves, in the words of Triton's start-up."""
+    """The reason why the server ends before it serves, in the words of Triton's start-up."""
 
     def __init__(self, what: str, error: ShoalError) -> None:
         super().__init__(f"{what}: {index_reason(error).replace(': ', ' - ', 1)}")

@@ -1,1 +1,1 @@
-"""The shared memory of the server: which segments there are, which processes map each, when each is given back."""
+"""The shared memory of the server: which segments exist, which processes map each, when each is given back."""

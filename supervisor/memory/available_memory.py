@@ -1,14 +1,15 @@
 """How much memory a new segment may take without any process being killed for it.
 
-Reads the kernel's files; keeps nothing. Runs in the supervisor, at its start and before a segment is made for a single
-payload.
+The figures are read from the kernel's files. Runs in the supervisor, at its start and before a segment is made for a
+single payload.
 """
 
 from pathlib import Path
 
 
 def available_nbytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be had: what the machine has left, or, where that is less, a control group above this process."""
+    """Bytes that can be allocated: what the machine has left or, where that is less, a control group above this
+    process."""
     return min([_of_machine(proc), *_of_groups(proc, cgroups)])
 
 
@@ -18,7 +19,7 @@ def _of_machine(proc: Path) -> int:
 
 
 def _of_groups(proc: Path, cgroups: Path) -> list[int]:
-    """What each group from this process's own to the top has left; groups of version 1, or none, are not asked."""
+    """Bytes that each group from this process's own to the top has left; empty under version 1, or without groups."""
     paths = [line[3:] for line in (proc / "self" / "cgroup").read_text().splitlines() if line.startswith("0::")]
     found = []
     for path in paths:
@@ -29,7 +30,7 @@ def _of_groups(proc: Path, cgroups: Path) -> list[int]:
                 used = int((group / "memory.current").read_text())
                 fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             except OSError:
-                continue  # the top has no such files
+                continue  # the top group has no such files
             if limit != "max":
                 # Files that were not used lately are dropped before any process is killed.
                 found.append(max(0, int(limit) - used + int(fields["inactive_file"])))

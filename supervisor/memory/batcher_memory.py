@@ -1,4 +1,4 @@
-"""Memory of the batcher's own: headers of ensembles' steps and responses, answers that are cached. Made at the start
+"""The batcher's own segment: headers of ensembles' steps and responses, and cached answers. Made at the server's start
 where there is a cache, else with the first ensemble; anew for each batcher. Runs in the supervisor.
 """
 
@@ -13,17 +13,17 @@ from shoal.supervisor.processes.members import Member
 
 
 class BatcherMemory:
-    """A segment that the batcher writes, and clients and workers read; none until it is made."""
+    """The segment that the batcher writes, and that clients and workers read; none until `make`."""
 
     def __init__(self) -> None:
         # Changed by make.
-        #: The owner id of the segment; 0: there is none.
+        #: The owner id of the segment; 0 before `make`.
         self.owner = 0
-        self._read_only_fds: dict[int, int] = {}  # and by close: of dead batchers' segments, too
+        self._read_only_fds: dict[int, int] = {}  # changed also by close: holds dead batchers' segments, too
 
     def make(self, batcher: Member, owner: int, geometry: Geometry, *, lazy: bool) -> None:
-        """Give it to a batcher; that of a dead one stays until `close`. What is `lazy` is taken as it fills: from a
-        memfd, since /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
+        """Make the segment and send it to a batcher; that of a dead batcher stays until `close`. A `lazy` segment's
+        pages are taken as it fills: from a memfd, since /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
         fd = create_segment(layout.BATCHER, owner, geometry, sealed=lazy, lazy=lazy)
         try:
             self._read_only_fds[owner] = segment.read_only(fd)
@@ -36,14 +36,15 @@ class BatcherMemory:
         return owner in self._read_only_fds
 
     def find(self, owner: int) -> int | None:
-        """A descriptor of the segment that has this id, a dead batcher's too, while it can be read."""
+        """A read-only descriptor of the segment with this owner id, be its batcher dead or not; None where it has been
+        closed."""
         return self._read_only_fds.get(owner)
 
     def close(self, owner: int) -> None:
-        """Free a dead batcher's memory: all clients have read what lies there."""
+        """Close a dead batcher's segment: all clients have read the answers that lie there."""
         os.close(self._read_only_fds.pop(owner))
 
     @property
     def message(self) -> SegmentAnnounced:
-        """What front ends are sent of it."""
+        """The message that announces the segment to a front end."""
         return SegmentAnnounced(self.owner, self._read_only_fds[self.owner])

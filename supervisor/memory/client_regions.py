@@ -1,9 +1,9 @@
-"""The verbs `register_region` and `unregister_region`: clients' shared memory, and who hears of it when.
+"""The verbs `register_region` and `unregister_region`: clients' own shared memory, and when front ends learn of it.
 
     register ─► the object is opened, once ─► every front end has its descriptor, and says so ─► answer
 
-So a client that has its answer finds the region, or finds it gone, at whichever front end it asks. A front end that
-joins later is handed all there are. Runs in the supervisor, which reads and writes none of them.
+So a client that has its answer finds the region, or finds it gone, at every front end. A front end that joins later is
+sent all regions. Runs in the supervisor, which neither reads nor writes regions.
 """
 
 import resource
@@ -18,12 +18,12 @@ from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.questions.questions import Verb
 
-#: Of the descriptors that a process may have, regions take at most one in so many: the rest is for connections (ours).
+#: Regions take at most a quarter of the descriptors that a process may have: the rest is for connections (ours).
 _DESCRIPTORS_PER_REGION = 4
 
 
 class ClientRegions:
-    """All that are registered."""
+    """All registered regions, and their announcement to front ends."""
 
     def __init__(self, star: Star) -> None:
         self._star = star
@@ -33,11 +33,11 @@ class ClientRegions:
 
     @property
     def verbs(self) -> dict[str, Verb]:
-        """What front ends ask."""
+        """The verbs by which front ends register and unregister regions."""
         return {"register_region": self._register, "unregister_region": self._unregister}
 
     def tell(self, client: Participant) -> None:
-        """A front end has joined."""
+        """Send all registered regions to a front end that has joined."""
         for region in self._regions.values():
             client.member.send(_message(region))
 
@@ -54,7 +54,7 @@ class ClientRegions:
         await self._announce(_message(opened))
 
     async def _unregister(self, arguments: dict[str, Any]) -> None:
-        """All of them where the name is ""."""
+        """Unregister one region, or all where the name is empty."""
         name = arguments["name"]
         if name:
             self._regions.pop(name, None)

@@ -1,4 +1,4 @@
-"""Memory of the table of counters: made for the first batcher, written on by each that takes its place. Runs in the
+"""The segment of the table of counters: made for the first batcher, written on by each successor. Runs in the
 supervisor.
 """
 
@@ -9,24 +9,24 @@ from shoal.supervisor.memory.participant import create_segment
 
 
 class CounterMemory:
-    """A segment that the batcher writes, and front ends, guests and the supervisor read; none until it is made."""
+    """The segment that the batcher writes, and that front ends, guests and the supervisor read; none until `make`."""
 
     def __init__(self) -> None:
         # Changed by make, and by the first read.
-        #: The owner id of the segment; 0: there is none.
+        #: The owner id of the segment; 0 before `make`.
         self.owner = 0
         self.fd = -1
         self._table: counters.CounterTableView | None = None
 
     def make(self, owner: int, *, has_windows: bool) -> int:
-        """Make the segment; returns its bytes. Raises OutOfSharedMemoryError."""
+        """Make the segment; returns its size in bytes. Raises OutOfSharedMemoryError."""
         geometry = counters.GEOMETRY_WITH_WINDOWS if has_windows else counters.GEOMETRY
         self.fd = create_segment(layout.COUNTERS, owner, geometry, sealed=False)
         self.owner = owner
         return geometry.nbytes
 
     def read(self) -> counters.CounterTableView:
-        """What the batcher has counted."""
+        """A view of the batcher's counters; the first call maps the segment."""
         if self._table is None:
             self._table = counters.CounterTableView(segment.SegmentView.attach(os.dup(self.fd)))
         return self._table

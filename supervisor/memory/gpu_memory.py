@@ -1,8 +1,8 @@
-"""The memory that the end of a worker gives back to its GPU, measured and logged. Runs in the supervisor.
+"""GPU memory that the end of a worker gives back, measured and logged. Runs in the supervisor.
 
-Measured as what the whole GPU has in use before and after, since the driver knows a container's processes by other
-numbers: what others take or give back meanwhile is in the figure. Asked in a thread of its own, since a sick GPU may
-let a question wait for long, and nothing waits for these answers.
+The figure is the difference of what the whole GPU has in use before and after, since the driver knows a container's
+processes by other numbers; memory that other processes take or free meanwhile is in the figure. NVIDIA's library is
+called in a thread, since a sick GPU may answer late; no flow waits for these figures.
 """
 
 import logging
@@ -16,34 +16,37 @@ from shoal.placement import Gpu, Placement
 _log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-#: How long the end of the server waits for what is to be said of its last workers (ours).
+#: How long the end of the server waits for the figures of its last workers (ours).
 _LAST_S = 1.0
 
 
 class GpuMemory:
-    """Asks NVIDIA's library; without it, nothing is measured."""
+    """Measures GPU memory before and after the end of each worker; without NVIDIA's library, nothing is measured."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
-        # Changed by the loop.
+        # Changed by the event loop's thread.
         self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Changed in the thread: the number of an instance → its GPU, and bytes in use there when it was told to end.
+        # Changed in this object's own thread: the number of an instance → its GPU, and bytes in use before its worker
+        # ended.
         self._before: dict[int, tuple[Gpu, int]] = {}
 
     def leaving(self, number: int, placement: Placement) -> None:
-        """This instance's worker, which runs, is being told to end."""
+        """Note the memory in use on the GPU of an instance whose worker is about to be stopped."""
         gpu = placement.gpu
         if gpu is not None and self._nvml is not None:
             self._ask(lambda: self._note(number, gpu))
 
     def left(self, number: int, placement: Placement) -> None:
-        """A worker has ended. One that was not told to is not measured: what it had is unknown."""
+        """Log the memory that an instance's worker has given back; a worker that died unasked has no figure from
+        before."""
         if self._thread is not None:
             self._ask(lambda: self._tell(number, placement))
 
     def close(self) -> None:
-        """Nothing more will be asked. Waits for what was, but not for a GPU that does not answer."""
+        """End the thread after its pending measurements; a GPU that does not answer within a second is not waited
+        for."""
         if self._thread is not None:
             self._questions.put(None)
             self._thread.join(_LAST_S)
@@ -74,7 +77,7 @@ class GpuMemory:
             return
         returned = max(0, before - after)
         for other, (its_gpu, its_before) in self._before.items():
-            if its_gpu.uuid == gpu.uuid:  # what this one has returned is not theirs
+            if its_gpu.uuid == gpu.uuid:  # memory that this process has given back is not theirs
                 self._before[other] = its_gpu, its_before - returned
         _log.info(
             "worker %s has returned %d MiB on GPU %d, where %d MiB are still in use",
@@ -82,7 +85,7 @@ class GpuMemory:
         )  # fmt: skip
 
     def _used_bytes(self, gpu: Gpu) -> int | None:
-        """None where it does not tell."""
+        """Bytes in use on a GPU; None where the driver does not say."""
         nvml = self._nvml
         try:
             return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).used)

@@ -1,6 +1,6 @@
-"""The processes that have joined the star, by what they are, and how all of one kind are sent a message.
+"""The processes that have joined the star, by kind, and how all processes of one kind are sent a message.
 
-Runs in the supervisor. The star itself (star.py) extends this; what is part of the star, as payloads are, sends by it.
+Runs in the supervisor. The star itself (star.py) extends this; parts of the star, such as payloads, send through it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,12 +38,12 @@ class Joined:
 
     @property
     def joined(self) -> list[Participant]:
-        """Clients that have everything."""
+        """Clients that have been sent all segments and are announced."""
         return [client for client in self.clients.values() if client.is_joined]
 
     @property
     def front_ends(self) -> list[Participant]:
-        """Front ends that have everything."""
+        """Front ends that have been sent all segments and are announced."""
         return [client for client in self.joined if client.is_front_end]
 
     def tell_clients(self, message: Message) -> None:
@@ -55,8 +55,8 @@ class Joined:
         """Send messages to every client that has joined. The future is done when front ends have applied them, and the
         batcher what was sent to it before: it might read a request that follows sooner than those messages.
 
-        Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
-        it is refused, and asks again when it has applied them.
+        Models that call others are waited for briefly, guests not at all. Such a client may still ask for a segment or
+        model that is gone: it is refused, and asks again when it has applied the messages.
         """
         recipients = self.to_batcher(Ping())
         briefly: list[Recipient] = []

@@ -1,8 +1,8 @@
-"""Who has been told of which segments because a record named them: of callers, guests, workers, single payloads.
+"""Loans of segments: which processes were sent a segment because a record in their hands named it.
 
-What a model passes on to another by reference lies in memory that the other's workers may not know, and a guest knows
-no worker's before it has an answer of it. They ask when they meet it, and are told when its owner is gone. Runs in the
-supervisor.
+A tensor that a model passes on to another by reference lies in memory that the other model's workers may not know, and
+a guest knows no worker's segment before an answer of that worker. These processes ask for the segment, and are sent its
+end when its owner is gone. Runs in the supervisor.
 """
 
 from collections.abc import Iterable
@@ -12,22 +12,21 @@ from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.members import Acknowledgements, Member
 
-#: How long the memory of a dead worker or batcher is kept for clients that run users' code, which may have an answer
-#: there that they have not read; such a process may hold its interpreter for minutes, and the next worker or batcher
-#: needs the memory.
+#: How long the memory of a dead worker or batcher is kept for clients that run users' code: they may have an unread
+#: answer there, and may hold their interpreter for minutes, but the next worker or batcher needs the memory.
 ASKING_S = 10.0
 
 
 class Loans:
-    """By owner id of the segment."""
+    """The borrowers of each segment, by the segment's owner id."""
 
     def __init__(self) -> None:
         # Changed by every method.
         self._borrowers: dict[int, set[Member]] = {}
 
     def lend(self, borrower: Member, owner: int, fd: int | None, guest: int = 0) -> None:
-        """Lend a segment to a process that asks for it; without a descriptor, say that there is none. `guest` is the
-        guest whose segment it is, if any."""
+        """Send a segment to a process that asks for it; without a descriptor, send SegmentMissing. `guest` is the guest
+        whose segment it is, if any."""
         if fd is None:
             borrower.send(SegmentMissing(owner))
             return
@@ -35,19 +34,19 @@ class Loans:
         borrower.send(SegmentAnnounced(owner, fd, guest))
 
     def end(self, owner: int) -> Iterable[Member]:
-        """The segment is gone; returns who must be told."""
+        """Forget a segment's loans; returns the borrowers, which must be sent its end."""
         return self._borrowers.pop(owner, ())
 
     def tell_end(self, owner: int) -> None:
-        """End the loans of a segment: borrowers are told, and not waited for."""
+        """End the loans of a segment: send borrowers its end without waiting for them."""
         for borrower in self.end(owner):
             borrower.send(SegmentGone(owner))
 
     def end_when_read(
         self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements
     ) -> Future[None]:
-        """The segment is a dead process's: clients read what lies there, and unmap it. When the future is done, those
-        that have asked for it meanwhile are to be told (`tell_end`), and it goes.
+        """Let clients read what lies in a dead process's segment, and unmap it; when the future is done, processes that
+        have borrowed the segment meanwhile are sent its end (`tell_end`), and the segment is closed.
 
         Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
         """
@@ -58,6 +57,6 @@ class Loans:
         return acknowledgements.announce([], briefly=[(each, gone) for each in asking], patience_s=ASKING_S)
 
     def forget(self, borrower: Member) -> None:
-        """It is dead."""
+        """Remove a dead process from all loans."""
         for borrowers in self._borrowers.values():
             borrowers.discard(borrower)

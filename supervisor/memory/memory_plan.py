@@ -1,4 +1,4 @@
-"""How large each segment is, from the options and a model's configuration. Pure; used by the supervisor.
+"""Sizes of all segments, from the server's options and a model's configuration. Pure; used by the supervisor.
 
 Rings hold all that can be outstanding, so a push never waits. The size of a front end's slab is an option; a worker's
 slab holds the outputs of four executions of the model's largest batch.
@@ -18,16 +18,16 @@ MIB = 1 << 20
 EXECUTIONS_PER_SLAB = 4
 #: The slab of a worker whose model calls others: what is larger than a quarter of it gets a segment of its own (ours).
 MAX_CALLER_SLAB_MIB = 16
-#: What an output of unknown size is taken for, per row (ours: a megabyte is a large embedding or a small image).
+#: Bytes per row assumed for an output of unknown size (ours: a megabyte is a large embedding or a small image).
 UNKNOWN_OUTPUT_BYTES = 1 * MIB
-#: What a BYTES element is taken for (ours).
+#: Bytes assumed for a BYTES element (ours).
 BYTES_ELEMENT_BYTES = 256
 #: Room for the headers of the responses of a batch, per request.
 HEADER_BYTES = 512
 #: FREE and BATCH_ITEM records beyond one per block.
 SPARE_RECORDS = 64
-#: Segments for single payloads at once: each takes two of the supervisor's descriptors, and a FREE
-#: in a worker's ring (ours).
+#: Segments for single payloads at one time: each takes two of the supervisor's descriptors, and a FREE in a worker's
+#: ring (ours).
 MAX_OVERSIZE_SEGMENTS = 256
 
 
@@ -37,19 +37,20 @@ def client_geometry(options: ServerOptions) -> Geometry:
 
 
 def caller_geometry(options: ServerOptions) -> Geometry:
-    """The same of a worker whose model calls others: it lends most of what it passes on, and has a smaller slab."""
+    """The caller's segment of a worker whose model calls others: most tensors are passed on by reference, so its slab
+    is smaller than a front end's."""
     nbytes = min(options.shm_client_slab_mib, MAX_CALLER_SLAB_MIB) * MIB
     return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, nbytes)
 
 
 def guest_geometry(options: ServerOptions) -> Geometry:
-    """The same of a client that is no process of ours."""
+    """A guest's own segment: its ring to the batcher and the slab for its requests."""
     return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, options.client_slab_mib * MIB)
 
 
 def batcher_geometry(options: ServerOptions) -> Geometry:
-    """The batcher's own segment, where there are ensembles: a block for the headers of each request that is on its way,
-    and for each response that a client holds. The response cache has its blocks there, too."""
+    """The batcher's own segment: a block for the headers of each ensemble's request under way and of each response that
+    a client holds, and the blocks of the response cache."""
     steps = min(options.shm_client_slab_mib, MAX_CALLER_SLAB_MIB) * MIB
     return Geometry(0, steps + (options.cache_bytes + UNIT - 1) // UNIT * UNIT)
 
@@ -80,9 +81,10 @@ def oversize_geometry(payload_nbytes: int) -> Geometry:
 
 
 def worker_slab_nbytes(config: dict[str, Any], options: ServerOptions) -> int:
-    """Bytes for four executions, as a power of two between 1 MiB and --shm-worker-slab-mib, and one unit to spare.
+    """Bytes of a worker's slab: room for four executions, as a power of two between 1 MiB and --shm-worker-slab-mib,
+    and one unit.
 
-    The worker keeps the odd unit to be able to say that everything else is taken.
+    The worker keeps that odd unit, to be able to report that everything else is taken.
     """
     row_nbytes = HEADER_BYTES + sum(map(_output_nbytes, config["output"]))
     # A block is a power of two: an execution of 1.1 MiB takes 2.

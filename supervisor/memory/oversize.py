@@ -1,10 +1,10 @@
-"""Segments for single payloads that no slab takes: made when they are asked for, bounded together, gone after use.
+"""Segments for single payloads that no slab takes: made on request, bounded together, closed after use.
 
     asked ─► made ─► mapped by its writer ─► sealed, announced to its readers ─► used ─► gone ─► let go by all, closed
 
-Its writer may keep one that was used for its next payload (shm/whole_slabs.py): until then it counts.
+The writer may keep a used segment for its next payload (shm/whole_slabs.py): until then the segment counts.
 
-Runs in the supervisor. This is the table and the bound; who hears of a segment is the star's business.
+Runs in the supervisor. This file has the table and the bounds; star.py and payloads.py announce segments.
 """
 
 import os
@@ -19,16 +19,17 @@ from shoal.shm import layout, segment
 from shoal.supervisor.descriptors import is_scarce
 from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
-#: In the place of a model, whose workers read a request: clients read it; all that ask for it do (loans.py).
+#: Values of `model_id` where no model's workers read a request: clients read a result; any process that asks
+#: (loans.py).
 RESULT, ASKED_FOR = 0, -1
-#: What writers keep for their next payloads is at most such a part of what all may take together: a writer that was
-#: granted more while there was more does not keep it (ours).
+#: Kept segments take at most a quarter of what all segments may take: a writer that was granted one beyond that does
+#: not keep it (ours).
 KEPT_PART = 4
 
 
 @dataclass(slots=True, eq=False)
 class OversizeSegment:
-    """One payload's memory. References to its only block bear `owner`."""
+    """The memory of one payload. References to its only block carry `owner`."""
 
     owner: int
     asker: int  # the owner id of the client or worker that writes it
@@ -36,20 +37,20 @@ class OversizeSegment:
     nbytes: int
     segment_fd: int
     read_only_fd: int
-    is_guests: bool = False  # its writer is no process of ours
+    is_guests: bool = False  # its writer is a guest
     may_be_kept: bool = False  # by its writer, for a while, once it is of no use to its readers
-    is_mapped: bool = False  # by its writer, so that others may hear of it
+    is_mapped: bool = False  # by its writer, so that it may be announced
 
 
 class OversizeSegments:
-    """All of them. `available_nbytes` says how much memory there is."""
+    """All segments for single payloads. `available_nbytes` returns how much memory is free."""
 
     def __init__(self, limit_nbytes: int, available_nbytes: Callable[[], int]) -> None:
         self._limit_nbytes = limit_nbytes
         self._available_nbytes = available_nbytes
         # Changed by create, remove and close.
         self._segments: dict[int, OversizeSegment] = {}
-        self._leaving = Counter[int]()  # by asker, how many others still have mapped
+        self._leaving = Counter[int]()  # by asker: segments removed that readers still have mapped
         self._num_made = 0
         self._num_open = 0
         self._nbytes = 0
@@ -59,15 +60,15 @@ class OversizeSegments:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For the ledger: how many there have been, and how many of them all have let go of."""
+        """For the ledger: how many segments have been made, and how many of them every process has unmapped."""
         return {"oversize_acquired": self._num_made, "oversize_released": self._num_made - self._num_open}
 
     def create(
         self, owner: int, asker: int, model_id: int, payload_nbytes: int, *, is_guests: bool = False
     ) -> OversizeSegment:
-        """A new segment; takes as long as clearing its memory does (30 ms for 100 MiB).
+        """A new segment for one payload; making it takes as long as clearing its memory does (30 ms for 100 MiB).
 
-        Raises InvalidArgumentError where there never is room for the payload, UnavailableError where there is none now.
+        Raises InvalidArgumentError where the payload can never fit, UnavailableError where there is no room now.
         """
         geometry = oversize_geometry(min(payload_nbytes, MAX_OVERSIZE_BYTES))
         nbytes = geometry.nbytes
@@ -93,7 +94,7 @@ class OversizeSegments:
         return made
 
     def _would_be_little(self, nbytes: int) -> bool:
-        """Whether all that there is, with so much more, could be kept and be no more than a part of the room."""
+        """Whether all open segments and one of `nbytes` more are few and small enough to be kept."""
         num_most, most_nbytes = MAX_OVERSIZE_SEGMENTS // KEPT_PART, self._limit_nbytes // KEPT_PART
         return self._num_open < num_most and self._nbytes + nbytes <= most_nbytes
 
@@ -142,7 +143,7 @@ class OversizeSegments:
             )
 
     def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:
-        """Clients that keep what they were given leave half of it to all others."""
+        """Guests' segments take at most half of the limit: a guest keeps a segment for as long as it likes."""
         guests = [each.nbytes for each in self._segments.values() if each.is_guests]
         what = f"a tensor of {payload_nbytes} bytes is too large for a client's slab, and"
         if nbytes > self._limit_nbytes // 2:
@@ -157,34 +158,35 @@ class OversizeSegments:
             )
 
     def find(self, owner: int, asker: int) -> OversizeSegment | None:
-        """The asker's segment `owner`, unless it is gone."""
+        """The segment `owner` that this client or worker asked for; None where it is gone or another's."""
         found = self._segments.get(owner)
         return found if found is not None and found.asker == asker else None
 
     def lendable(self, owner: int) -> OversizeSegment | None:
-        """The segment `owner`, for any process that asks; None where it is gone, or not there yet."""
+        """The segment `owner`, for any process that asks; None where it is gone or not mapped by its writer yet."""
         found = self._segments.get(owner)
         return found if found is not None and found.is_mapped else None
 
     def written_by(self, asker: int) -> list[OversizeSegment]:
-        """All of one client or worker."""
+        """All segments of one client or worker."""
         return [each for each in self._segments.values() if each.asker == asker]
 
     def read_by(self, model_id: int) -> list[OversizeSegment]:
-        """The requests to a model that its workers may hear of."""
+        """The segments with requests to a model (or with results: RESULT) that may be announced."""
         return [each for each in self._segments.values() if each.model_id == model_id and each.is_mapped]
 
     def remove(self, gone: OversizeSegment) -> None:
-        """Announce it no more; its memory still counts, since others have it mapped."""
+        """Take a segment out of the table; its memory counts until `close`, since readers have it mapped."""
         del self._segments[gone.owner]
         self._leaving[gone.asker] += 1
 
     def has_leaving(self, asker: int) -> bool:
-        """Whether room will come back that one client or worker has given up."""
+        """Whether a client or worker has released a segment that readers still have mapped, so that room will come
+        back."""
         return self._leaving[asker] > 0
 
     def close(self, gone: OversizeSegment) -> None:
-        """All readers have let go: close it."""
+        """Close a removed segment: all readers have unmapped it."""
         os.close(gone.segment_fd)
         os.close(gone.read_only_fd)
         self._num_open -= 1

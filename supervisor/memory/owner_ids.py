@@ -1,4 +1,4 @@
-"""Owner ids: the number that a reference to a block begins with, and that says whose segment it lies in."""
+"""Owner ids: every reference to a block begins with one, the number of the segment in which the block lies."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,13 @@ from shoal.shm.layout import OWNER_BITS
 
 
 class OwnerIds:
-    """One after the other. Each payload beyond a slab takes one, so they come round."""
+    """Hands out owner ids in turn. Each payload beyond a slab takes one, so the numbers start again from 1."""
 
     def __init__(self) -> None:
         self.next = 1
 
     def take(self, is_taken: Callable[[int], bool]) -> int:
-        """One that no segment has."""
+        """An owner id that no segment has."""
         owner = self.next
         while is_taken(owner):
             owner = _after(owner)

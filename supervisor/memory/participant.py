@@ -22,31 +22,31 @@ from shoal.supervisor.processes.members import Member
 
 @dataclass(slots=True, eq=False)
 class Participant:
-    """A client or a worker in the star: its connection and the descriptors of its side."""
+    """A client or a worker in the star: its connection, its descriptors and how far it has joined."""
 
     owner: int
     member: Member
-    segment_fd: int  # writable where it is a client's, sealed where it is a worker's
+    segment_fd: int  # writable in a client, sealed in a worker
     read_only_fd: int
     link_fd: int
     bell: Doorbell | GuestBell  # a guest's: the batcher's end
-    batcher_bell: Doorbell | None = None  # its own, which wakes the batcher and says whose ring to look into
-    is_joined: bool = False  # others may be told of it, and it of others
-    is_caller: bool = False  # a client that is a worker, too: its model calls others
-    is_guest: bool = False  # a client that is no process of ours: it is never waited for, and told little unasked
-    is_late: bool = False  # a client that has not told the batcher's successor yet what it waits for and holds
-    model_id: int = 0  # a worker's, once it may be announced
-    demand: Demand | None = None  # a worker's then, under --rate-limit
+    batcher_bell: Doorbell | None = None  # wakes the batcher, and tells it which ring to read
+    is_joined: bool = False  # its memory may be announced to others, and others' to it
+    is_caller: bool = False  # the client is a worker, too: its model calls others
+    is_guest: bool = False  # the client is a user's process: it is never waited for, and sent little unasked
+    is_late: bool = False  # a client that has not sent the batcher's successor its open requests and held replies yet
+    model_id: int = 0  # the model of a worker, once it may be announced
+    demand: Demand | None = None  # what a worker takes of the rate limiter's resources, under --rate-limit
     is_ready: bool = False  # batches may go to this worker
-    is_retiring: bool = False  # no more shall, and it ends when it has finished those it has
+    is_retiring: bool = False  # no more batches go to this worker, and it ends when it has finished those it has
 
     @property
     def is_front_end(self) -> bool:
-        """A client that does nothing else: all workers know its memory, and it theirs."""
+        """Whether the client is a front end: all workers are sent its memory, and it is sent theirs."""
         return not (self.is_caller or self.is_guest)
 
     def close(self) -> None:
-        """Give all descriptors back; what others have mapped stays until they let go."""
+        """Close all descriptors of this client or worker; other processes' mappings stay until they unmap."""
         for fd in (self.segment_fd, self.read_only_fd, self.link_fd):
             os.close(fd)
         self.bell.close()
@@ -91,7 +91,8 @@ def worker_joined(worker: Participant) -> WorkerJoined:
 def make_participant(
     owner: int, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool
 ) -> Participant:
-    """One with fresh segments and a bell. Raises OutOfSharedMemoryError, or OSError where descriptors have run out."""
+    """A participant with fresh segments and a bell. Raises OutOfSharedMemoryError, or OSError where descriptors have
+    run out."""
     with ExitStack() as undo:
         segment_fd = create_segment(kind, owner, own, sealed=sealed)
         undo.callback(os.close, segment_fd)
@@ -109,8 +110,8 @@ def make_participant(
 def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tuple[Participant, GuestBell]:
     """A guest, and its end of the bell. Raises like `make_participant`.
 
-    Nothing of this can be truncated under its readers. The pages of its segment come as it writes to them: a guest
-    connects in a tenth of the time, and takes what it uses.
+    The guest cannot truncate a segment under its readers. The pages of its own segment are taken as it writes to them:
+    a guest connects in a tenth of the time, and takes only what it uses.
     """
     with ExitStack() as undo:
         segment_fd = segment.create(layout.CLIENT, owner, 1, own, sealed=True, for_guest=True, lazy=True)
@@ -126,7 +127,8 @@ def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tup
 
 @contextmanager
 def read_only(*fds: int) -> Iterator[list[int]]:
-    """Descriptors that only read these segments, closed at the end. Raises OSError where descriptors have run out."""
+    """Read-only descriptors of these segments, closed at the end of the `with`. Raises OSError where descriptors have
+    run out."""
     with ExitStack() as opened:
         made = list[int]()
         for fd in fds:
@@ -136,7 +138,7 @@ def read_only(*fds: int) -> Iterator[list[int]]:
 
 
 def create_segment(kind: int, owner: int, geometry: Geometry, *, sealed: bool, lazy: bool = False) -> int:
-    """A segment's descriptor. What does not fit into /dev/shm (Docker gives it 64 MB) comes from a memfd, which that
-    limit does not reach."""
+    """Make a segment; returns its descriptor. A segment that does not fit into /dev/shm (Docker gives it 64 MB) is a
+    memfd, which that limit does not concern."""
     sealed = sealed or not segment.fits_dev_shm(geometry.nbytes)
     return segment.create(kind, owner, 1, geometry, sealed=sealed, lazy=lazy)

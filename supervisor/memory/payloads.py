@@ -1,9 +1,10 @@
-"""Payloads that no slab takes: who asks for a segment, who hears of it before its writer may name it, when it goes.
+"""Payloads that no slab takes: which process asks for a segment, which ones map it before a record names it, when it
+goes.
 
 A request is read by its model's workers, which ask for the segment when they are given the request: the instance that
-gets it need not be known before, and the others may be executing. Where the model is an ensemble, the batcher reads it.
-A result is read by clients, front ends know it before, and the batcher must know whose it is. Runs in the supervisor,
-part of the star (star.py).
+gets it need not be known before, and the others may be executing. An ensemble's request is read by the batcher. A
+result is read by clients: front ends map it before it is named, and the batcher is told which worker wrote it. Runs in
+the supervisor, part of the star (star.py).
 """
 
 from collections.abc import Callable
@@ -28,18 +29,19 @@ class Payloads:
         self._star = star
         self._take_owner = take_owner
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes)
-        #: The models without workers, whose requests the batcher reads itself. Changed by them.
+        #: Ids of ensembles, whose requests the batcher reads itself. Changed by those who load and unload them.
         self.ensembles: set[int] = set()
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many such segments there have been, how many are gone."""
+        """For the ledger: how many such segments there have been, and how many are gone."""
         return self.segments.counts
 
     def hear(
         self, asker: Participant, message: shared.PayloadWanted | shared.PayloadMapped | shared.PayloadReleased
     ) -> None:
-        """A client or a worker wants a segment for one payload, has mapped it, or is done with it."""
+        """Handle a client's or worker's message: it wants a segment for one payload, has mapped it, or is done with
+        it."""
         if isinstance(message, shared.PayloadWanted):
             self._make(asker, message)
             return
@@ -91,15 +93,15 @@ class Payloads:
         return [client.member for client in self._star.front_ends] if each.model_id == RESULT else []
 
     def _is_batchers(self, each: OversizeSegment) -> bool:
-        """Whether the batcher must have a segment before it is named."""
+        """Whether the batcher must map a segment before a record names it."""
         return each.model_id == RESULT or each.model_id in self.ensembles
 
     def results_of(self, worker: Participant) -> list[Message]:
-        """What another batcher must hear of a worker's, once it knows the worker."""
+        """The messages that announce a worker's results to another batcher that knows the worker."""
         return [_announcement(each) for each in self.segments.written_by(worker.owner) if each.is_mapped]
 
     def requests_to_ensembles(self) -> list[Message]:
-        """And of those that it reads itself."""
+        """The messages that announce ensembles' requests, which the batcher reads itself, to another batcher."""
         return [_announcement(each) for model_id in self.ensembles for each in self.segments.read_by(model_id)]
 
     def _release(self, gone: OversizeSegment) -> None:
@@ -112,11 +114,11 @@ class Payloads:
         star.loop.after(star.acknowledgements.announce(recipients), lambda: self.segments.close(gone))
 
     def release_all(self, dead: Participant) -> None:
-        """Release the segments of a client or worker that is gone."""
+        """Release all segments of a dead client or worker."""
         for each in self.segments.written_by(dead.owner):
             self._release(each)
 
 
 def _announcement(told: OversizeSegment) -> PayloadAnnounced:
-    """To the batcher."""
+    """The message that announces a payload's segment to the batcher."""
     return PayloadAnnounced(told.owner, told.asker, told.model_id == RESULT, told.read_only_fd)

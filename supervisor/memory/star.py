@@ -1,4 +1,4 @@
-"""The shared memory of all processes: makes segments and bells, hands them out, announces them, frees a dead one's.
+"""The shared memory of all processes: segments and bells are made, sent, announced, and freed after a process's death.
 
 Runs in the supervisor and touches no segment's contents. The rules it keeps:
 
@@ -53,7 +53,7 @@ from shoal.supervisor.memory.participant import (
 from shoal.supervisor.memory.payloads import Payloads
 from shoal.supervisor.processes.members import Acknowledgements, Member, Recipient
 
-#: Makes the first message to a client, of that client's place: its memory and the key.
+#: Builds the first message to a client from the client's place: its memory and the key of correlation ids.
 Welcome = Callable[..., ClientWelcomed]
 
 
@@ -66,12 +66,12 @@ class Star(Joined):
     owner_ids: OwnerIds = field(default_factory=OwnerIds)
     batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
-    #: Of strings that name sequences: all clients make the same number of one (shoal/sequences.py).
+    #: The key of the hash that turns string correlation ids into numbers, equal in all clients (shoal/sequences.py).
     correlation_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     counter_memory: CounterMemory = field(default_factory=CounterMemory)
     payloads: Payloads = field(init=False)
     dead_workers: DeadWorkers = field(init=False)
-    _introduced: Future[None] = field(init=False)  # the batcher knows all that came before it
+    _introduced: Future[None] = field(init=False)  # done when the batcher has all participants before it
 
     def __post_init__(self) -> None:
         self.acknowledgements = Acknowledgements(self.loop)
@@ -83,13 +83,13 @@ class Star(Joined):
 
     @property
     def has_had_batcher(self) -> bool:
-        """Whether one that joins now takes another's place."""
+        """Whether there has been a batcher: one that joins now is a successor."""
         return self.counter_memory.owner > 0
 
     def join_batcher(self, member: Member) -> None:
-        """The batcher is there: it gets its bell and the table of counters."""
+        """Take in a batcher that has connected: send it its bell and the table of counters."""
         self.batcher = member
-        member.on_gone = lambda: None  # what it has not acknowledged stays open until `leave_batcher`
+        member.on_gone = lambda: None  # what the batcher has not acknowledged stays open until `leave_batcher`
         is_successor = self.has_had_batcher
         if not is_successor:
             has_windows = self.options.metrics_config.summary_latencies
@@ -99,11 +99,11 @@ class Star(Joined):
         member.send(batcher_activated(self.options, self.log_settings, *fds, is_successor=is_successor))
         if self.batcher_memory.owner:
             self._renew_batcher_memory(member)
-        elif self.options.cache_bytes or self.payloads.ensembles:  # the first may have come while there was no batcher
+        elif self.options.cache_bytes or self.payloads.ensembles:  # an ensemble may have come while none ran
             self.give_batcher_memory()
 
     def give_batcher_memory(self) -> None:
-        """Make memory of the batcher's own; it is announced to front ends before the ensemble that needs it is."""
+        """Make the batcher's own segment; it is announced to front ends before the ensemble that needs it is."""
         if not self.batcher_memory.owner and self.batcher is not None:
             geometry = batcher_geometry(self.options)
             self.batcher_memory.make(self.batcher, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
@@ -118,22 +118,23 @@ class Star(Joined):
         self.loop.start(self._free_batcher_memory(ended, read))
 
     async def _free_batcher_memory(self, ended: int, read: Future[None]) -> None:
-        """A dead batcher's memory goes when clients have read the answers that lie there."""
+        """Close a dead batcher's own segment once clients have read the answers that lie there."""
         await read
         self.loans.tell_end(ended)
         self.batcher_memory.close(ended)
 
     def leave_batcher(self, member: Member) -> None:
-        """The batcher is dead. What it was asked to acknowledge is void: a successor is sent all anew."""
+        """The batcher is dead: forget it and void the acknowledgements that it owes. A successor is sent everything
+        anew."""
         self.dead_workers.report_to(None)
         self.batcher = None
         self.acknowledgements.gone(member)
 
     def introduce(self) -> Task[None]:
-        """Announce all clients and workers to a successor, which knows the models; when this returns, all is sent. The
-        task has it announced to them, and ends when it serves, or is dead.
+        """Send a successor, which has been sent the models, all clients and workers; when this returns, all is sent.
+        The task then announces the successor to them, and ends when it serves or is dead.
 
-        It passes over the records in clients' rings as it maps them, so no client may send its open requests again
+        The successor skips the records in clients' rings as it maps them, so no client may send its open requests again
         before that. It waits for no client: a client's requests are put off until the client has sent them again
         (ClientCaughtUp).
         """
@@ -155,10 +156,10 @@ class Star(Joined):
         return self.loop.start(self._resume(successor, late, self._introduced))
 
     async def _resume(self, successor: Member, late: Sequence[Participant], introduced: Future[None]) -> None:
-        """The successor serves once it knows all of them; then clients and workers are told that it is there."""
+        """Let the successor serve once it has acknowledged all clients and workers; then announce it to them."""
         await shared(introduced)
         if self.batcher is not successor:
-            return  # dead already; the next one is introduced by itself
+            return  # dead already; the next one has an introduction of its own
         successor.send(Resume())
         self.dead_workers.report_to(successor)
         for client in late:
@@ -173,9 +174,10 @@ class Star(Joined):
             self.loop.after(self.acknowledgements.announce([(worker.member, BatcherReplaced())]), caught_up)
 
     async def _await_client(self, client: Participant, successor: Member, heard: Future[None]) -> None:
-        """A client sends a successor what it waits for and what it holds, and acknowledges that."""
+        """Await a client's acknowledgement that it has sent a successor its open requests and held replies, and pass it
+        on."""
         await heard
-        # Else the client is late until it has told the next batcher, or is dead.
+        # Otherwise the client stays late until the next batcher, or is dead.
         if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
             successor.send(ClientCaughtUp(client.owner))
@@ -183,7 +185,8 @@ class Star(Joined):
     # --- clients ---
 
     def join_client(self, member: Member) -> tuple[Participant, Future[None]]:
-        """A front end wants to submit requests: its memory, and when the batcher has its segment (`announce_client`).
+        """Take in a front end: make its memory and send its segment to the batcher; the future is done when the batcher
+        has it.
 
         Raises OutOfSharedMemoryError, or OSError where descriptors have run out; then there is no client.
         """
@@ -191,7 +194,7 @@ class Star(Joined):
         return client, self.announce_client(client)
 
     def join_caller(self, member: Member) -> tuple[Participant, Future[None]]:
-        """Like `join_client`, of a worker that wants to submit requests of its model's. It asks for segments."""
+        """Like `join_client`, for a worker whose model calls others. It asks for segments that it does not know."""
         caller = self._client(member, caller_geometry(self.options), sealed=True)
         caller.is_caller = True
         return caller, self.announce_client(caller)
@@ -200,22 +203,24 @@ class Star(Joined):
         return self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
 
     def announce_client(self, client: Participant) -> Future[None]:
-        """The batcher maps a client's segment; the future is done when it has, or at once if there is no batcher."""
+        """Send a client's segment to the batcher; the future is done when the batcher has mapped it, or at once without
+        a batcher."""
         self.clients[client.owner] = client
         return self.acknowledgements.announce(self.to_batcher(client_joined(client)))
 
     async def await_batcher(self, known: Future[None]) -> None:
-        """Returns when the batcher has a client's segment (`known`), or if that batcher dies, when its successor has.
+        """Return when the batcher has a client's segment (`known`) or, if that batcher dies, when its successor has.
 
-        A successor passes over what a client has written before: so a client is welcome only then.
+        A successor skips what a client has written before its arrival, so a client is welcomed only then.
         """
         await known
         while not self._introduced.done():
             await shared(self._introduced)
 
     async def welcome(self, client: Participant, welcome: Welcome) -> None:
-        """Send a client that the batcher knows its memory, and from now on what others announce; returns when the
-        client has mapped it, or is dead. Raises OSError where descriptors have run out; then nothing was sent."""
+        """Send a client its memory and, from now on, announcements: the batcher knows its segment. Returns when the
+        client has mapped its memory, or is dead. Raises OSError where descriptors have run out; then nothing was sent.
+        """
         assert client.batcher_bell is not None
         with read_only(client.link_fd, self.counter_memory.fd) as (link_fd, counters_fd):
             message = welcome(
@@ -235,18 +240,18 @@ class Star(Joined):
             segment.seal_writes(client.segment_fd)
 
     def _send_segments(self, client: Participant) -> None:
-        """A front end hears of all segments in which an answer may lie, and workers of the front end's."""
+        """Send a front end all segments in which an answer may lie, and send workers the front end's segment."""
         if self.batcher_memory.owner:
             client.member.send(self.batcher_memory.message)
         for worker in self.workers.values():
             if worker.is_joined:
                 client.member.send(SegmentAnnounced(worker.owner, worker.read_only_fd))
                 self.loans.lend(worker.member, client.owner, client.read_only_fd)
-        for result in self.payloads.segments.read_by(RESULT):  # kept by its worker, it may hold an answer to this one
+        for result in self.payloads.segments.read_by(RESULT):  # it may hold this client's next answer
             client.member.send(SegmentAnnounced(result.owner, result.read_only_fd))
 
     def leave_client(self, client: Participant) -> None:
-        """A client is dead, or cannot be welcome. Without effect where it has left already."""
+        """Remove a client that is dead or cannot be welcomed. Without effect where it has been removed already."""
         if self.clients.get(client.owner) is not client:
             return
         del self.clients[client.owner]
@@ -264,7 +269,8 @@ class Star(Joined):
     # --- workers ---
 
     def join_worker(self, member: Member, config: dict[str, Any]) -> Participant:
-        """A worker has loaded its model: it gets its memory, and the segments of all clients."""
+        """Take in a worker that has loaded its model: make and send its memory, and send it the segments of all
+        clients."""
         worker = self._participant(
             member,
             layout.WORKER,
@@ -285,8 +291,8 @@ class Star(Joined):
         return worker
 
     def announce_worker(self, worker: Participant, model_id: int, placement: Placement) -> Future[None]:
-        """A worker has mapped its memory, which cannot be mapped writable again: the batcher and all front ends map it.
-        When the future is done, batches may go to the worker."""
+        """Announce a worker that has mapped its memory, which cannot be mapped writable again, to the batcher and all
+        front ends. When the future is done, batches may go to the worker."""
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         worker.model_id = model_id
@@ -298,17 +304,17 @@ class Star(Joined):
         return self.acknowledgements.announce(recipients)
 
     def admit_worker(self, worker: Participant) -> None:
-        """The batcher and all front ends map its memory: batches may go to it."""
+        """Let the batcher send batches to a worker: the batcher and all front ends have mapped its memory."""
         worker.is_ready = True
         self.tell_batcher(WorkerReady(worker.owner))
 
     def retire_worker(self, worker: Participant) -> None:
-        """No more batches to it; the batcher says when it has finished those it has."""
+        """Stop giving batches to a worker; the batcher reports when the worker has finished those it has."""
         worker.is_retiring = True
         self.tell_batcher(RetireWorker(worker.owner))
 
     def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
-        """A worker is dead; `reason` and `detail` are for the replies to what it was executing."""
+        """Remove a dead worker; `reason` and `detail` go into the replies to requests that it was executing."""
         self.workers.pop(worker.owner, None)
         self.loans.forget(worker.member)
         self.dead_workers.add(worker, reason, detail)
@@ -316,7 +322,7 @@ class Star(Joined):
     # --- segments that a process asks for ---
 
     def lend(self, worker: Participant, owner: int) -> None:
-        """A request in that worker's hands names a segment of which it was not told."""
+        """Send a worker a segment that a request in its hands names and that it does not know."""
         lender = self.clients.get(owner) or self._worker(owner)
         if lender is not None and lender.is_joined:
             self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)
@@ -340,7 +346,7 @@ class Star(Joined):
         self.loans.lend(client.member, owner, fd)
 
     def _worker(self, owner: int) -> Participant | None:
-        """A worker that lives, or whose last answers may still be read."""
+        """The worker with this owner id, living or dead, while its answers may be read; None where there is none."""
         return self.workers.get(owner) or self.dead_workers.find(owner)
 
     # --- both ---

@@ -3,29 +3,29 @@
     overloaded for a second: half as many again, at most every five seconds
     idle enough for 30 s that one less would do: one less
 
-Told the time and what is seen, it knows no clock and starts nothing. After a gap (a suspended machine, a starved host)
-what is seen says nothing about the load, and nothing is decided. Runs in the supervisor.
+The time and what is observed are arguments; the policy starts nothing. After a gap (a suspended machine, a starved
+host) observations say nothing about the load, and no decision is made. Runs in the supervisor.
 """
 
 from typing import NamedTuple
 
-#: Busy shares: above the first there are too few instances; where one less would stay below the second, one too many.
-#: So far apart neither decision leads to the other while the load stays: once half as many again have come, one less
-#: would be busy for more than 0.53 of its time (ours, as all figures here).
+#: Busy shares: above the first there are too few instances; where one instance less would stay below the second, there
+#: is one too many. They lie so far apart that neither decision leads to the other while the load stays: once half as
+#: many again have come, one less would be busy for more than 0.53 of its time (ours, as all figures here).
 BUSY_ABOVE, BUSY_BELOW = 0.8, 0.5
-#: For how long all looks must find the same before it counts: requests are in a hurry, memory is not.
+#: For how long all observations must agree before a decision: more instances are urgent, less memory is not.
 OVERLOADED_NS, IDLE_NS = 1_000_000_000, 30_000_000_000
-#: Between two decisions for more: instances of most models are ready within it and show what they bring.
+#: The pause between two increases: instances of most models are ready within it and show their effect.
 COOLDOWN_NS = 5_000_000_000
-#: A look later than this after the one before is a gap.
+#: An observation later than this after the one before is a gap.
 GAP_NS = 5_000_000_000
 
 
 class Load(NamedTuple):
-    """What a look finds of one model version."""
+    """What is observed of one model version at one time."""
 
-    num_instances: int  # that serve; those that start or make way do not count
-    busy_share: float  # of their time since the last look, from 0 to 1, that they spent with executions
+    num_instances: int  # that serve; those that start or retire do not count
+    busy_share: float  # the share of their time since the last observation that they executed, 0 to 1
     queue_age_ns: int  # how long the oldest waiting request has waited; 0 where none waits
 
 
@@ -33,12 +33,12 @@ class Autoscaler:
     """Keeps the number of instances that one model version should have between its bounds."""
 
     def __init__(self, bounds: tuple[int, int], queue_age_ns: int, wanted: int) -> None:
-        """`queue_age_ns`: a request that has waited longer says that there are too few; `wanted`: the number now."""
+        """`queue_age_ns`: a longer wait of a request means too few instances; `wanted`: the number of instances now."""
         self._least, self._most = bounds
         self._queue_age_ns = queue_age_ns
         # Changed by observe; `wanted` also by scaling by hand.
         self.wanted = min(max(wanted, self._least), self._most)
-        self._num_instances = 0  # at the last look
+        self._num_instances = 0  # at the last observation
         self._looked_ns: int | None = None
         self._overloaded_since_ns: int | None = None
         self._idle_since_ns: int | None = None
@@ -52,7 +52,7 @@ class Autoscaler:
         if has_gap:
             self._overloaded_since_ns = self._idle_since_ns = None
             return self.wanted
-        # Those that have just come must have had the time to bring something.
+        # New instances must have had the time to show an effect.
         is_overloaded = self._is_overloaded(load) and not has_changed
         self._overloaded_since_ns = _since(self._overloaded_since_ns, is_overloaded, now_ns)
         self._idle_since_ns = _since(self._idle_since_ns, self._is_idle(load), now_ns)
@@ -72,7 +72,8 @@ class Autoscaler:
         return load.queue_age_ns <= self._queue_age_ns and work < BUSY_BELOW * (load.num_instances - 1)
 
     def _raise(self, now_ns: int, num_instances: int) -> None:
-        """From those that serve: what was wanted before and is still on its way is not asked for twice."""
+        """Raise the wanted number from the number that serve: instances wanted before that still start are not counted
+        twice."""
         wanted = min(num_instances + max(1, num_instances // 2), self._most)
         if wanted > self.wanted:
             self.wanted = wanted
@@ -80,7 +81,7 @@ class Autoscaler:
 
 
 def _since(before_ns: int | None, holds: bool, now_ns: int) -> int | None:
-    """Since when something has held at every look."""
+    """Since when a condition has held at every observation; None where it does not hold."""
     if not holds:
         return None
     return now_ns if before_ns is None else before_ns

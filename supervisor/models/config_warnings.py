@@ -1,4 +1,4 @@
-"""Warnings in the log, when a version is loaded, of what its configuration asks for and the server does otherwise.
+"""Warnings in the log, when a version is loaded, where the server differs from what the configuration asks for.
 
 Runs in the supervisor.
 """

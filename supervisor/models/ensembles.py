@@ -1,7 +1,7 @@
-"""What ensembles depend on: the models that a load must bring along, and those that may go with an ensemble.
+"""Dependencies of ensembles: the models that a load must bring along, and those that may be unloaded with an ensemble.
 
 Runs in the supervisor, part of model control. A model that was loaded only because an ensemble needs it is remembered
-as such: it goes with the last ensemble that does, where the client asks for that.
+as such: where the client asks for that, it is unloaded with the last ensemble that needs it.
 """
 
 from collections.abc import Collection
@@ -18,16 +18,16 @@ from shoal.supervisor.processes.repository import Repository
 
 
 class Dependencies:
-    """Of all ensembles."""
+    """The models that ensembles depend on, and which of them were loaded for that reason only."""
 
     def __init__(self, repository: Repository, models: Models) -> None:
         self._repository = repository
         self._models = models
-        #: Models that no client has asked for by their names. Changed by poll, load and unload.
+        #: Models that were loaded for an ensemble, not by name. Changed by poll, load and unload.
         self._implicit: set[ModelIdentifier] = set()
 
     def asked_for(self, name: str) -> None:
-        """A client wants this model for itself."""
+        """Note that a client has asked for this model by name: it is not unloaded with an ensemble."""
         self._implicit = {each for each in self._implicit if each.name != name}
 
     async def complete(self, names: Collection[str], poll: Poll) -> Poll:
@@ -40,7 +40,7 @@ class Dependencies:
         return poll
 
     async def begin_to_load(self, found: FoundModel, seen: set[ModelIdentifier] | None = None) -> None:
-        """Begin to load what this model, if it is an ensemble, lacks; `seen` has been looked for already."""
+        """Begin to load the models that an ensemble lacks; those in `seen` have been looked for already."""
         seen = set() if seen is None else seen
         for identifier in needed(found):
             if identifier in seen or self._is_there(identifier):
@@ -49,7 +49,7 @@ class Dependencies:
             try:
                 lacking = await self._repository.look(identifier.name, preferred=identifier.namespace)
             except ShoalError:
-                continue  # the ensemble will say what it lacks
+                continue  # the ensemble's own load reports what is missing
             if lacking is None:
                 continue
             await self.begin_to_load(lacking, seen)
@@ -62,13 +62,13 @@ class Dependencies:
         return model is not None and (model.is_loading or bool(model.serving))
 
     async def unload_all(self, models: Collection[Model]) -> None:
-        """Unload models that came with an ensemble; returns when clients know of all of them."""
+        """Unload models that came with an ensemble; returns when every client has applied the change."""
         for each in models:
             self._implicit.discard(each.identifier)
         await gather(*[each.unload() for each in models])
 
     async def unload(self, ensemble: Model) -> None:
-        """Of an ensemble that has been unloaded, unload the models that came with it and that no other needs."""
+        """Unload the models that came with an unloaded ensemble and that no other model needs."""
         others = [each for each in self._models.models.values() if each is not ensemble and each.is_wanted]
         kept = {model.identifier for each in others for model in self._composing(each)}
         going = [model for model in self._composing(ensemble) if model.identifier in self._implicit - kept]
@@ -79,7 +79,7 @@ class Dependencies:
             await self.unload(model)
 
     def _composing(self, ensemble: Model) -> list[Model]:
-        """What an ensemble is made of, each model once."""
+        """The models that an ensemble's steps name, each once."""
         configs = [served.source.config for served in ensemble.versions.values()]
         meant = [each for config in configs for each in _needed_by(config, ensemble.identifier.namespace)]
         found = [self._models.find_composing(each) for each in meant]
@@ -87,7 +87,7 @@ class Dependencies:
 
 
 def needed(found: FoundModel) -> list[ModelIdentifier]:
-    """The models that an ensemble is made of, as its own repository has them; none where it is no ensemble."""
+    """The models that an ensemble's steps name, in the ensemble's own repository; none for other models."""
     return _needed_by(found.config, found.namespace)
 
 

@@ -1,9 +1,10 @@
-"""One model instance as the supervisor sees it: its worker process, from exec to ready, and again after a death.
+"""One model instance as the supervisor sees it: its worker process, from start to ready, and again after a death.
 
     start ─► STARTING ─join─► LOADING ─loaded─► MAPPING ─all have acknowledged─► UP ─exit─► DOWN ─pause─► STARTING …
                                                            too many deaths (restarts.py)─► FAILED ─pause─► STARTING …
 
-A worker that cannot load says why and exits; before the first UP that fails the version, later it is tried again.
+A worker that cannot load reports why and exits. Before the instance's first UP, that fails the version; later, the load
+is tried again.
 """
 
 import logging
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Instance:
-    """A place for one worker process after the other, under one name."""
+    """A model instance under one name, with one worker process after another."""
 
     def __init__(
         self,
@@ -49,23 +50,23 @@ class Instance:
         host: Host,
         on_state: Callable[["Instance"], None],
     ) -> None:
-        """`on_state` is called when it has come up, has died, or is FAILED, before others hear of that."""
+        """`on_state` is called when the instance has come up, has died, or is FAILED, before clients are told."""
         self.number = number
         self.version = version
         self.placement = placement
         self._model_file = model_file
         self._host = host
         self._on_state = on_state
-        self._leaving: Future[None] = host.loop.future()  # it has been told to end
+        self._leaving: Future[None] = host.loop.future()  # done when the instance is to end
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
-        self.num_starts = 0  # and those of the instances whose place it took
+        self.num_starts = 0  # with those of the instances that it replaced
         self.num_recycles = 0
         self._restarts = Restarts()
-        self.worker = Worker(number, version, host)  # the one that runs, or the last
-        self.rss_when_up_bytes = 0  # before its first batch
-        self.has_been_up = False  # ever ready for batches
-        self.is_failed = False  # it died too often and has not come up since, even if it is being tried again
+        self.worker = Worker(number, version, host)  # the one that runs, or the last one
+        self.rss_when_up_bytes = 0  # resident memory before the first batch
+        self.has_been_up = False  # the instance has been ready for batches at least once
+        self.is_failed = False  # died too often and has not come up since, even if started again
 
     @property
     def name(self) -> str:
@@ -74,27 +75,27 @@ class Instance:
 
     @property
     def participant(self) -> Participant | None:
-        """Its worker's place in the star, None where it has no memory there."""
+        """The place of this instance's worker in the star; None where the worker has no memory there."""
         return self.worker.participant
 
     @property
     def owner(self) -> int:
-        """Its owner id in the star, 0 where it has no memory there."""
+        """The owner id of this instance's worker in the star; 0 where the worker has no memory there."""
         return self.worker.owner
 
     @property
     def progress(self) -> Progress | None:
-        """What its worker reports of its batches, while it is up."""
+        """The worker's progress through its batches, while the instance is up."""
         return self.worker.progress
 
     @property
     def pid(self) -> int:
-        """The process of its worker, 0 where none runs."""
+        """The pid of this instance's worker; 0 where none runs."""
         return self.worker.pid
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of this instance in the log."""
         return f"instance '{self.name}' of model '{self.version.name}'"
 
     @property
@@ -102,25 +103,26 @@ class Instance:
         return f"model '{self.version.name}' version {self.version.version}: instance '{self.name}'"
 
     def contain(self, error: Exception) -> None:
-        """As a failure domain: its worker ends, and is started again as after any death."""
+        """End the worker after an unexpected error in one of its callbacks; it is started again as after any death."""
         self.worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
 
     # --- one worker after the other ---
 
     def take_place_of(self, other: "Instance") -> None:
-        """It is not started yet, and its start is another start of what has the other's name."""
+        """Continue another instance's counts of starts and recyclings, which this instance, not started yet,
+        replaces."""
         self.num_starts, self.num_recycles = other.num_starts, other.num_recycles + 1
 
     def start(self) -> None:
-        """Have a worker: its process begins with the next pass of `run`."""
+        """Prepare a worker, whose process is started in the next pass of `run`."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
         self.worker = Worker(self.number, self.version, self._host)
 
     async def run(self) -> None:
-        """Serve with one worker after the other, once started, until told to leave.
+        """Serve with one worker after another, once started, until `stop` or `retire`.
 
-        Raises ShoalError where the first cannot come up.
+        Raises ShoalError where the first worker cannot come up.
         """
         while not self._leaving.done():
             worker, code = self.worker, 0
@@ -139,10 +141,11 @@ class Instance:
         self.state = InstanceState.STOPPED
 
     async def _run_worker(self, worker: Worker) -> int:
-        """Start a process, bring it up, and wait for its end; returns its exit code, 0 of one that could not begin."""
+        """Start a worker's process, bring it up, and wait for its end; returns its exit code, 0 where it could not be
+        started."""
         limit_s = self._host.options.model_load_timeout_secs
         try:
-            exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is missed
+            exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
             worker.up = self._host.loop.start(self._bring_up(worker))
             if not await first(worker.up, exited, limit_s=limit_s):
                 worker.fail(
@@ -152,12 +155,12 @@ class Instance:
                     )
                 )
             return await shared(exited)
-        except OSError as refused:  # at once, or when a zygote had failed to fork it
+        except OSError as refused:  # at once, or when a zygote has failed to fork the process
             worker.error = UnavailableError(f"the worker of instance '{self.name}' cannot be started: {refused}")
             return 0
 
     async def _bring_up(self, worker: Worker) -> None:
-        """From a worker's connection to its first batch; cancelled where its process ends before."""
+        """Take a worker from its connection to its first batch; cancelled where its process ends before."""
         member, star = await shared(worker.joined), self._host.star
         self.state = InstanceState.LOADING
         member.send(load_message(self.version, self.placement, self._model_file, self._host))
@@ -171,7 +174,8 @@ class Instance:
         self.state = InstanceState.MAPPING
         await shared(worker.mapped)
         await star.announce_worker(worker.participant, self.version.model_id, self.placement)
-        # The batcher and all front ends have mapped its memory. No await from here on: a reader of UP may count on all.
+        # The batcher and all front ends have mapped the worker's memory. Without an await from here on, code that reads
+        # UP may rely on all that UP means.
         if not worker.pid:
             return
         self.state = InstanceState.UP
@@ -182,7 +186,7 @@ class Instance:
         self._on_state(self)
 
     def _end(self, worker: Worker, code: int) -> Verdict:
-        """Give back what a worker had that has ended, or could not begin, and let all know of it, in one go.
+        """Free what a worker held that has ended, or could not be started, and report its end, without an await.
 
         Each step is taken even if another fails. Returns what follows if the instance goes on.
         """
@@ -193,7 +197,7 @@ class Instance:
         is_missed = not self._leaving.done()
         with contained(self):
             if was is InstanceState.UP and is_missed:
-                self._on_state(self)  # clients first: a client told of the death asks next whether the model is ready
+                self._on_state(self)  # clients first: they ask next if the model is ready
         with contained(self):
             host.metrics.leave(self.number)
         with contained(self):
@@ -219,7 +223,7 @@ class Instance:
         return self._restarts.died(now_s, served_s, has_completed=has_completed)
 
     def _note(self, error: ShoalError, verdict: Verdict) -> None:
-        """Log what follows a worker's end; after too many of them the instance is FAILED."""
+        """Log what follows a worker's end; after too many ends the instance is FAILED."""
         if not verdict.is_failed:
             _log.error("%s; it is started again in %g s", error, verdict.pause_s)
             return
@@ -234,19 +238,19 @@ class Instance:
     # --- what becomes of the present worker ---
 
     def join(self, member: Member) -> None:
-        """The worker has connected."""
+        """Take in the instance's worker, which has connected."""
         self.worker.member = member
         member.domain = self
         member.listen(self.worker.handlers)
         self.worker.joined.set_result(member)
 
     def finish_config(self) -> None:
-        """The version's configuration is final now; the worker that reported its model's tensors goes on with it."""
+        """Send the version's final configuration to the worker that reported its model's tensors and waits for it."""
         if self.worker.member is not None:
             self.worker.member.send(ConfigFinished(self.version.config))
 
     def stop(self) -> None:
-        """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
+        """End the worker: one that is up has --exit-timeout-secs to finish its requests, others have none."""
         was, self.state = self.state, InstanceState.STOPPED
         resolve(self._leaving, None)
         worker = self.worker
@@ -256,14 +260,14 @@ class Instance:
         if was is InstanceState.UP and worker.member is not None:
             worker.member.send(StopWorker())
             niceness.give_way(worker.pid)
-            limit_s = max(1, self._host.options.exit_timeout_secs)  # at 0, models are unloaded, too
+            limit_s = max(1, self._host.options.exit_timeout_secs)  # at least a second, since models are unloaded, too
             self._unless_over(worker, limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
         else:
             worker.up.cancel()
             self.kill()
 
     def retire(self) -> None:
-        """End the worker when the batcher has no more use for it, or after --request-timeout-secs; it stays away."""
+        """End the worker when the batcher has nothing more for it, or after --request-timeout-secs; none follows."""
         resolve(self._leaving, None)
         worker = self.worker
         if self.state is InstanceState.UP and worker.participant is not None:
@@ -274,7 +278,7 @@ class Instance:
             self.stop()
 
     def _unless_over(self, worker: Worker, limit_s: float, complaint: str, then: Callable[[], None]) -> None:
-        """Do `then` if the worker is where it is now for so long."""
+        """Call `then` if the worker's state is still the present one after `limit_s`."""
         state = self.state
 
         def look() -> None:
@@ -285,7 +289,7 @@ class Instance:
         self._host.loop.call_after(limit_s, look)
 
     def pin(self, placement: Placement) -> None:
-        """Run on these cores from now on; its threads stay as many as they are."""
+        """Pin the worker to these cores; the number of its threads stays."""
         if placement.cores == self.placement.cores:
             return
         self.placement = placement
@@ -293,20 +297,20 @@ class Instance:
             pin_threads(self.pid, placement.cores)
 
     def kill(self) -> None:
-        """End the worker now."""
+        """Kill the worker at once."""
         self.worker.signal(signal.SIGKILL)
 
     # --- whether it moves ---
 
     def execution(self) -> Execution | None:
-        """The batch it is at, for who watches over the execution limit; None where there is none, or no limit."""
+        """The batch that the worker executes, for the execution limit; None where there is none, or no limit."""
         limit_ms, progress = self._limit_ms, self.progress
         if not limit_ms or progress is None or not (progress.busy_since_ns or progress.is_waited_for):
             return None
         return Execution(self.number, progress.number, progress.moved_ns, limit_ms * 1_000_000)
 
     def end_for_limit(self, number: int) -> None:
-        """Send the worker a signal because it is over the limit."""
+        """Send the worker a signal because a batch has exceeded the execution limit."""
         self.worker.is_over_limit = True
         self.worker.signal(number)
 

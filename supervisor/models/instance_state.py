@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class InstanceState(Enum):
-    """Where an instance is on its way."""
+    """The state of an instance between its start and its end."""
 
     STARTING = "starting"
     LOADING = "loading"

@@ -1,10 +1,10 @@
-"""One model: the versions that clients know of, and the coroutines that load and unload them.
+"""One model: the versions that clients may use, and the coroutines that load and unload them.
 
     load ─► fresh versions come up, hidden where an older copy serves ─all up─► published, all at once; what they
     replace and what is no longer wanted is retired      ─one fails─► all fresh ones go, what served goes on serving
 
-Runs in the supervisor. Loads and unloads take turns, in the order they came. An unexpected error in a load fails that
-load.
+Runs in the supervisor. Loads and unloads of a model run one at a time, in the order of their requests. An unexpected
+error in a load fails that load.
 """
 
 import logging
@@ -28,40 +28,41 @@ _log = logging.getLogger(__name__)
 
 
 class Model:
-    """A model by its identifier."""
+    """A model, by its identifier, and its versions."""
 
     def __init__(self, identifier: ModelIdentifier, all_versions: Versions) -> None:
         self.identifier = identifier
         self._all_versions = all_versions
         self._turn = Lock()
-        # Changed by loads and unloads: by number, the copy of each version that clients know of; instead of all of
-        # them, what is wrong with a model whose versions are unknown.
+        # Changed by loads and unloads: by number, the copy of each version that clients know; the problem, instead of
+        # all versions, of a model whose versions are unknown.
         self.versions: dict[int, Served] = {}
         self.problem: ModelVersion | None = None
-        self._num_loads = 0  # under way, and waiting for their turn
-        self._given: FoundModel | None = None  # what serves, where its configuration came with a request
+        self._num_loads = 0  # loads under way, and waiting for their turn
+        self._given: FoundModel | None = None  # what serves, where a request gave its configuration
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of this model in the log."""
         return f"model '{self.identifier}'"
 
     def contain(self, _error: Exception) -> None:
-        """As a failure domain, of an unload that no question asked for: the log says it all."""
+        """Do nothing: this domain contains unloads that no question waits for, and their errors are logged."""
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load is under way, or waits for its turn."""
+        """Whether a load of this model is under way, or waits for its turn."""
         return self._num_loads > 0
 
     @property
     def is_unloaded(self) -> bool:
-        """Whether nothing of it is left, or will be soon."""
+        """Whether all versions of this model are unloaded or being unloaded."""
         return self.problem is None and not any(each.is_there for each in self.versions.values())
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a version of it serves or should: only then it is meant by its name where others bear that, too."""
+        """Whether a version of this model serves or should: only then a request may mean it by a name that others bear,
+        too."""
         return self.is_loading or any(not each.version.is_unloaded for each in self.versions.values())
 
     @property
@@ -71,12 +72,12 @@ class Model:
 
     @property
     def rows(self) -> list[ModelVersion]:
-        """What clients know of."""
+        """All versions of this model, as clients know them."""
         problem = [] if self.problem is None else [self.problem]
         return problem + [self.versions[number].version for number in sorted(self.versions)]
 
     def refuse_while_loading(self) -> None:
-        """Raises InternalError, Triton's sentence."""
+        """Raise InternalError, with Triton's sentence, while this model is being loaded or unloaded."""
         if self.is_loading:
             raise InternalError(
                 f"a related model '{self.identifier}' to a load/unload request is currently loading or unloading"
@@ -85,7 +86,7 @@ class Model:
     # --- load ---
 
     def with_kept_config(self, found: FoundModel) -> FoundModel:
-        """The model as it was found, or with the configuration that came with an earlier request: as Triton, the server
+        """The model as it was found, or with the configuration that an earlier request gave: as Triton, the server
         keeps that until something changes in the model's directory, or the model is unloaded."""
         given = self._given
         if given is None or found.is_given:
@@ -94,7 +95,8 @@ class Model:
         return given if is_unchanged else found
 
     def load(self, found: FoundModel) -> Task[None]:
-        """Serve what was found. The task raises ShoalError where that fails; everything is then as it was."""
+        """Serve what was found on disk. The task raises ShoalError where that fails; what served before goes on
+        serving."""
         self._num_loads += 1
         return self._all_versions.loop.begin(self._load(found))
 
@@ -116,7 +118,7 @@ class Model:
                     replaced = self._switch(found, todo, fresh)
                 finally:
                     self._num_loads -= 1
-                # First what is new: a client that asks for no version must find one at any time.
+                # New versions first: a client that asks for no version must find one at any time.
                 rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
                 applied = self._all_versions.announce([version.message() for version in rows])
             await applied
@@ -125,12 +127,12 @@ class Model:
         if failure is not None:
             raise failure
         if replaced:
-            # As in Triton, those of the replaced versions that have no request to answer have finalised.
+            # As in Triton, the replaced versions that have no open request have ended when a load returns.
             await self._all_versions.settle_retired()
             await gather(*[shared(each.ended) for each in replaced if each.is_ending])
 
     def _refuse(self, found: FoundModel, error: ShoalError) -> None:
-        """Note why what lies on disk cannot be loaded at all."""
+        """Note why the model on disk cannot be loaded at all."""
         _log.error("failed to load '%s': %s", self.identifier, error)
         reason = errors.index_reason(error)
         if self.serving:
@@ -143,13 +145,13 @@ class Model:
                 self.versions[number].refuse(error)
 
     def _note(self, reason: str) -> None:
-        """The versions that go on serving say why nothing newer does."""
+        """Note as the reason of each version that goes on serving why no newer one does."""
         for served in self.serving.values():
             served.version.reason = f"serving what was loaded before: {reason}"
 
     async def _bring_up(self, found: FoundModel, todo: Plan) -> dict[int, Served]:
-        """The fresh versions, once they and those that are resized are up. Raises ShoalError: one is not, and the fresh
-        ones go."""
+        """Bring up fresh versions, and those that are resized. Raises ShoalError where one fails; the fresh ones then
+        end."""
         outcomes: list[Any] = await gather(
             *[self._bring_up_version(found, number) for number in todo.fresh],
             *[self._resize(self.serving[number], found) for number in todo.resized],
@@ -162,7 +164,7 @@ class Model:
             elif number in todo.fresh and outcome.can_be_published:
                 fresh[number] = outcome
             elif number in todo.fresh:
-                reasons[number] = outcome.version.reason  # it has come up, and has failed while others did
+                reasons[number] = outcome.version.reason  # this version has come up, and has failed while others did
         if not reasons:
             return fresh
         for served in fresh.values():
@@ -191,7 +193,8 @@ class Model:
                 num_left -= 1
 
     def _show(self, number: int, served: Served) -> None:
-        """Clients hear of this copy from now on. One whose instances die again and again is still there, and goes."""
+        """Make a version public, and retire the older copy that it replaces, whose instances may die again and
+        again."""
         known = self.versions.get(number)
         if known is not None and known.is_there:
             known.retire()
@@ -199,7 +202,7 @@ class Model:
         self.problem = None
 
     def _publicise(self, number: int, served: Served) -> None:
-        """Clients hear of this copy from now on, and no more of the one that it takes the place of."""
+        """Make a version public in place of an older copy."""
         if number in self.versions:
             self.versions[number].is_public = False
         self.versions[number], served.is_public = served, True
@@ -209,7 +212,7 @@ class Model:
         served.source = served.source._replace(config=found.config)
 
     def _switch(self, found: FoundModel, todo: Plan, fresh: dict[int, Served]) -> Sequence[Served]:
-        """The one moment at which clients go from the old versions to the new ones; returns those that have to go."""
+        """Switch clients from old versions to new ones, without an await; returns the versions to retire."""
         replaced = [each for number, each in self.versions.items() if number not in found.versions and each.is_there]
         for served in replaced:
             served.version.move(VersionState.UNLOADING)
@@ -229,7 +232,7 @@ class Model:
     # --- unload ---
 
     async def unload(self) -> None:
-        """Answer nothing more; returns when clients know, while what was accepted is still answered."""
+        """Accept no more requests; returns when all clients have applied that. Accepted requests are still answered."""
         leaving: Sequence[Served] = ()
         try:
             async with self._turn:
@@ -240,7 +243,7 @@ class Model:
             self._retire(leaving)
 
     def _withdraw(self) -> tuple[Sequence[Served], list[Message]]:
-        """Have all versions UNLOADING that are there; those, and what clients must hear."""
+        """Mark all versions as UNLOADING; returns these, and the messages that announce the change to clients."""
         self._given = None
         leaving = [each for each in self.versions.values() if each.is_there]
         for served in self.versions.values():
@@ -255,13 +258,13 @@ class Model:
         return leaving, messages
 
     def _retire(self, leaving: Sequence[Served]) -> None:
-        """Retire versions: clients know that they leave or, where an unexpected error has kept that from clients, find
-        out when the batcher refuses their requests."""
+        """Retire versions: clients know of that or, after an unexpected error, learn of it when the batcher refuses
+        their requests."""
         for served in leaving:
             with contained(served):
                 served.retire()
 
     async def ended(self) -> None:
-        """Returns when the versions that are being unloaded have ended."""
+        """Return when all versions that are being unloaded have ended."""
         leaving = [each for each in self.versions.values() if each.version.state is VersionState.UNLOADING]
         await gather(*[shared(each.ended) for each in leaving])

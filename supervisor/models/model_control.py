@@ -1,8 +1,8 @@
-"""Model control: what is loaded at start, what load and unload requests may do, what happens when repositories change.
+"""Model control: what is loaded at start, what load and unload requests may do, and how changes of repositories are
+followed.
 
-    none      everything at start, nothing later
-    explicit  what --load-model names at start, then what clients ask for
-    poll      everything at start, then whatever the repositories have become
+none everything at start, nothing later explicit what --load-model names at start, then what clients request for poll
+everything at start, then whatever the repositories have become
 
 Runs in the supervisor. The rules and sentences are those of Triton's model management.
 """
@@ -37,22 +37,22 @@ from shoal.supervisor.questions.questions import Verb
 _log = logging.getLogger(__name__)
 
 Arguments = dict[str, Any]
-#: As the only --load-model: every model there is.
+#: As the only --load-model: load every model of the repositories.
 ALL = "*"
 
 
 @dataclass(slots=True)
 class Registration:
-    """A repository that a client has registered, with a model that no repository of the server's has."""
+    """A repository that a client has registered for one model."""
 
     repository: str
     load: Task[None]
-    # Changed as its model is unloaded, once it has been loaded.
+    # Set when the unload of the model, once loaded, has begun.
     removal: Task[None] | None = None
 
 
 class ModelControl:
-    """One of the three modes, over all models."""
+    """The server's mode of model control, applied to all models."""
 
     def __init__(self, loop: EventLoop, options: ServerOptions, repository: Repository, models: Models) -> None:
         self._loop = loop
@@ -61,14 +61,14 @@ class ModelControl:
         self._repository = repository
         self._models = models
         self._dependencies = Dependencies(repository, models)
-        # Changed by questions: by the name of its model.
+        # Registrations by the name of their model. Changed by questions.
         self._registered: dict[str, Registration] = {}
-        #: False once the repositories could not be read at the start. Changed by start.
+        #: False if the repositories could not be read at the start. Changed by start.
         self.has_repositories = True
 
     @property
     def verbs(self) -> dict[str, Verb]:
-        """What front ends may ask."""
+        """The verbs by which front ends list, load, unload and register models."""
         return {
             "index": self._index,
             "load": self._load,
@@ -81,9 +81,9 @@ class ModelControl:
     # --- start ---
 
     def load_at_start(self) -> Task[None]:
-        """Load what is to be there from the start; the task ends when all of it has loaded or failed.
+        """Load the models that the server starts with; the task ends when each has loaded or failed.
 
-        Where the repositories cannot be read, the task raises ShoalError, but for --exit-on-error=false.
+        Where the repositories cannot be read, the task raises ShoalError, except under --exit-on-error=false.
         """
         names = None if self._loads_all else self._options.load_model
         return self._loop.begin(self._load_at_start(names, self._repository.poll(names)))
@@ -131,16 +131,16 @@ class ModelControl:
             except ShoalError as error:
                 _log.error("failed to poll from model repository: %s", error)
             else:
-                self._loop.start(self._follow(poll))  # by itself: an error of ours there ends no later poll
+                self._loop.start(self._follow(poll))  # a task of its own: an unexpected error in it ends no later poll
 
     async def _follow(self, poll: Poll) -> None:
-        """Load what is new or different, unload what is gone. A model that is still being loaded waits for its turn;
-        one that has failed to load is tried again when something has changed."""
+        """Load models that are new or changed, unload those that are gone. A changed model that is being loaded waits
+        for its turn; one that failed to load is tried again only after a change."""
         self._models.forget_failures(poll.identifiers)
         for identifier, found in poll.models.items():
             model = self._models.models.get(identifier)
             if model is None or not (model.is_loading or self._models.is_known_to_fail(found)):
-                self._models.load(found)  # what comes of it stands in the log, and in the index
+                self._models.load(found)  # the outcome is in the log and in the index
         for identifier, reason in poll.problems.items():
             self._models.add_problem(identifier, NoModelError(reason))
         for identifier, model in self._models.models.items():
@@ -152,7 +152,7 @@ class ModelControl:
     # --- what clients ask ---
 
     async def _index(self, _arguments: Arguments) -> list[dict[str, Any]]:
-        """Every version that is known, and by their names the models that lie on disk and were never loaded."""
+        """Every known version and, by name, the models on disk that were never loaded."""
         poll = await self._repository.poll(())
         versions = self._models.versions
         unknown = set(poll.identifiers) - {version.identifier for version in versions}
@@ -171,14 +171,14 @@ class ModelControl:
             await self._find_and_load(name, config=config, directory=directory)
         except Exception:
             if directory is not None:
-                self._models.all_versions.disown(Path(directory))  # the front end made it, and removes it
+                self._models.all_versions.disown(Path(directory))  # the front end made this directory, and removes it
             raise
 
     async def _find_and_load(
         self, name: str, *, config: str | None = None, directory: str | None = None, repository: str | None = None
     ) -> None:
-        """Load the model of a name, with namespacing all of that name; returns when each has loaded, or raises when
-        each has loaded or failed."""
+        """Load the model of a name, with namespacing all models of that name; returns or raises when each has loaded or
+        failed."""
         self._dependencies.asked_for(name)
         models = await self._repository.look_all(name, config=config, directory=directory, repository=repository)
         if not models:
@@ -187,10 +187,10 @@ class ModelControl:
         _raise_as_one([each for each in await gather(*loads, return_exceptions=True) if isinstance(each, Exception)])
 
     async def _load_one(self, found: FoundModel, *, has_config: bool) -> None:
-        """Load a model that was found and, where it is an ensemble, what it lacks."""
+        """Load a model that was found and, for an ensemble, the models that it lacks."""
         try:
             if found.error is not None and has_config:
-                raise found.error  # the request's fault, of which the model itself knows nothing
+                raise found.error  # the request's fault; the model's state does not change
             found = self._models.with_kept_config(found)
             await self._dependencies.begin_to_load(found)
             await self._models.load(found)
@@ -198,10 +198,10 @@ class ModelControl:
             raise _in_words(found, error) from error
 
     async def _unload(self, arguments: Arguments) -> None:
-        """Answered as soon as nothing more is accepted, with namespacing by all models of the name. A model that is
-        unknown is unloaded already.
+        """Unload the model of a name, with namespacing all of that name; answered as soon as no more requests are
+        accepted. An unknown model counts as unloaded.
 
-        With `unload_dependents` the models that were loaded along with an ensemble go, too.
+        With `unload_dependents`, models that were loaded along with an ensemble are unloaded, too.
         """
         self._refuse_unless_explicit()
         for model in self._models.find_all(arguments["model"]):
@@ -209,10 +209,10 @@ class ModelControl:
             if arguments.get("unload_dependents"):
                 await self._dependencies.unload(model)
 
-    # --- repositories that clients register, each with a model, or an ensemble and its models, in it ---
+    # --- repositories that clients register, each with one model, or an ensemble and its models ---
 
     async def _register(self, arguments: Arguments) -> None:
-        """Load the model, or the ensemble with its models, of a repository, under the name that the question gives."""
+        """Load the model of a repository, or an ensemble with its models, under the name that the question gives."""
         self._refuse_unless_explicit()
         name, repository = arguments["model"], arguments["repository"]
         if name in self._registered or any(each.is_loading or each.serving for each in self._models.find_all(name)):
@@ -226,7 +226,8 @@ class ModelControl:
             raise
 
     async def _unregister(self, arguments: Arguments) -> None:
-        """Unload a registered model, and what it is made of, once it has been loaded; answered when nothing is left."""
+        """Unload a registered model, and an ensemble's models, once it has been loaded; answered when all of them have
+        ended."""
         name = arguments["model"]
         registration = self._registered.get(name)
         if registration is None:
@@ -237,7 +238,7 @@ class ModelControl:
         return {name: each.repository for name, each in self._registered.items()}
 
     async def _remove(self, name: str, registration: Registration) -> None:
-        """Remove a registration, once however many ask for that."""
+        """Remove a registration; several calls at a time remove it once."""
         if registration.removal is None:
             registration.removal = self._loop.begin(self._unload_registered(name, registration))
         await shared(registration.removal)
@@ -258,7 +259,7 @@ class ModelControl:
 
 
 def _in_words(found: FoundModel, error: ShoalError) -> ShoalError:
-    """What Triton says where a model could not even be read, and why, which it leaves to its log."""
+    """The error of a load in Triton's words, and with the cause, which Triton leaves to its log."""
     if found.error is None:
         return error
     what = "no version is available" if found.config and not found.versions else "failed to poll from model repository"
@@ -266,7 +267,7 @@ def _in_words(found: FoundModel, error: ShoalError) -> ShoalError:
 
 
 def _raise_as_one(errors: Sequence[Exception]) -> None:
-    """Raise what went wrong with the models of one name, if anything did."""
+    """Raise the errors of the models of one name as one error, if there are any."""
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -292,5 +293,5 @@ def _log_no_models(repositories: Sequence[object]) -> None:
 
 
 def _row_of_unknown(name: str, problem: str | None) -> dict[str, Any]:
-    """A model that was never loaded, and why it cannot be, where that is known."""
+    """A row of the index for a model that was never loaded, with the reason why it cannot be, where that is known."""
     return {"name": name} if problem is None else {"name": name, "state": "UNAVAILABLE", "reason": problem}

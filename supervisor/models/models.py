@@ -1,6 +1,6 @@
-"""All models of the server: which there are, which of them a name means, and what has become of their loads.
+"""All models of the server: which exist, which of them a name means, and how their loads have ended.
 
-Runs in the supervisor. One model that fails to load leaves the others alone; the index says why.
+Runs in the supervisor. A model that fails to load leaves the others alone; the index says why.
 """
 
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Models:
-    """Every model that has ever been asked for. The last three arguments are those of Versions."""
+    """Every model for which a load has been requested. The last three arguments are passed on to Versions."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class Models:
         self.all_versions = Versions(host, roster, self.find_composing, on_changed, discard, forget)
         # Changed by loads.
         self.models: dict[ModelIdentifier, Model] = {}
-        self._failures: dict[ModelIdentifier, object] = {}  # under which circumstances the last load has failed
+        self._failures: dict[ModelIdentifier, object] = {}  # the circumstances under which the last load failed
 
     # --- what a load request or a poll wants ---
 
     async def load_all(self, poll: Poll) -> None:
-        """Load every model that was found; returns when each has loaded or failed."""
+        """Load every model of a poll; returns when each has loaded or failed."""
         for identifier, reason in poll.problems.items():
             self.add_problem(identifier, NoModelError(reason))
         await gather(*[self.load(found) for found in poll.models.values()], return_exceptions=True)
@@ -63,11 +63,11 @@ class Models:
 
     def is_known_to_fail(self, found: FoundModel) -> bool:
         """Whether the last load has failed, and nothing has changed since in the model's directory or, for an ensemble,
-        in the models that it needs. Where it could not be read there is no telling."""
+        in the models that it needs. False for a model that could not be read."""
         return bool(found.fingerprint) and self._failures.get(found.identifier) == self._circumstances(found)
 
     def forget_failures(self, keep: Collection[ModelIdentifier]) -> None:
-        """Forget the failures of models that are not among those to `keep`: they are gone."""
+        """Forget the failures of all models but those to `keep`: the others have been removed."""
         self._failures = {each: failure for each, failure in self._failures.items() if each in keep}
 
     def _circumstances(self, found: FoundModel) -> object:
@@ -77,12 +77,13 @@ class Models:
         return found.fingerprint, found.changed_ns, serving
 
     def with_kept_config(self, found: FoundModel) -> FoundModel:
-        """See Model.with_kept_config."""
+        """A found model with the configuration that an earlier request gave, if that is kept
+        (Model.with_kept_config)."""
         model = self.models.get(found.identifier)
         return found if model is None else model.with_kept_config(found)
 
     def add_problem(self, identifier: ModelIdentifier, error: ShoalError) -> None:
-        """What lies on disk under this name is no model."""
+        """Note that the directory of this name is no valid model, and announce that to clients."""
         model = self._model(identifier)
         reason = errors.index_reason(error)
         is_known = model.problem is not None and model.problem.reason == reason
@@ -96,11 +97,11 @@ class Models:
             self.models[identifier] = Model(identifier, self.all_versions)
         return self.models[identifier]
 
-    # --- what others ask ---
+    # --- what other parts of the supervisor look up ---
 
     def find_composing(self, identifier: ModelIdentifier) -> Model | None:
-        """What an ensemble means by a name: the model of its own repository, or the only one; None: there is none, or
-        several."""
+        """The model that an ensemble's step names: from the ensemble's own repository if there is one, else the only
+        model of that name; None if there is none or the name is ambiguous."""
         model = self.models.get(identifier)
         if model is not None and model.is_wanted:
             return model
@@ -110,16 +111,18 @@ class Models:
             return None
 
     def find(self, name: str) -> Model | None:
-        """The model that a request means by a name. Raises InvalidArgumentError where it could be several."""
+        """The model that a request means by a name; None where there is none. Raises InvalidArgumentError where the
+        name is ambiguous."""
         bearers = self.find_all(name)
         return meant_by(name, [model for model in bearers if model.is_wanted] or bearers)
 
     def find_all(self, name: str) -> list[Model]:
-        """The models that bear a name: several only with namespacing."""
+        """The models of a name: several only with namespacing."""
         return [model for identifier, model in sorted(self.models.items()) if identifier.name == name]
 
     def get(self, name: str) -> Model:
-        """The same, of those that have a version. Raises NotFoundError where there is none, too."""
+        """The model that a request means by a name. Raises NotFoundError where there is none or it has no version,
+        InvalidArgumentError where the name is ambiguous."""
         model = self.find(name)
         if model is None or not model.versions:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
@@ -132,19 +135,19 @@ class Models:
 
     @property
     def failures(self) -> list[ModelVersion]:
-        """The versions that should serve and do not."""
+        """The versions that should serve and have failed."""
         return [version for version in self.versions if version.is_failure]
 
     @property
     def num_instances_up(self) -> int:
-        """Instances that batches may go to."""
+        """The number of instances that batches may go to."""
         return sum(version.num_instances_up for version in self.versions)
 
     def messages(self) -> list[ModelChanged]:
-        """What a front end that has just joined must hear."""
+        """The messages that announce all versions to a front end that has just joined."""
         return [version.message() for version in self.versions]
 
 
 def no_models_error() -> ShoalError:
-    """Triton's sentence for a start-up on which a model failed."""
+    """The error, in Triton's words, of a start at which a model failed to load."""
     return InternalError("failed to load all models")

@@ -1,4 +1,6 @@
-"""Whether there is as much of every resource as the instances of all models need. Runs in the supervisor."""
+"""The rate limiter's resources: whether there are enough of each for the instances of all models. Runs in the
+supervisor.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,16 +11,17 @@ from shoal.placement import Placement
 
 
 class RateLimits:
-    """What the model versions that there are demand; nothing where the rate limiter is off."""
+    """The demands of all model versions on the rate limiter's resources; nothing is kept where the limiter is off."""
 
     def __init__(self, limits: Sequence[Limit] | None = None) -> None:
-        """`limits`: of --rate-limit-resource; None: --rate-limit=off."""
+        """`limits` are those of --rate-limit-resource; None means --rate-limit=off."""
         self._limits = limits
         # Changed as versions come, are scaled and go.
         self._demands: dict[int, set[Demand]] = {}
 
     def admit(self, model_id: int, placements: Iterable[Placement]) -> None:
-        """A version is to have these instances. Raises InvalidArgumentError, and nothing changes, where it cannot."""
+        """Note the demands of a version's instances. Raises InvalidArgumentError, and changes nothing, where a resource
+        does not suffice."""
         if self._limits is None:
             return
         demands = {**self._demands, model_id: {placement.demand for placement in placements}}
@@ -27,5 +30,5 @@ class RateLimits:
         self._demands = demands
 
     def dismiss(self, model_id: int) -> None:
-        """A version is gone."""
+        """Forget the demands of a version that has ended."""
         self._demands.pop(model_id, None)

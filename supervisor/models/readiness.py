@@ -1,8 +1,7 @@
-"""Which models say that they are ready: all instances of a version are asked, once for all that want to know at a
-time.
+"""Readiness methods of models: all instances of a version are asked, once for all questions that arrive at a time.
 
-Runs in the supervisor. An instance has one question open at most, however long it executes and however many probes come
-meanwhile: its answer says how things are when it is given, and counts for all questions that wait then.
+Runs in the supervisor. An instance has at most one question open, however long it executes and however many probes come
+meanwhile: its answer describes the instance at that moment, and counts for all questions that wait then.
 """
 
 import logging
@@ -17,37 +16,37 @@ from shoal.supervisor.memory.participant import Participant
 
 _log = logging.getLogger(__name__)
 
-#: Who has not answered by then is not ready (Triton's).
+#: An instance that has not answered by then is not ready (Triton's).
 LIMIT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """The instances that have not answered, by owner, and whether all of them say that they are ready."""
+    """One question to all instances of a version: the owner ids that have not answered, and the result, a future."""
 
     missing: set[int]
     is_ready: Future[bool]
 
 
 class Readiness:
-    """The readiness of all versions. `workers` are those in the star by owner."""
+    """The readiness of all versions. `workers` are the star's workers by owner id."""
 
     def __init__(self, workers: Mapping[int, Participant], loop: EventLoop) -> None:
         self._workers = workers
         self._loop = loop
-        # Changed by is_ready, hear and timers: by model id, the round under way; by owner, the model whose worker owes
-        # an answer, perhaps to a round that is over.
+        # Changed by is_ready, hear and timers: by model id, the round under way; by owner id, the model whose worker
+        # owes an answer, perhaps to a round that is over.
         self._rounds: dict[int, _Round] = {}
         self._owing: dict[int, int] = {}
 
     async def is_ready(self, arguments: dict[str, Any]) -> bool:
-        """Whether all instances of a version that batches may go to say that they are ready; False if it has none."""
+        """Whether all instances of a version that take batches report that they are ready; False if it has none."""
         model_id: int = arguments["model"]
         current = self._rounds.get(model_id) or self._begin(model_id)
         return bool(current.missing) and await shared(current.is_ready)
 
     def hear(self, owner: int, *, is_ready: bool) -> None:
-        """A worker has answered; one that has gone is not ready."""
+        """Handle a worker's answer; a worker that has ended counts as not ready."""
         model_id = self._owing.pop(owner, 0)
         current = self._rounds.get(model_id)
         if current is None or owner not in current.missing:

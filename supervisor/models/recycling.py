@@ -1,7 +1,7 @@
-"""Recycling: an instance that has taken `max_requests`, or grown beyond `max_rss`, makes way for a fresh one.
+"""Recycling: an instance that has taken `max_requests`, or grown beyond `max_rss`, is replaced by a fresh one.
 
-The fresh one is up before the old one goes, and who goes finishes what it has: no request fails or waits. One instance
-of a version at a time, so that memory is needed once more and not twice. Runs in the supervisor.
+The fresh instance is up before the old one ends, which finishes its requests: no request fails or waits. Only one
+instance of a version is replaced at a time, so that memory is needed once more and not twice. Runs in the supervisor.
 """
 
 import logging
@@ -18,29 +18,29 @@ from shoal.supervisor.processes.progress import Progress, rss_bytes
 
 _log = logging.getLogger(__name__)
 
-#: Between two looks (ours).
+#: Between two checks (ours).
 LOOK_S = 1.0
-#: Where the fresh instance did not come up, the old one is left alone for so long (ours).
+#: An old instance whose replacement did not come up is left alone for so long (ours).
 RETRY_S = 30.0
 _MIB = 1 << 20
 
 
 class Recycling:
-    """Who has served enough."""
+    """Replaces the instances that have reached a limit of their model."""
 
     def __init__(self, loop: EventLoop, models: Models, draw: Callable[[int], int]) -> None:
         """`draw(n)` is a random whole number from 0 to n."""
         self._loop = loop
         self._models = models
         self._draw = draw
-        # Changed by each look, by the instance's number: the jitter it got, when it may be tried again, and whom there
-        # is no use in recycling.
+        # Changed by each check, by the instance's number: its jitter, when it may be tried again, and the instances
+        # that recycling does not make smaller.
         self._jitters: dict[int, int] = {}
         self._retry_s: dict[int, float] = {}
         self._too_large: set[int] = set()
 
     def watch(self) -> None:
-        """Look, and look again later."""
+        """Check all instances now and every LOOK_S."""
         self._loop.call_after(LOOK_S, self.watch)
         self.look()
 
@@ -67,7 +67,7 @@ class Recycling:
                 self._replace(served, instance, why)
 
     def _why(self, instance: Instance, progress: Progress, limits: RecyclingLimits) -> str:
-        """Which limit it is over, in words; empty where it is over none."""
+        """Which limit the instance has reached, in words; empty where it has reached none."""
         if limits.max_requests:
             jitter = self._jitters.setdefault(instance.number, self._draw(limits.max_requests_jitter))
             if progress.num_requests >= limits.max_requests + jitter:
@@ -98,7 +98,7 @@ class Recycling:
                 instance.name, instance.pid, served.version.name, why,
             )  # fmt: skip
         else:
-            del self._retry_s[instance.number]  # it will be its turn
+            del self._retry_s[instance.number]  # later, once the present replacement is over
 
 
 def _memory(rss_bytes: int, limits: RecyclingLimits) -> str:

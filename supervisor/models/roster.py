@@ -1,6 +1,7 @@
-"""Every instance of the server: who is who when a process connects, and whether they all move.
+"""Every instance of the server: finds the instance of a worker that connects, and ends workers that exceed their
+execution limit.
 
-Runs in the supervisor. What an instance belongs to, and why it is there, is its version's business (served.py).
+Runs in the supervisor. Why an instance exists, and to which version it belongs, is decided in served.py.
 """
 
 import itertools
@@ -24,12 +25,12 @@ from shoal.supervisor.processes.members import Member, Recipient
 
 _log = logging.getLogger(__name__)
 
-#: How long a scrape waits for what models' own metrics are by then: a front end waits for 2 s, GAUGES_TIMEOUT_S (ours).
+#: How long a scrape waits for models' own metrics: a front end waits for 2 s, GAUGES_TIMEOUT_S (ours).
 METRICS_PATIENCE_S = 1.5
 
 
 class Roster:
-    """Instances by their number, which is never used again."""
+    """All instances by number; a number is never used again."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -43,14 +44,14 @@ class Roster:
 
     @property
     def num_coming_up(self) -> int:
-        """Instances that are not up, and may come up."""
+        """The number of instances that are not up, and may come up."""
         done = (InstanceState.UP, InstanceState.STOPPED)
         return sum(each.state not in done for each in self._instances.values())
 
     def enrol(
         self, version: ModelVersion, placements: Sequence[Placement], host: Host, on_state: Callable[[Instance], None]
     ) -> list[Instance]:
-        """New instances, not started. Raises ShoalError, and there are none, where there are not enough descriptors for
+        """Make instances, not started. Raises ShoalError, and makes none, where there are not enough descriptors for
         all, or no model file for one."""
         host.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
         files = [_file_of(version, placement, host) for placement in placements]
@@ -62,11 +63,12 @@ class Roster:
         return made
 
     def dismiss(self, instance: Instance) -> None:
-        """It has ended for good."""
+        """Remove an instance that has ended for good."""
         self._instances.pop(instance.number, None)
 
     def join(self, number: int, member: Member) -> None:
-        """A worker has connected. Hang up on one that is not expected."""
+        """Give a worker that has connected to its instance; the connection of a worker that is not expected is
+        closed."""
         instance = self._instances.get(number)
         if instance is None or instance.state is not InstanceState.STARTING or instance.worker.joined.done():
             member.hang_up()
@@ -74,26 +76,26 @@ class Roster:
         instance.join(member)
 
     def report_metrics(self, host: Host) -> Future[None]:
-        """Have workers whose models have metrics of their own report what has changed by now. The future is done when
-        they have, or when one takes too long, as a model that holds its interpreter does: the scrapes that follow do
-        not wait for that one until it has answered."""
+        """Let workers whose models have metrics of their own report what has changed. The future is done when they
+        have, or when one takes too long, as a model that holds its interpreter does: later scrapes do not wait for that
+        worker until it has answered."""
         acknowledgements = host.star.acknowledgements
         reporters: list[Recipient] = []
         for instance in self:
             worker = instance.participant
             if worker is not None:
-                run_in(instance, worker.member.drain)  # there may be the first that it says of any
+                run_in(instance, worker.member.drain)  # these messages may be the worker's first metrics
                 if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
                     reporters.append((worker.member, ReportMetrics()))
         return acknowledgements.announce((), briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
     def by_owner(self, owner: int) -> Instance | None:
-        """The instance whose memory has this owner id."""
+        """The instance whose worker's memory has this owner id; None where there is none."""
         return next((each for each in self._instances.values() if each.owner == owner), None)
 
     def watch(self) -> None:
-        """End workers that are over the execution limit; look again soon while any of them executes."""
-        next_s = 1.0  # where anything fails
+        """End workers that exceed the execution limit; check again soon while any of them executes."""
+        next_s = 1.0  # after an error
         try:
             next_s = self._look()
         finally:

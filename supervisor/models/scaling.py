@@ -1,7 +1,7 @@
-"""Scaling: how many instances a version has while it serves, as a client wants or, with `autoscale`, as the load does.
+"""Scaling: how many instances a version has while it serves, on a client's request or, with `autoscale`, by load.
 
-Runs in the supervisor. An instance that goes finishes what it has; one that comes is up before clients know of it:
-no request is dropped or waits for either.
+Runs in the supervisor. An instance that is removed finishes its requests; a new one is up before clients know of it: no
+request is dropped or waits for either.
 """
 
 import logging
@@ -24,12 +24,12 @@ from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
 
-#: Between two looks at how busy instances are (ours): the policy decides by what holds for a second or more.
+#: Between two observations of how busy instances are (ours): the policy decides by what holds for a second or more.
 LOOK_S = 0.5
 
 
 class Scaling:
-    """All versions' instances, and how busy they are."""
+    """Scales versions on request and by load, and describes their instances."""
 
     def __init__(
         self, loop: EventLoop, models: Models, read_counters: Callable[[int], RowView], clock_ns: Callable[[], int]
@@ -38,13 +38,13 @@ class Scaling:
         self._models = models
         self._read_counters = read_counters
         self._clock_ns = clock_ns
-        # Changed by each look; both by what cannot come again.
+        # Changed by each observation, which keeps the versions and instances that still exist.
         self._busy: dict[int, BusyShare] = {}
         self._autoscalers: dict[int, Autoscaler] = {}
 
     @property
     def verbs(self) -> dict[str, Verb]:
-        """What front ends may ask."""
+        """The verbs by which front ends list instances and scale versions."""
         return {"instances": self._instances, "scale": self._scale}
 
     # --- what clients ask ---
@@ -53,7 +53,8 @@ class Scaling:
         return self._describe(self._models.get(arguments["model"]), arguments["version"])
 
     async def _scale(self, arguments: dict[str, Any]) -> Any:
-        """Returns when that many are up and clients and batcher know, or at once where the asker does not wait."""
+        """Scale a version; returns when its instances are up and clients and the batcher know, or at once on
+        request."""
         model, number = self._models.get(arguments["model"]), arguments["version"]
         served = _serving(model, number)
         model.refuse_while_loading()
@@ -108,10 +109,10 @@ class Scaling:
             )
         return served.resize(with_count(version.config, count))
 
-    # --- what the load asks for ---
+    # --- scaling by load ---
 
     def watch(self) -> None:
-        """See how busy instances are, and let the versions that want it follow."""
+        """Observe how busy instances are now and every LOOK_S, and scale the versions with `autoscale`."""
         self._loop.call_after(LOOK_S, self.watch)
         now_ns = self._clock_ns()
         served = [each for model in self._models.models.values() for each in model.serving.values()]
@@ -161,13 +162,14 @@ class Scaling:
             await shared(resized)
         except ShoalError as error:
             _log.error("model '%s' cannot be scaled: %s", served.version.name, error)
-            autoscaler.wanted = served.version.num_instances  # what is still wanted then is decided anew
+            autoscaler.wanted = served.version.num_instances  # the next observation decides anew
 
 
 def with_count(config: Config, count: int) -> list[Config]:
-    """The instance groups of a model, for `count` instances in all: the first group gives or takes.
+    """A model's instance groups for `count` instances in all: only the first group's count changes.
 
-    Raises InvalidArgumentError where the others alone are as many, or a group cannot be divided by its GPUs.
+    Raises InvalidArgumentError where the other groups alone have as many, or the first cannot be divided among its
+    GPUs.
     """
     first, *others = config["instance_group"]
     rest = sum(group["count"] * max(1, len(group["gpus"])) for group in others)

@@ -4,7 +4,7 @@
                 │                                                  └─resize─► instances come and go, READY all the while
                 └─one fails─► UNAVAILABLE, ended
 
-A version that is loaded beside the one that serves is not public: clients do not hear of it until it is published.
+A version that is loaded beside the one that serves is not public: clients do not learn of it until it is published.
 Runs in the supervisor.
 """
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Served:
-    """A version and its instances. `announce` sends messages to all clients (versions.py)."""
+    """A model version and its instances. `announce` sends messages to all clients (versions.py)."""
 
     def __init__(
         self,
@@ -51,36 +51,37 @@ class Served:
         self._host = host
         self._roster = roster
         self._announce = announce
-        self.ended: Future[None] = host.loop.future()  # nothing is left of it
-        self.loaded: Future[None] = host.loop.future()  # all instances have come up once, or cannot
+        self.ended: Future[None] = host.loop.future()  # done when no instance is left
+        self.loaded: Future[None] = host.loop.future()  # all instances have come up once, or one cannot
         # Changed as instances come and go.
         self.instances: list[Instance] = []
         self._leaving: list[Instance] = []
-        self._fresh: dict[Instance, Instance] = {}  # one that is to come up → the one whose place it takes
+        self._fresh: dict[Instance, Instance] = {}  # a fresh instance → the one it replaces
         self._started_s = 0.0
         self._has_come_up = self._is_retiring = False
-        self.is_ending = False  # its last request has been answered, and its instances end or have ended
+        self.is_ending = False  # the last request has been answered; instances end or have ended
         self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
-        self.is_public = False  # clients know of this copy; changed by its model
+        self.is_public = False  # clients know this copy; changed by its model
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of this version in the log."""
         return f"model '{self.version.identifier}' version {self.version.version}"
 
     def contain(self, error: Exception) -> None:
-        """As a failure domain: what is under way fails, a load or a resize; what serves goes on."""
+        """After an unexpected error, fail the load or the resize under way; a version that serves goes on."""
         self.fail(own_error(error))
         self._give_up_resize(own_error(error))
 
     # --- loading ---
 
     async def load(self) -> None:
-        """Start the instances; returns when all are up. Raises ShoalError: the version is UNAVAILABLE, and ends."""
+        """Start the instances; returns when all are up. Raises ShoalError where one fails: the version is UNAVAILABLE,
+        and ends."""
         version = self.version
         try:
-            if self.is_ending:  # since it was created
+            if self.is_ending:  # since the version was created
                 raise UnavailableError(f"{self.title} is unloaded")
             _log.info("loading: %s:%d", version.identifier, version.version)
             self._started_s = self._host.loop.now_s()
@@ -106,7 +107,7 @@ class Served:
         _, self.instances = self._enrol(version.config)
         version.num_instances = len(self.instances)
         self.changed()
-        if looks_into_file:  # the first instance does, and the others wait for what it finds
+        if looks_into_file:  # the first instance reads the model file, and the others wait for its report
             reporter = self.instances[0]
             self._keep(reporter)
             await first(reporter.worker.found_io, self.loaded)
@@ -123,7 +124,8 @@ class Served:
         return self._host.machine.gpu_ids(self.version.config["backend"])
 
     def _enrol(self, config: Config) -> tuple[Sequence[Placement], list[Instance]]:
-        """A configuration's placements, and the instances of those that are new. Raises ShoalError: nothing changes."""
+        """Place a configuration's instances, and make those that are new. Raises ShoalError, and changes nothing, where
+        that fails."""
         host, placements = self._host, place(config, self._host.machine)
         known = {each.placement.identity for each in self.instances}
         new = [placement for placement in placements if placement.identity not in known]
@@ -149,26 +151,26 @@ class Served:
 
     @property
     def is_there(self) -> bool:
-        """Whether it serves, or would if its instances did not die."""
+        """Whether this version serves, or would if its instances did not die."""
         return self.version.state is VersionState.READY or self.version.is_failed
 
     def publish(self) -> None:
-        """It serves from now on, once clients hear of it."""
+        """Make the version READY; clients use it once its state is announced."""
         if self.version.state is VersionState.LOADING:
             self.version.move(VersionState.READY)
 
     @property
     def can_be_published(self) -> bool:
-        """Whether it has come up, and has not failed since."""
+        """Whether all instances have come up, and the version has not failed since."""
         return self.loaded.done() and self.version.state is VersionState.LOADING and not self.is_ending
 
     def changed(self) -> None:
-        """Tell clients, if they know of this copy, that its state or how many of its instances are up is another."""
+        """Announce this version's state and number of instances to clients, if it is public."""
         if self.is_public:
             self._announce([self.version.message()])
 
     def fail(self, error: ShoalError) -> None:
-        """What is loading cannot, or must not, come up: it is UNAVAILABLE, and ends."""
+        """End a version whose load has failed or must not succeed: it is UNAVAILABLE."""
         version = self.version
         if version.state is not VersionState.LOADING or self.is_ending:
             return
@@ -178,25 +180,25 @@ class Served:
         self._end()
 
     def refuse(self, error: ShoalError) -> None:
-        """It cannot even be tried."""
+        """End a version whose load cannot even be tried."""
         self.version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         self._end()
 
     def discard(self) -> None:
-        """It could serve, but must not."""
+        """End a version that could serve, but is not wanted."""
         self.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self._end()
 
     # --- what happens to instances ---
 
     def _keep(self, instance: Instance) -> None:
-        """Have an instance serve from now on."""
+        """Start an instance."""
         instance.start()
         with contained(self):
             self._host.loop.start(self._live(instance))
 
     async def _live(self, instance: Instance) -> None:
-        """An instance's life, until it has ended for good."""
+        """Run an instance until it has ended for good."""
         try:
             await instance.run()
         except ShoalError as error:
@@ -205,7 +207,7 @@ class Served:
         self._check_ended()
 
     def _not_up(self, instance: Instance, error: ShoalError) -> None:
-        """An instance that cannot load fails its version, or the resize it came with."""
+        """Fail the version, or the resize, of an instance that cannot load."""
         is_fresh = instance in self._fresh
         self._forget(instance)
         if is_fresh:
@@ -216,7 +218,7 @@ class Served:
             self.fail(error)
 
     def _on_state(self, instance: Instance) -> None:
-        """An instance has come up, has died, or is FAILED; it calls this before it lets others know."""
+        """Handle that an instance has come up, has died, or is FAILED, before other processes are told."""
         if instance.state is InstanceState.UP:
             self._on_up(instance)
         elif instance.state is InstanceState.FAILED:
@@ -226,7 +228,7 @@ class Served:
             self.changed()
 
     def _on_up(self, instance: Instance) -> None:
-        """A version is ready when all its instances have come up once."""
+        """Handle that an instance is up; when all have come up once, the version's load is over."""
         version = self.version
         if instance in self._fresh:
             self._hand_over(instance)
@@ -246,7 +248,7 @@ class Served:
         self._check_resized()
 
     def _on_failed(self, instance: Instance) -> None:
-        """A version all of whose instances are FAILED is UNAVAILABLE, and says so, until one of them is up again."""
+        """Make a version all of whose instances are FAILED UNAVAILABLE, until one of them is up again."""
         version = self.version
         if version.state is not VersionState.READY or not all(each.is_failed for each in self.instances):
             return
@@ -254,7 +256,7 @@ class Served:
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
-        self.changed()  # clients first: what they refuse, the batcher need not queue
+        self.changed()  # clients first: requests that they refuse need not be queued
         self._host.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def _forget(self, instance: Instance) -> None:
@@ -270,10 +272,10 @@ class Served:
     # --- more instances, or fewer ---
 
     def resize(self, groups: list[Config]) -> Future[None]:
-        """Serve with other instance groups: those that are in both go on. The future is done when the new ones are up;
-        it fails once the groups before are back.
+        """Serve with other instance groups; instances that are in both go on. The future is done when the new ones are
+        up; it fails once the previous groups are restored.
 
-        Raises ShoalError, and nothing changes, where the groups ask for what cannot be, or no model file is left.
+        Raises ShoalError, and changes nothing, where the groups cannot be placed, or no model file is left.
         """
         version = self.version
         config = place_groups({**version.config, "instance_group": groups}, self._gpu_ids)
@@ -281,7 +283,7 @@ class Served:
         wanted = {placement.identity: placement for placement in placements}
         self._previous_groups = version.config["instance_group"]
         version.config = config
-        version.name_groups()  # before an instance of a new one can die
+        version.name_groups()  # before an instance of a new group can die
         self._host.star.tell_batcher(InstanceGroupsChanged(version.model_id, version.groups))
         for instance in [each for each in self.instances if each.placement.identity not in wanted]:
             self.instances.remove(instance)
@@ -310,7 +312,7 @@ class Served:
                 resolve(up, None)
 
     def _give_up_resize(self, error: ShoalError) -> None:
-        """Back to the groups before it; what has come up of the new ones goes."""
+        """Go back to the previous groups; new instances that have come up are retired."""
         resizes, self._resizes = self._resizes, []
         if not resizes:
             return
@@ -319,7 +321,7 @@ class Served:
         try:
             self.resize(self._previous_groups)
             for instance in set(self.instances) - others:
-                instance.has_been_up = True  # what comes back is tried again as after a death
+                instance.has_been_up = True  # an instance that comes back is tried again as after a death
             self._check_resized()
         except ShoalError as refusal:
             _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)
@@ -327,12 +329,13 @@ class Served:
             for up in resizes:
                 reject(up, error)
 
-    # --- a fresh instance for one that has served enough ---
+    # --- a fresh instance in place of one that has reached a limit ---
 
     def replace(self, instance: Instance) -> bool:
-        """Start a fresh instance in its place; it goes when that is up. False where this is not the time for it.
+        """Start a fresh instance that replaces this one when it is up. Returns False while the version loads, resizes,
+        ends or replaces another.
 
-        Raises ShoalError where there is no model file or no descriptor for it.
+        Raises ShoalError where there is no model file or no descriptor for the fresh instance.
         """
         if self._fresh or self._resizes or self._is_retiring or self.is_ending or not self._has_come_up:
             return False
@@ -348,15 +351,16 @@ class Served:
             fresh.pin(old.placement)
             self.instances[self.instances.index(old)] = fresh
             self._dismiss(old)
-        else:  # scaled down meanwhile
+        else:  # the old one was removed meanwhile
             self._dismiss(fresh)
 
     # --- the end ---
 
     def retire(self) -> None:
-        """Serve what has been accepted, then end. Clients have been told already that nothing more shall come.
+        """Finish accepted requests, then end. Clients have been told already to send no more.
 
-        What is not answered within --request-timeout-secs, no client waits for, unless it is a stream.
+        Requests unanswered after --request-timeout-secs are dropped: no client waits for them any more, except for
+        streams.
         """
         if self.is_there:
             self.version.move(VersionState.UNLOADING)
@@ -374,12 +378,12 @@ class Served:
             self._end()
 
     def on_drained(self) -> None:
-        """The batcher has nothing more for it."""
+        """End a retiring version: the batcher has no more requests of it."""
         if self._is_retiring:
             self._end()
 
     def stop(self) -> None:
-        """The server ends: nothing is in flight any more."""
+        """End this version as the server stops: no request is open any more."""
         self._end()
 
     def _end(self) -> None:
@@ -406,17 +410,17 @@ class Served:
         self.ended.set_result(None)
         self.changed()
 
-    # --- what the batcher hears ---
+    # --- messages to the batcher ---
 
     def tell_batcher(self) -> None:
-        """A successor hears of its queue, before it hears of the workers."""
+        """Send a successor this version's queue and state, before it is sent the workers."""
         if self.version.is_config_final and not self.ended.done():
             self._host.star.tell_batcher(self._batcher_message())
         if self.version.is_failed:
             self._host.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def tell_batcher_again(self) -> None:
-        """What a successor must hear after it has heard of the workers."""
+        """Send a successor, which has been sent the workers, that this version is retiring."""
         if self._is_retiring and not self.ended.done():
             self._host.star.tell_batcher(RetireModel(self.version.model_id))
 
@@ -434,5 +438,5 @@ class Served:
 
     @property
     def revision(self) -> str:
-        """What it is called wherever it is served."""
+        """The version's revision: equal wherever the same files are served under this name and version."""
         return revision(self.version.name, self.version.version, self.source)

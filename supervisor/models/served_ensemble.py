@@ -1,8 +1,8 @@
-"""One version of an ensemble as it is served: no instances, but models that must be there and agree.
+"""One version of an ensemble as it is served: it has no instances, but needs models that are loaded and agree.
 
     load ─► LOADING ─its models are there─► ready, as any version ─► READY ⇄ UNAVAILABLE as they go and come
 
-It is asked to look whenever a model has changed. Runs in the supervisor.
+The models are checked whenever one of them has changed. Runs in the supervisor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from shoal.supervisor.models.served import Served
 
 
 class Model(Protocol):
-    """What a step names: a model (model.py)."""
+    """The model that a step names (implemented in model.py)."""
 
     identifier: ModelIdentifier
 
@@ -41,12 +41,14 @@ class Model(Protocol):
     def rows(self) -> Sequence[ModelVersion]: ...
 
 
-#: The model that is meant by a name in the ensemble's own repository; None where there is none, or it could be several.
+#: Finds the model that a name means in the ensemble's own repository; None where there is none, or the name is
+#: ambiguous.
 Find = Callable[[ModelIdentifier], Model | None]
 
 
 class ServedEnsemble(Served):
-    """To all other processes it has one instance, which is up while an instance of each model is."""
+    """A version of an ensemble. To all other processes it has one instance, which is up while an instance of each of
+    its models is."""
 
     def __init__(
         self,
@@ -60,12 +62,12 @@ class ServedEnsemble(Served):
         super().__init__(version, source, host, roster, announce)
         self._find = find
         self._own_labels = version.labels
-        # Changed by look: the versions of the steps, in order; whether `look` has been called.
+        # Changed by look: the versions of the steps, in order; whether `_start` has been called.
         self._composing: list[Served] = []
         self._has_begun = False
 
     async def _start(self) -> None:
-        """Check what can be checked, and look for its models."""
+        """Check the configuration, and look for the models of the steps."""
         version = self.version
         version.config = finish_config(version.config)
         version.num_instances = 1
@@ -76,29 +78,29 @@ class ServedEnsemble(Served):
 
     @property
     def is_there(self) -> bool:
-        """Whether it serves, or would if its models were there."""
+        """Whether this ensemble serves, or would if its models were loaded."""
         return super().is_there or self._is_broken
 
     @property
     def _is_broken(self) -> bool:
-        """Whether it has come up and one of its models has gone since."""
+        """Whether this ensemble has come up and one of its models has ended since."""
         return self._has_come_up and self.version.is_failure and not (self._is_retiring or self.is_ending)
 
     @property
     def names(self) -> list[str]:
-        """The models it is made of, as its steps call them."""
+        """The names of the models in the steps."""
         return [step["model_name"] for step in steps(self.version.config)]
 
     def resize(self, groups: list[Config]) -> Future[None]:
-        """Raises InvalidArgumentError: it has no instances."""
+        """Not possible; raises InvalidArgumentError: an ensemble has no instances."""
         raise InvalidArgumentError(
             f"model '{self.version.name}' is an ensemble and has no instances; scale the models that it is made of"
         )
 
-    # --- its models ---
+    # --- the models of the steps ---
 
     def look(self) -> None:
-        """See what has become of its models."""
+        """Check the state of the steps' models, and come up, fail or recover accordingly."""
         version = self.version
         if version.state is VersionState.LOADING and self._has_begun and not (self._has_come_up or self.is_ending):
             self._look_whether_ready()
@@ -126,7 +128,7 @@ class ServedEnsemble(Served):
             self._host.loop.after(added, self._come_up)
 
     def _come_up(self) -> None:
-        """Requests may come: the batcher knows of it."""
+        """Finish the load: the batcher has the ensemble, and requests may arrive."""
         if self.version.state is VersionState.LOADING and not self.is_ending:
             self.version.load_seconds = self._host.loop.now_s() - self._started_s
             resolve(self.loaded, None)
@@ -155,9 +157,9 @@ class ServedEnsemble(Served):
         self.changed()
 
     def _resolve(self, *, waits: bool) -> list[Served] | None:
-        """The versions that its steps mean now; None, with `waits`, where one of them is still being loaded.
+        """The versions that the steps mean now; None, with `waits`, where one of them is still being loaded.
 
-        Raises InvalidArgumentError where one is missing, or they do not agree.
+        Raises InvalidArgumentError where one is missing, or their tensors do not agree.
         """
         name, listed = self.version.name, steps(self.version.config)
         models = [self._find(ModelIdentifier(step["model_name"], self.version.namespace)) for step in listed]
@@ -182,7 +184,7 @@ class ServedEnsemble(Served):
         return composing
 
     def _refuse_cycles(self, path: tuple[ModelIdentifier, ...]) -> None:
-        """Raises InvalidArgumentError where an ensemble waits for itself. `path` leads from this one to the last."""
+        """Raise InvalidArgumentError where an ensemble contains itself. `path` leads from this one to the last."""
         last = self._find(path[-1])
         found = [] if last is None else [each for each in last.versions.values() if isinstance(each, ServedEnsemble)]
         meant = [self._find(ModelIdentifier(name, each.version.namespace)) for each in found for name in each.names]
@@ -215,18 +217,18 @@ class ServedEnsemble(Served):
     def _count(self) -> None:
         self.version.num_instances_up = int(all(each.version.num_instances_up > 0 for each in self._composing))
 
-    # --- what the batcher hears ---
+    # --- messages to the batcher ---
 
     @property
     def _composition(self) -> tuple[list[int], Sequence[int], bool]:
-        """The model ids of its steps, which of them are decoupled, and whether all may run again."""
+        """The model ids of the steps, which of them are decoupled, and whether all may run again."""
         ids = [each.version.model_id for each in self._composing] or [0] * len(self.names)
         configs = [each.version.config for each in self._composing]
         return ids, decoupled_steps(configs), all(map(may_run_again, configs))
 
     @property
     def revision(self) -> str:
-        """What it is called wherever it goes through equal models."""
+        """The ensemble's revision: equal wherever its steps lead through equal models."""
         steps = [each.revision for each in self._composing]
         return revision(self.version.name, self.version.version, self.source, steps)
 
@@ -238,7 +240,7 @@ class ServedEnsemble(Served):
 
 
 def _missing(ensemble: str, model: Model, wanted: int) -> str:
-    """Triton's sentence for a step whose version is not there, and why it is not."""
+    """Triton's sentence for a step whose version is not loaded, with the reason."""
     depends = f"ensemble '{ensemble}' depends on '{model.identifier}'"
     if wanted != LATEST and model.serving:
         return f"{depends} whose required version {wanted} is not loaded."

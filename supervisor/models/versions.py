@@ -1,4 +1,4 @@
-"""The versions of all models that have not ended: their ids and rows, how many may load at once, what clients hear.
+"""The versions of all models until they end: their ids and rows, how many may load at once, and their announcement.
 
 Runs in the supervisor.
 """
@@ -27,10 +27,10 @@ from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
 
 
 class Versions:
-    """Versions from their creation to their end.
+    """All versions of all models, from creation to end.
 
     `find` finds the models of ensembles' steps, `on_changed` is called after each announcement, `discard` removes a
-    directory that was made for one load, `forget` the copies of versions that are not among those given.
+    directory that was made for one load, `forget` removes copies of versions other than those given.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Versions:
 
     @property
     def num_retries(self) -> int:
-        """How often a version that cannot be loaded is tried again at once."""
+        """How often a version whose load fails is tried again at once."""
         return self._host.options.model_load_retry_count
 
     def create(self, found: FoundModel, number: int) -> Served:
-        """A version, not started, of which clients do not hear. Raises UnavailableError where there are too many, or
-        the server stops."""
+        """Make a version, not started and not public. Raises UnavailableError where there are too many, or the server
+        stops."""
         if self._is_stopping:
             raise UnavailableError("the server is stopping")
         if not self._free_rows:
@@ -86,7 +86,7 @@ class Versions:
         return served
 
     def create_problem(self, identifier: ModelIdentifier, reason: str, *, is_polled: bool = True) -> ModelVersion:
-        """What stands for a model of which no version is known, and says why."""
+        """A placeholder version with a reason, for a model of which no version is known."""
         name, namespace = identifier
         ids = next(self._ids), NO_ROW
         version = ModelVersion(name, NO_VERSION, *ids, Path(), namespace=namespace, is_polled=is_polled)
@@ -94,56 +94,56 @@ class Versions:
         return version
 
     def slot_for(self, served: Served) -> AbstractAsyncContextManager[None]:
-        """A place among the versions that load at once. An ensemble waits for others, so it must not keep them
-        waiting."""
+        """A place among the versions that load at once. An ensemble needs none: it waits for others, and must not keep
+        them waiting."""
         return nullcontext() if isinstance(served, ServedEnsemble) else self._slots
 
-    # --- what clients and batcher hear ---
+    # --- messages to clients and batcher ---
 
     def announce(self, messages: Sequence[Message]) -> Future[None]:
-        """Send messages to front ends; done when all act upon them, and the batcher upon what it was sent before."""
+        """Send messages to front ends; done when all have applied them, and the batcher what it was sent before."""
         for served in tuple(self._served.values()):
             if isinstance(served, ServedEnsemble):
-                with contained(served):  # first: what follows may be the end of a version that is one of its steps
+                with contained(served):  # first: what follows may end a version that is one of the ensemble's steps
                     served.look()
         applied = self._host.star.announce_to_clients(messages)
         self._on_changed()
         return applied
 
     def settle(self) -> Future[None]:
-        """Done when clients and batcher act upon all that they were told."""
+        """A future that is done when clients and the batcher have applied everything sent so far."""
         return self._host.star.announce_to_clients([Ping()])
 
     async def settle_retired(self) -> None:
-        """Returns once all versions retired before that have no open request are ending. The batcher reports such
-        versions after the message that it is dealing with: after its first acknowledgement, but before the second."""
+        """Return once all versions retired before that have no open request are ending. The batcher reports such
+        versions after the message that it is handling: after its first acknowledgement, but before the second."""
         star = self._host.star
         for _ in range(2):
             await star.acknowledgements.announce(star.to_batcher(Ping()))
 
     def tell_batcher(self) -> None:
-        """A batcher that takes a dead one's place hears of every version that has a queue."""
+        """Send a successor every version that has a queue."""
         for served in self._served.values():
             served.tell_batcher()
 
     def tell_batcher_again(self) -> None:
-        """And, once it has heard of the workers, of those that have to end."""
+        """Send a successor, which has been sent the workers, the versions that retire."""
         for served in self._served.values():
             served.tell_batcher_again()
 
     def on_drained(self, model_id: int) -> None:
-        """The batcher has nothing more for this version."""
+        """End a retiring version: the batcher has no more requests of it."""
         if model_id in self._served:
             self._served[model_id].on_drained()
 
     # --- directories made for one load ---
 
     def lend(self, directory: Path) -> None:
-        """A directory made for one load; it is discarded when nothing that was loaded from it is left."""
+        """Take over a directory made for one load; it is discarded when every version loaded from it has ended."""
         self._borrowed.setdefault(directory, 0)
 
     def disown(self, directory: Path) -> None:
-        """The load it was made for has failed: it is no longer ours to discard."""
+        """Leave a directory to the process that made it: its load has failed."""
         self._borrowed.pop(directory, None)
 
     def _give_back(self, directory: Path) -> None:
@@ -165,7 +165,7 @@ class Versions:
         self._forget([each.version.version_dir for each in self._served.values()])
 
     async def stop(self) -> None:
-        """End all instances; returns after the last."""
+        """End all instances; returns after the last has ended."""
         self._is_stopping = True
         leaving = tuple(self._served.values())
         for served in leaving:

@@ -1,6 +1,6 @@
-"""One worker process of an instance, from the moment it is asked for until its end, and what it holds meanwhile.
+"""One worker process of an instance, from the request for it until its end, and what it holds meanwhile.
 
-Which worker follows which, and what a worker's end means to others, is decided in instance.py. Runs in the supervisor.
+The order of an instance's workers, and what a worker's end causes, is decided in instance.py. Runs in the supervisor.
 """
 
 import signal
@@ -26,10 +26,10 @@ from shoal.supervisor.processes.worker_program import reported_model_io, worker_
 
 
 class Worker:
-    """A process, its connection and its place in the star."""
+    """A worker process, its connection and its place in the star."""
 
     def __init__(self, number: int, version: ModelVersion, host: Host) -> None:
-        """`number` is the instance's."""
+        """`number` is the number of the instance."""
         self._number = number
         self._version = version
         self._host = host
@@ -39,15 +39,15 @@ class Worker:
         self.mapped: Future[MemoryMapped] = host.loop.future()
         # Changed as the process begins, connects, comes up and ends.
         self.child: Child | None = None
-        self._num_oom_kills = 0  # at its start
+        self._num_oom_kills = 0  # at the process's start
         self.output: Output | None = None
-        self.up: Future[None] = host.loop.future()  # of the flow that brings it up
+        self.up: Future[None] = host.loop.future()  # the task that brings the worker up
         self.member: Member | None = None
-        self.participant: Participant | None = None  # its place in the star
-        self.progress: Progress | None = None  # what it reports of its batches, while it is up
+        self.participant: Participant | None = None  # the worker's place in the star
+        self.progress: Progress | None = None  # the worker's progress through its batches, while it is up
         self.up_since_s = 0.0
-        self.is_over_limit = False  # it has executed a batch for too long, and is ended for that
-        self.error: ShoalError | None = None  # why it ends, or could not begin
+        self.is_over_limit = False  # a batch has run for too long, and the worker is being ended for that
+        self.error: ShoalError | None = None  # why the worker ends, or could not be started
         self.handlers = table(
             on(ModelIOFound, lambda message: resolve(self.found_io, reported_model_io(message))),
             on(ModelLoaded, lambda message: resolve(self.loaded, message)),
@@ -63,17 +63,17 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its process, 0 where none runs."""
+        """The pid of this worker; 0 where none runs."""
         return self.child.pid if self.child is not None and not self.child.is_over else 0
 
     @property
     def owner(self) -> int:
-        """Its owner id in the star, 0 where it has no memory there."""
+        """The worker's owner id in the star; 0 where it has no memory there."""
         return self.participant.owner if self.participant else 0
 
     def begin(self, placement: Placement, *, gives_way: bool) -> Future[int]:
-        """Ask for the process, and read what it prints; the future is the process's exit code, or an OSError where it
-        cannot begin. Raises OSError where that is known at once."""
+        """Start the process, and read what it prints; the future is the process's exit code, or an OSError where it
+        cannot be started. Raises OSError where that is known at once."""
         self._num_oom_kills = self._host.oom_kills.count()
         kind, program = worker_program(self._number, self._version, placement, self._host, gives_way=gives_way)
         self.child = self._host.zygotes.spawn(kind, program, captured=True)
@@ -82,22 +82,22 @@ class Worker:
         return self.child.exited
 
     def came_up(self, participant: Participant) -> None:
-        """Batches may go to it: restore its priority, and read its progress from now on."""
+        """Prepare for the first batch: restore the process's priority, and read its progress from now on."""
         self.up_since_s = self._host.loop.now_s()
         self.progress = Progress(participant.read_only_fd, participant.link_fd)
         niceness.join_in(self.pid)
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens to a process that has ended."""
+        """Send the process a signal; nothing happens where it has ended."""
         if self.child is not None:
             self.child.signal(number)
 
     def fail(self, error: ShoalError) -> None:
-        """End it now, for this reason."""
+        """Kill the process, for this reason."""
         self.error = error
         self.signal(signal.SIGKILL)
 
-    # --- what it says ---
+    # --- messages from the worker ---
 
     def _on_refused(self, message: Refused) -> None:
         self.error = errors.from_wire(message.wire, message.sentence)
@@ -113,10 +113,10 @@ class Worker:
         if self.participant is not None:
             self._host.star.lend(self.participant, message.owner)
 
-    # --- its end ---
+    # --- the worker's end ---
 
     def finish(self) -> None:
-        """The process has ended, or could not begin: handle what it had printed and sent."""
+        """Handle all that a process which has ended, or could not be started, had printed and sent."""
         self.up.cancel()
         if self.output is not None:
             self.output.finish()
@@ -124,7 +124,7 @@ class Worker:
             self.member.drain()
 
     def death(self, code: int, activity: str, limit_ms: int, placement: Placement) -> Death:
-        """What is known of its end; `activity` is what it was doing, where it was not up."""
+        """What is known about this worker's end; `activity` is what it was doing, where it was not up."""
         assert self.child is not None
         oom_kills, progress = self._host.oom_kills, self.progress
         if progress is not None:

@@ -1,8 +1,8 @@
-"""One gunicorn arbiter as the supervisor sees it: started early, opened when the models are ready, started again.
+"""One gunicorn arbiter as the supervisor sees it: started early, opened when the models are ready, started again after
+a death.
 
-One runs for each kind of front end: the lanes of HTTP, those of gRPC, the road. Each imports what its workers need
-while models load, and waits for one byte before it touches its sockets. grpcio's server, which forks nothing, does the
-same.
+One arbiter runs for each kind of front end: HTTP lanes, gRPC lanes, the road. Each imports what its workers need while
+models load, and waits for one byte before it opens its sockets. grpcio's server, which forks nothing, does the same.
 """
 
 import logging
@@ -18,14 +18,14 @@ from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 
 _log = logging.getLogger(__name__)
 
-#: gunicorn looks at these and would take over what is not meant for it. (systemd's are gone already: notify.py.)
+#: Variables by which gunicorn would take settings that are not meant for it. (systemd's are gone already: notify.py.)
 FOREIGN_VARIABLES = ("GUNICORN_CMD_ARGS", "GUNICORN_FD", "GUNICORN_PID", "WEB_CONCURRENCY")
 
 _GUNICORN = ("shoal.frontend.gunicorn_main", "--config", "python:shoal.frontend.gunicorn_conf")
 
 
 class Arbiter:
-    """A process of `num_processes` front ends."""
+    """An arbiter's process, with `num_processes` front ends."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Arbiter:
         self._started_s = 0.0
 
     def start(self) -> None:
-        """Have it run until `stop`."""
+        """Keep the process running until `stop`."""
         self._running = self._loop.start(self._run())
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of this front end in the log."""
         return f"the front end '{self.role}'"
 
     def contain(self, _error: Exception) -> None:
-        """As a failure domain: its processes end, and are started again."""
+        """End the arbiter's process after an unexpected error; it is started again."""
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
@@ -75,7 +75,7 @@ class Arbiter:
                 await first(self._stopping, limit_s=self._pause_s(what_happened))
 
     async def _run_process(self) -> str:
-        """From the process's start to its end; the words for that."""
+        """Start the process and wait for its end; returns the words for that end."""
         try:
             child = self._child = self._execute()
         except OSError as error:
@@ -100,7 +100,7 @@ class Arbiter:
             "SHOAL_PROCESSES": str(self.num_processes),
             "SHOAL_GO_FD": str(read_fd),
             "SHOAL_SUPERVISOR_PID": str(os.getpid()),
-            # numpy's BLAS would start threads at import, and the arbiter must fork without any.
+            # numpy's BLAS would start threads at import, and the arbiter must have none when it forks
             "OPENBLAS_NUM_THREADS": "1",
         }
         try:
@@ -114,7 +114,7 @@ class Arbiter:
         return child
 
     def open(self) -> None:
-        """The sockets listen: let it serve."""
+        """Let the front ends serve: the sockets listen now."""
         self._is_open = True
         if self._child is not None:
             self._let_go()
@@ -124,12 +124,12 @@ class Arbiter:
         try:
             os.write(go_fd, b"g")
         except BrokenPipeError:
-            return  # it has ended; its pidfd says so
+            return  # the process has ended; its pidfd reports that
         finally:
             os.close(go_fd)
 
     def stop(self) -> Future[None]:
-        """Accept no more, answer what was accepted, end; the future is done when it has ended."""
+        """Let the front ends answer what they have accepted, and end; the future is done when they have ended."""
         self._stopping.set_result(None)
         if self._child is not None and self._is_open:
             self._child.signal(signal.SIGTERM)
@@ -138,13 +138,13 @@ class Arbiter:
         return self._stopping if self._running is None else self._running
 
     def _hang_up(self) -> None:
-        """One that still waits for the word takes this as the end."""
+        """Close the pipe: an arbiter that still waits for its byte then ends."""
         if self._go_fd >= 0:
             os.close(self._go_fd)
             self._go_fd = -1
 
     def _pause_s(self, what_happened: str) -> float:
-        """How long until the next start; the log says why there is one."""
+        """Log why the process is started again; returns the pause before that."""
         has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
         self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
         pause_s = backoff_s(self._num_deaths)

@@ -1,9 +1,9 @@
-"""The batcher's processes: one in the middle of the star, one standing by, imported and waiting to take its place.
+"""The batcher's processes: one active in the middle of the star, and one standing by to take its place.
 
     spawn ─► joined ─► standing by ─► active ─► ended, or silent for a second and killed ─► spawn the next
 
 A take-over by a process that has yet to start costs 15 ms where a zygote forks it and 0.3 s where it is exec'd, during
-which no request is served; by one that stands by, less. What a successor is told is the star's business. Runs in the
+which no request is served; by one that stands by, less. The star sends a successor what it has to know. Runs in the
 supervisor.
 """
 
@@ -26,17 +26,17 @@ from shoal.supervisor.processes.zygotes import Zygotes
 
 _log = logging.getLogger(__name__)
 
-#: Batchers that may end by a fault of their own, one after the other, each within FAULT_S of becoming active: the fault
-#: is in what they are told then, and only a clean start rids the server of it (ours).
+#: This many batchers may end by a fault of their own in a row, each within FAULT_S of becoming active: then the fault
+#: is in what they are sent, and only a clean start removes it (ours).
 MAX_FAULTS, FAULT_S = 3, 10.0
-#: An active batcher is asked for a sign of life so often, and ended when it has given none for so long though it could
-#: (silence.py): no request is served meanwhile, and none fails for it (ours; requests are delayed by 1.5 s at most
-#: where there are cores enough).
+#: An active batcher is pinged so often, and killed when it has not answered for so long though it could (silence.py):
+#: no request is served meanwhile, and none fails for it (ours; requests are delayed by 1.5 s at most where there are
+#: cores enough).
 PING_S, SILENCE_S = 0.5, 1.0
 
 
 class Batchers:
-    """Keeps an active one, and one to follow it; `on_active` is called with each that takes the place."""
+    """Keeps a batcher active, and one standing by; `on_active` is called with each batcher that becomes active."""
 
     def __init__(
         self,
@@ -55,37 +55,37 @@ class Batchers:
         self.active: Member | None = None
         self._standby: Member | None = None
         self._num_faults = 0
-        self._num_refusals = 0  # of the system, one after the other: of a process, or of memory
-        #: How many have been active so far; each but the first took a dead one's place.
+        self._num_refusals = 0  # refusals by the system in a row: of a process, or of memory
+        #: How many batchers have been active so far; each but the first was a successor.
         self.num_active = 0
         self._active_since_s = 0.0
         self._silence = Silence(0.0)
         self._children: set[Child] = set()
         self._hopeless: Future[None] = loop.future()
-        #: Done once `stop` has been called: no process is started any more.
+        #: Done once `stop` has been called: no further process is started.
         self._stopping: Future[None] = loop.future()
 
     async def run(self) -> None:
-        """Keep a batcher active. Returns where one after the other has failed and no further one will be tried."""
+        """Keep a batcher active. Returns when one after another has failed and no further one is tried."""
         self._loop.start(self._fill_place())
         await shared(self._hopeless)
 
     def start_standby(self) -> None:
-        """The server serves from now on: keep a second batcher ready, and end an active one that does not turn its
-        loop."""
+        """Keep a second batcher ready, and kill an active one whose loop stands still, from now on: the server
+        serves."""
         self._loop.start(self._fill_place())
         self._hear()
         self._loop.every(PING_S, self._look)
 
     async def _fill_place(self) -> None:
-        """One of the places for a batcher: whenever its process has ended, another is started."""
+        """Fill one of the two places for a batcher: whenever its process has ended, another is started."""
         while not self.is_stopping:
             with contained(self):
                 await self._run_process()
             await first(self._stopping, limit_s=self._pause_s)
 
     async def _run_process(self) -> None:
-        """From the start of a batcher's process to its end, and what its end means to others."""
+        """Start a batcher's process, wait for its end, and handle that end."""
         try:
             child = self._zygotes.spawn("batcher", self._program)
             self._children.add(child)
@@ -104,16 +104,17 @@ class Batchers:
 
     @property
     def _pause_s(self) -> float:
-        # One that fails by itself does so again; one that is killed says nothing about the next.
+        # A batcher that fails by itself fails again; the death of one that is killed says nothing about the next.
         return backoff_s(max(self._num_faults, self._num_refusals))
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of the batcher in the log."""
         return "the batcher"
 
     def contain(self, _error: Exception) -> None:
-        """As a failure domain: the active one ends, and another takes its place, unless that fails time and again."""
+        """Kill the active batcher after an unexpected error, so that another takes its place, unless that happens time
+        and again."""
         self._note_fault()
         if self.active is not None:
             self._kill(self.active.pid)
@@ -130,7 +131,7 @@ class Batchers:
         return self._stopping.done()
 
     async def stop(self) -> None:
-        """Have both end: a batcher takes its supervisor's hanging up as the end. Returns when the active one has."""
+        """Close the connections of both batchers, which they take as the end. Returns when the active one has ended."""
         self._stopping.set_result(None)
         pid = 0 if self.active is None else self.active.pid
         for member in (self._standby, self.active):
@@ -142,7 +143,7 @@ class Batchers:
                 return
 
     def join(self, member: Member) -> None:
-        """A batcher has imported all it needs and waits for its first message."""
+        """Take in a batcher that has finished its imports and waits for its first message."""
         member.domain = self
         if self.is_stopping:
             member.hang_up()
@@ -154,7 +155,7 @@ class Batchers:
             member.hang_up()
 
     def _activate(self, member: Member) -> None:
-        """Give a batcher the place in the middle. All that it is told is sent when this returns."""
+        """Make a batcher the active one. All messages that it needs are sent when this returns."""
         self.active = member
         self.num_active += 1
         self._active_since_s = self._loop.now_s()
@@ -163,10 +164,10 @@ class Batchers:
             self._on_active(member)
         except (OutOfSharedMemoryError, OSError) as error:
             self._refused(f"the batcher (pid {member.pid}) cannot have its memory: {error}")
-            member.hang_up()  # it ends, and another is tried
+            member.hang_up()  # this batcher ends, and another is tried
             return
         self._num_refusals = 0
-        self._silence.look(self._loop.now_s(), observe(member.pid))  # what it computed before does not count
+        self._silence.look(self._loop.now_s(), observe(member.pid))  # CPU time used before does not count
         self._hear()
 
     def _look(self, late_s: float) -> None:
@@ -190,7 +191,8 @@ class Batchers:
         self._silence.hear(self._loop.now_s())
 
     def _leave(self, child: Child, code: int) -> None:
-        """A batcher's process has ended. In one go the star lets go of the active one, and the next takes its place."""
+        """Handle the end of a batcher's process: without an await, the star lets go of an active one, and the next
+        takes its place."""
         if self._standby is not None and self._standby.pid == child.pid:
             self._standby.hang_up()
             self._standby = None

@@ -1,7 +1,7 @@
 """Child processes of the supervisor: started by exec, or forked by a zygote (zygotes.py), watched by pidfd either way.
 
-Nothing here knows what a child is for. Runs in the supervisor, in its only thread: PR_SET_PDEATHSIG fires when the
-thread that is a child's parent ends.
+This file does not know the children's purposes. Runs in the supervisor, in its only thread: PR_SET_PDEATHSIG kills
+children when the thread that started them ends.
 """
 
 import errno
@@ -18,46 +18,48 @@ from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.processes import niceness
 
-#: Pids of those that run and have not been waited for. One set, as the kernel's list of a process's children is one.
+#: Pids of children that run and have not been waited for. One set for the process, as the kernel's list of children is
+#: one.
 _RUNNING: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a child runs: `python -m module…`, with `environment` added to ours."""
+    """The command of a child process: `python -m module…`, with `environment` added to the supervisor's own."""
 
     role: str
     module: Sequence[str]
     environment: Mapping[str, str]
     pass_fds: Sequence[int] = ()
-    gives_way: bool = False  # to processes that serve (niceness.py), until it is let join in
+    gives_way: bool = False  # has a lower priority than processes that serve (niceness.py), until `join_in`
 
 
 class Child:
-    """A child, from the moment it is wanted: to have it forked takes a while, and where that fails, it is exec'd."""
+    """A child process, from the request for it to its end: forking takes a while, and where that fails, it is
+    exec'd."""
 
     def __init__(self, loop: EventLoop, program: Program, pipes: Sequence[tuple[int, int]]) -> None:
         self.program = program
-        #: What it writes to stdout and stderr where that is captured: it must be read.
+        #: The reading ends of its stdout and stderr where these are captured: they must be read.
         self.outputs: list[IO[bytes]] = [os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes]
-        #: The other ends, open until it has begun.
+        #: The writing ends, open until the child has started.
         self.output_fds = [writing for _, writing in pipes]
         self._loop = loop
-        # Changed as it begins and ends. Until then signals wait.
+        # Changed as the child starts and ends. Signals wait until it has started.
         self.pid = 0
         self._pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting_signal = 0
-        #: Whether it has ended, or could not begin.
+        #: Whether the child has ended, or could not be started.
         self.is_over = False
-        #: Its return code (negative: the signal that ended it), or an OSError where it could not begin.
+        #: The return code (negative: the signal that ended it), or an OSError where the child could not be started.
         self.exited: Future[int] = loop.future()
         self._ended_here = bound(self._ended)
-        #: Most memory it had at once, known once it has ended. It starts with what its parent had.
+        #: The child's largest resident memory, known once it has ended. It starts with that of its parent.
         self.peak_rss_bytes = 0
 
     def signal(self, number: int) -> None:
-        """Send a signal; to a child that has ended, nothing happens."""
+        """Send the child a signal; nothing happens where it has ended."""
         if self.is_over:
             return
         if self._pidfd < 0:
@@ -69,7 +71,7 @@ class Child:
             return
 
     def execute(self) -> None:
-        """Begin by exec. Raises OSError where the system refuses, and it is over."""
+        """Start the child by exec. Raises OSError where the system refuses; the child is over then."""
         try:
             self._execute()
         except OSError as error:
@@ -77,16 +79,16 @@ class Child:
             raise
 
     def execute_instead(self) -> None:
-        """Begin by exec where no zygote forks it after all; those who wait for `exited` have the error."""
+        """Start the child by exec where no zygote can fork it; an error goes to `exited`."""
         with suppress(OSError):
             self.execute()
 
     def _execute(self) -> None:
-        # Safe path: a file named json.py in the working directory must not stand in for the standard module.
+        # -P, safe path: a file named json.py in the working directory must not stand in for the standard module.
         isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
         stdout, stderr = self.output_fds or (None, None)
         self._process = subprocess.Popen(
-            # Unbuffered: what a killed process has printed shall not die with it.
+            # -u, unbuffered: what a process has printed must not be lost when it is killed.
             [sys.executable, *isolation, "-u", "-m", *self.program.module],
             env={**os.environ, **self.program.environment},
             stdin=subprocess.DEVNULL,
@@ -97,8 +99,8 @@ class Child:
         self.began(self._process.pid)
 
     def began(self, pid: int) -> None:
-        """It runs, as our child, under this pid. Raises ProcessLookupError where it is no more, another OSError where
-        it cannot be watched, and it is over."""
+        """Watch the child, which a zygote has forked under this pid. Raises ProcessLookupError where it has ended
+        already, another OSError where it cannot be watched; the child is over then."""
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -110,7 +112,7 @@ class Child:
         if self.program.gives_way:
             niceness.give_way(pid)
         else:
-            niceness.join_in(pid)  # its zygote may give way
+            niceness.join_in(pid)  # a forked child starts with the priority of its zygote
         _RUNNING.add(pid)
         self._loop.on_readable(self._pidfd, self._ended_here)
         self._close_outputs()
@@ -118,7 +120,7 @@ class Child:
             self.signal(self._waiting_signal)
 
     def abandon(self) -> None:
-        """Keep it from beginning, and close the pipes that its output would come through."""
+        """Give up a child that has not been started, and close the pipes for its output."""
         self._give_up(OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)))
         for pipe in self.outputs:
             pipe.close()
@@ -127,9 +129,9 @@ class Child:
         self.is_over = True
         if not self.exited.done():
             self.exited.set_exception(error)
-            self.exited.exception()  # asyncio takes it as seen, by those who do not wait for it, too
+            self.exited.exception()  # `exited` may be awaited by no flow: asyncio must not warn
         self._close_outputs()
-        if self._process is not None and self._pidfd < 0:  # it runs, and without a pidfd its end would go unnoticed
+        if self._process is not None and self._pidfd < 0:  # its end would go unnoticed
             self._process.kill()
             self._process.wait()
 
@@ -147,13 +149,13 @@ class Child:
         _RUNNING.discard(self.pid)
         code = os.waitstatus_to_exitcode(status)
         if self._process is not None:
-            self._process.returncode = code  # or Popen would wait itself
+            self._process.returncode = code  # otherwise Popen would wait for the process itself
         self.peak_rss_bytes = usage.ru_maxrss * 1024
         self.exited.set_result(code)
 
 
 def prepare(loop: EventLoop, program: Program, *, captured: bool) -> Child:
-    """A child that has yet to begin. Raises OSError where the system refuses."""
+    """Make a child that is not started yet. Raises OSError where the system refuses."""
     pipes = list[tuple[int, int]]()
     try:
         for _ in (1, 2) if captured else ():
@@ -176,16 +178,19 @@ def spawn(
     captured: bool = False,
     gives_way: bool = False,
 ) -> Child:
-    """Exec `python -m module…` with `environment` added to ours. Raises OSError where the system refuses."""
+    """Exec `python -m module…` with `environment` added to the supervisor's own. Raises OSError where the system
+    refuses."""
     child = prepare(loop, Program(role, module, environment, pass_fds, gives_way), captured=captured)
     child.execute()
     return child
 
 
 def reap_orphans() -> bool:
-    """Wait for dead processes that the supervisor has not started: as a subreaper it inherits what users' code leaves.
+    """Wait for dead processes that the supervisor has not started: as a subreaper it inherits those that users' code
+    leaves.
 
-    False where one of our own children is in front of them: once it has been waited for, look again.
+    Returns False where a child of the supervisor's own is the first in the kernel's list: call this again once that one
+    has been waited for.
     """
     while dead := _first_dead():
         if dead in _RUNNING:

@@ -1,7 +1,7 @@
-"""The clients that are processes of the server's own: front ends, and workers whose models call others.
+"""The clients that are the server's own processes: front ends, and workers whose models call others.
 
-They join over the control socket, are told of every model, and ask what only the supervisor knows. Those that are not
-ours are guests (guests.py). Runs in the supervisor.
+They join over the control socket, are sent every model, and ask the supervisor's questions. Users' processes are guests
+(guests.py). Runs in the supervisor.
 """
 
 import logging
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Clients:
-    """All of them. `tell_news` tells a front end what only front ends know; `gives_up` is asked whether the server ends
-    for one that cannot have its memory."""
+    """The joins of all clients that are the server's own. `tell_news` sends a front end what only front ends need;
+    `gives_up` decides whether the server ends for a client that cannot have its memory."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class Clients:
         self._tell_news = tell_news
         self._gives_up = gives_up
         # Changed as front ends join.
-        self._num_refused = 0  # one after the other
+        self._num_refused = 0  # in a row
 
     async def join_front_end(self, member: Member) -> None:
-        """A front end gets its memory, hears of all there is, and serves. Where there is no memory, it waits for it."""
+        """Take in a front end: send it its memory and all models. Where there is no memory now, try again later."""
         while member.is_open:
             try:
                 client = await self._welcome(*self._star.join_client(member))
@@ -71,7 +71,8 @@ class Clients:
                 return
 
     async def join_caller(self, member: Member) -> None:
-        """A model calls another for the first time. Where there is no room for that, the call fails, and no more."""
+        """Take in a worker whose model calls another for the first time. Without memory for that, only the call
+        fails."""
         try:
             caller = await self._welcome(*self._star.join_caller(member))
         except (OutOfSharedMemoryError, OSError) as error:
@@ -82,7 +83,7 @@ class Clients:
             self.send_models(caller)
 
     async def _welcome(self, client: Participant, known: Future[None]) -> Participant:
-        """Let a client in, once the batcher knows it; returns when the client has its memory, or is dead."""
+        """Give a client its memory, once the batcher knows it; returns when the client has mapped that, or is dead."""
         member = client.member
         member.listen(client_handlers(self._star, self._questions, client))
 
@@ -101,14 +102,15 @@ class Clients:
         return client
 
     def send_models(self, client: Participant) -> Future[None]:
-        """Tell a client, a guest too, of all models, and that it may start; the future is done when it has heard."""
+        """Send a client or a guest all models, and that it may start; the future is done when it has acknowledged
+        that."""
         for message in self._models.messages():
             client.member.send(message)
         return self._star.acknowledgements.announce([(client.member, ModelsKnown())])
 
 
 def client_handlers(star: Star, questions: Questions, client: Participant) -> Handlers:
-    """The handlers of what a client, or a guest, may send."""
+    """The handlers of all messages that a client or a guest may send."""
     hear_payload = partial(star.payloads.hear, client)
     return table(
         on(QuestionAsked, partial(questions.take, client.member)),

@@ -1,6 +1,6 @@
-"""How a worker ended: what the kernel and the supervisor know, as one sentence for the log and one word for clients.
+"""How a worker has ended, from what the kernel and the supervisor know: a sentence for the log and a word for clients.
 
-Pure; runs in the supervisor. The sentence that clients read is made from the word, in shoal.reasons.
+Pure; runs in the supervisor. shoal.reasons turns the word into the sentence that clients read.
 """
 
 import signal
@@ -12,26 +12,26 @@ from shoal.process import EXIT_DEVICE_LOST
 from shoal.reasons import MAX_FIGURE, UNNAMED_GROUP, DeathDetail, Reason, describe_exit, pack_sizes
 
 _MIB = 1 << 20
-#: How many lines are worth a look where nothing among them begins a report.
+#: How many last lines are logged where none of them begins a report.
 _NUM_LAST_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker that was not asked to end."""
+    """The unexpected end of a worker."""
 
     pid: int
     code: int  # the exit code; negative: the signal
-    activity: str  # what it was doing: "loading", "executing batch 17", "idle"
+    activity: str  # what the worker was doing: "loading", "executing batch 17", "idle"
     peak_rss_bytes: int  # as wait4 reports it
     memory_limit_bytes: int  # of its cgroup, or of the machine
-    is_oom_kill: bool  # the kernel counts a process killed for memory that no other process has died of
-    limit_ms: int = 0  # the execution limit, where the supervisor ended it for that
-    may_use_gpu: bool = False  # it was not of KIND_CPU
+    is_oom_kill: bool  # the kernel counts a process killed for memory that explains no other death
+    limit_ms: int = 0  # the execution limit, where the supervisor ended the worker for that
+    may_use_gpu: bool = False  # the worker's kind was not KIND_CPU
 
     @property
     def reason(self) -> Reason:
-        """The sentence for the clients whose requests it was executing."""
+        """The reason in replies to requests that the worker was executing."""
         if self.limit_ms:
             return Reason.EXECUTION_LIMIT
         if self.is_oom_kill and self.code == -signal.SIGKILL:
@@ -39,7 +39,8 @@ class Death:
         return Reason.INSTANCE_DIED
 
     def detail(self, groups: Sequence[str], placement: Placement) -> int:
-        """The word that says whose death it is and how it ended; `groups` are the names of `ModelVersion.groups`."""
+        """The word in replies that says which instance has died and how; `groups` are the names of
+        `ModelVersion.groups`."""
         group = min(groups.index(placement.group), UNNAMED_GROUP)
         number = int(placement.instance_name.rpartition("_")[2])
         return DeathDetail(self.pid, group, number, self._figure()).pack()
@@ -52,7 +53,7 @@ class Death:
         return self.code & 0xFFFF
 
     def describe(self) -> str:
-        """What comes after "instance 'simple_0_0'" in the log."""
+        """The words that follow "instance 'simple_0_0'" in the log."""
         return (
             f"(pid {self.pid}) {describe_exit(self.code)}{self._cause()} while it was {self.activity}; its memory "
             f"peaked at {self.peak_rss_bytes // _MIB} MiB, the limit is {self.memory_limit_bytes // _MIB} MiB"

@@ -25,14 +25,16 @@ from shoal.supervisor.processes.listeners import SERVICES, Listeners
 
 _log = logging.getLogger(__name__)
 
-#: A road thread is busy with one request where one of Triton's HTTP threads juggles many (ours).
+#: Threads of the road for one of Triton's HTTP threads: a road thread is busy with one request, where one of Triton's
+#: handles many (ours).
 THREADS_PER_HTTP_THREAD = 8
-#: Loading a model takes longest of what a front end may ask for; the answer comes this much later at most (ours).
+#: Loading a model takes longest of what a front end may ask for; a front end waits this much longer for the answer
+#: (ours).
 ANSWER_SLACK_S = 30
 
 
 class FrontEnds:
-    """Lanes and road."""
+    """The lanes and the road: their arbiters, and the sockets between them."""
 
     def __init__(
         self,
@@ -46,8 +48,8 @@ class FrontEnds:
         self._options = options
         self._log_settings = log_settings
         self._listeners = listeners
-        # Front ends join for as long as the arbiters live, which is longer than the sockets are open here. The road
-        # believes what it is told at its endpoint for gRPC, so that one has no address: only lanes reach it.
+        # Front ends join for as long as the arbiters live, which is longer than the sockets are open here. The road's
+        # endpoint for gRPC has no address: the road trusts what arrives there, and only lanes may reach it.
         self._endpoints = {
             "{}:{}".format(*each.getsockname()): name for name, each in listeners.items() if name != "grpc"
         }
@@ -60,7 +62,7 @@ class FrontEnds:
             "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
         }
         self._handovers = [*_datagram_pair(), *_datagram_pair()]
-        # In the order they stop: what lanes hand over, the road must still answer.
+        # In the order in which they stop: the road must still answer what lanes have handed over.
         self._lanes = list(self._make_lanes())
         self._road = self._make_road()
         # Changed as models settle, as front ends join, and by stop.
@@ -68,7 +70,7 @@ class FrontEnds:
         self._has_repositories = True
         self._num_started = 0
         self._is_stopping = False
-        self._all_started: Future[None] = loop.future()  # for the first time
+        self._all_started: Future[None] = loop.future()  # resolved when all have started for the first time
 
     # --- the processes ---
 
@@ -80,14 +82,15 @@ class FrontEnds:
             num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
             yield self._gunicorn("http", num_lanes, ["http"], passed)
         if "grpc" in self._listeners and options.has_grpc_lanes:
-            passed = {"SHOAL_SEND_FD": to_road}  # what they hand over is not a client's connection, and never returns
+            passed = {"SHOAL_SEND_FD": to_road}  # it is no client's connection, and never returns
             num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
             yield self._gunicorn("grpc", num_lanes, ["grpc"], passed)
         elif "grpc" in self._listeners:
             yield self._grpcio(self._listeners["grpc"])
 
     def _make_road(self) -> Arbiter | None:
-        """For the other endpoints and for what lanes hand over; None where there is nothing of either."""
+        """The arbiter of the road, for the other endpoints and for what lanes hand over; None where there is
+        neither."""
         road_in, _, returns, to_lanes = self._handovers
         lanes = {"http", "grpc"} & {lane.role for lane in self._lanes}
         accepting = self._listeners.keys() - {"http", "grpc"}
@@ -96,9 +99,9 @@ class FrontEnds:
         passed = {
             "SHOAL_SEND_FD": to_lanes,
             "SHOAL_RECEIVE_FD": road_in,
-            "SHOAL_RETURNED_FD": returns,  # what no lane has taken when the last has ended
+            "SHOAL_RETURNED_FD": returns,  # connections that no lane has taken when the last one has ended
         }
-        # Where there is nothing to accept, too, gunicorn insists on a socket.
+        # gunicorn insists on a socket, even where the road accepts nothing.
         return self._gunicorn("road", 1, accepting or lanes, passed, accepts=bool(accepting))
 
     def _gunicorn(
@@ -110,7 +113,7 @@ class FrontEnds:
         *,
         accepts: bool = True,
     ) -> Arbiter:
-        """One of its arbiters. `passed` are sockets by the variables that tell their numbers."""
+        """An arbiter that runs gunicorn. `passed` are sockets, by the variables that give their numbers."""
         accepting = [self._listeners[name].fileno() for name in endpoints]
         environment = {
             **self._environment,
@@ -122,8 +125,9 @@ class FrontEnds:
         return Arbiter(self._loop, role, num_processes, environment, fds)
 
     def _grpcio(self, held: socket.socket) -> Arbiter:
-        """grpcio's server. It binds a socket of its own, and this one keeps the port for it."""
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # not before it was bound: no other server is here
+        """The arbiter that runs grpcio's server, which binds a socket of its own; the present one keeps the port
+        reserved."""
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # after its bind: so no other server has this port
         address, port = held.getsockname()[:2]
         named = f"[{address}]" if ":" in address else address
         environment = {**self._environment, "SHOAL_GRPC_ADDRESS": f"{named}:{port}"}
@@ -142,10 +146,10 @@ class FrontEnds:
             arbiter.start()
 
     def open(self, models: Collection[str], *, has_repositories: bool = True) -> Future[None]:
-        """All models are known, by their names those that serve: listen, and let the arbiters fork their workers. The
-        future is done when every front end answers.
+        """Listen, and let the arbiters fork their workers: all models have settled. The future is done when every front
+        end answers. `models` are the names of those that serve.
 
-        Raises InvalidArgumentError where Vertex AI has no model to ask.
+        Raises InvalidArgumentError where Vertex AI's default model is missing or ambiguous.
         """
         self._has_repositories = has_repositories
         if self._options.allow_vertex_ai:
@@ -161,17 +165,17 @@ class FrontEnds:
 
     @property
     def port(self) -> int:
-        """Where HTTP is, or would be."""
+        """The port of HTTP, bound or configured."""
         http = self._listeners.get("http")
         return self._options.http_port if http is None else int(http.getsockname()[1])
 
     @property
     def num_front_ends(self) -> int:
-        """Processes that answer clients when all are well: lanes and road."""
+        """The number of processes that answer clients when all run: lanes and road."""
         return sum(arbiter.num_processes for arbiter in self._arbiters)
 
     def welcome(self) -> Callable[..., ClientWelcomed]:
-        """The first message to a front end, but for its place in the star."""
+        """A function that builds the first message to a front end from the front end's place in the star."""
         options = self._options
         return partial(
             ClientWelcomed,
@@ -208,7 +212,8 @@ class FrontEnds:
         )
 
     def on_client_started(self) -> None:
-        """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""
+        """Count a front end that answers now; when all do for the first time, log that in the words that scripts wait
+        for."""
         self._num_started += 1
         if self._is_stopping or self._num_started != self.num_front_ends:
             return
@@ -218,7 +223,7 @@ class FrontEnds:
         self._all_started.set_result(None)
 
     async def stop(self) -> None:
-        """Accept no more; returns when what was accepted has been answered, and all have ended."""
+        """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended."""
         self._is_stopping = True
         for listener in self._listeners.values():
             listener.close()
@@ -228,13 +233,14 @@ class FrontEnds:
             await shared(self._road.stop())
 
     def close(self) -> None:
-        """No front end is left, nor will there be another."""
+        """Close the sockets between front ends: the last front end has ended."""
         for each in self._handovers:
             each.close()
 
 
 def _default_model(wanted: str, models: Collection[str]) -> str:
-    """The model that Vertex AI's predictions ask. Raises InvalidArgumentError, Triton's sentences."""
+    """The model for Vertex AI's predictions. Raises InvalidArgumentError, in Triton's words, where it is missing or
+    ambiguous."""
     if not wanted and len(models) != 1:
         raise InvalidArgumentError(
             "Expect the model repository contains only a single model if default model is not specified"
@@ -245,7 +251,7 @@ def _default_model(wanted: str, models: Collection[str]) -> str:
 
 
 def _datagram_pair() -> tuple[socket.socket, socket.socket]:
-    """A reading and a writing end for connections that change hands."""
+    """A reading and a writing end of a socket on which connections are handed over."""
     reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     reading.setblocking(False)
     writing.setblocking(False)

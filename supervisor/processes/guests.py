@@ -1,9 +1,9 @@
-"""Guests: processes that are not ours, connect to a socket in the file system, and submit requests as front ends do.
+"""Guests: users' processes that connect to a socket in the file system, and submit requests as front ends do.
 
     connect (same user) ─► join ─► own segment, link, bell ─► models ─► started ─► asks ─► hangs up, or is hung up on
 
-A guest may send anything, send nothing, or stand still with what it was given. So its messages have one door, here;
-no process waits for it; segments are announced to it only when it asks, since messages that it does not read hold
+A guest may send anything, send nothing, or stand still with what it was given. So its messages are checked here; no
+process waits for it; segments are announced to it only when it asks, since messages that it does not read hold
 descriptors. Its connection is closed, which undoes all it has, where its outbox is full, where it has not sent its open
 requests again half a second after a batcher's successor serves, or where its memory holds what cannot be. Runs in the
 supervisor.
@@ -36,13 +36,13 @@ from shoal.supervisor.questions.questions import Questions
 
 _log = logging.getLogger(__name__)
 
-#: Messages that may wait for a guest beside the 200 KB that its socket takes, and how long it has to send a batcher's
-#: successor again what it holds, which is kept for it until then (ours).
+#: How many messages may wait for a guest beside the 200 KB that its socket takes, and how long a guest has to send a
+#: batcher's successor its open requests and held replies, which are kept until then (ours).
 MAX_OUTBOX, WORD_S = 256, 0.5
 
 
 class Guests:
-    """All of them. `send_models` tells one of the models, and that it may start."""
+    """All guests of the server. `send_models` sends a guest the models, and that it may start."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Guests:
         self._listener: Listener | None = None
         self._path = ""
         self._connections: set[Member] = set()
-        self._gone: Future[None] = loop.future()  # all of them, after `close`
+        self._gone: Future[None] = loop.future()  # done when all guests have left after `close`
 
     def start(self, http_port: int) -> None:
-        """Listen where the options say, or where a client looks for a server of this port. What hinders that is logged,
-        and hinders no other guest."""
+        """Listen where the options say, or where a client looks for a server of this port. An error is logged, and the
+        server goes on without guests."""
         path = self._options.client_socket
         if path == "" or not self._options.client_count:
             return
@@ -80,14 +80,14 @@ class Guests:
             _log.error("no client on this host can connect to this server: %s", error)
 
     def open(self, path: str) -> None:
-        """Listen. Raises OSError."""
+        """Listen for guests on a socket at this path. Raises OSError."""
         self._listener = Listener.at(path)
         self._path = path
         self._loop.on_readable(self._listener.fileno(), self._accept)
         _log.info("clients on this host find the server at %s", path)
 
     def close(self) -> None:
-        """Refuse new guests. Those that are connected have been told that the server is stopping."""
+        """Refuse new guests. Connected guests have been sent that the server is stopping."""
         listener, self._listener = self._listener, None
         if listener is not None:
             self._loop.forget(listener.fileno())
@@ -96,20 +96,20 @@ class Guests:
                 os.unlink(self._path)
 
     async def see_off(self) -> None:
-        """After `close`: returns once all have gone, which they do when what they asked is answered; those that do not
-        for too long are sent away."""
+        """After `close`, return once all guests have left, which they do when their requests are answered; after a time
+        limit the others are disconnected."""
         if self._connections:
             await first(self._gone, limit_s=self._options.exit_timeout_secs / 2)
         for member in tuple(self._connections):
             member.hang_up()
 
     async def await_word(self, successor: Member, serves: Task[None]) -> None:
-        """A batcher's successor keeps what guests may hold: from when it serves they have WORD_S to send what they do
-        hold."""
+        """Give guests WORD_S, from when a batcher's successor serves, to send it their held replies; disconnect the
+        others."""
         await shared(serves)
         await sleep(WORD_S)
         if self._star.batcher is not successor:
-            return  # it is dead: guests have WORD_S from when the next one serves
+            return  # this successor is dead: guests have WORD_S from when the next one serves
         for client in self._star.joined:
             if client.is_guest and client.is_late:
                 client.member.hang_up()
@@ -124,7 +124,7 @@ class Guests:
         try:
             accepted = self._listener.accept(is_guests=True)
         except OSError as error:
-            _log.warning("a client cannot connect: %s", error)  # it has gone again, or descriptors have run out
+            _log.warning("a client cannot connect: %s", error)  # the guest has gone again, or descriptors have run out
             self._loop.pause(self._listener.fileno(), ACCEPT_AGAIN_S)
             return
         if accepted is None:
@@ -170,7 +170,7 @@ class Guests:
         self._refuse(member, str(error))
 
     async def _let_in(self, guest: Participant, far_end: GuestBell, known: Future[None]) -> None:
-        """Send a guest its memory, once the batcher knows it, and when it has that, of all models."""
+        """Send a guest its memory, once the batcher knows it, and then all models."""
         star, options, member = self._star, self._options, guest.member
         try:
             await star.await_batcher(known)

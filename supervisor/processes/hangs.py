@@ -1,9 +1,9 @@
-"""When a worker is taken to hang: it has been at one batch, without a response, for longer than its execution limit.
+"""Hanging workers: those that execute one batch for longer than the execution limit without a response.
 
-A response that the batch sends restarts the clock, which stands still while the worker waits for clients to read. First
-SIGABRT, for which a worker dumps its stack, a second later SIGKILL. A look that comes late excuses all workers: what
-stopped the supervisor (a suspended machine, a debugger, a starved host) stopped them, too. Pure: given what was seen
-and the time, it returns which to end. Runs in the supervisor.
+A response that the batch sends restarts the clock, which stands still while the worker waits for clients to read. A
+hanging worker is sent SIGABRT, for which it dumps its stack, and a second later SIGKILL. A check that comes late
+excuses all workers: what stopped the supervisor (a suspended machine, a debugger, a starved host) stopped them, too.
+Pure: from observations and the time it returns the workers to end. Runs in the supervisor.
 """
 
 import signal
@@ -11,38 +11,38 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Between two looks: while an instance executes, and while none does (ours).
+#: Between two checks: while an instance executes, and while none does (ours).
 BUSY_INTERVAL_NS = 250_000_000
 IDLE_INTERVAL_NS = 1_000_000_000
-#: A look later than this is a gap. Deadlines move by it, once.
+#: A check later than this is a gap. Deadlines move by it, once.
 GAP_NS = 5_000_000_000
 #: From SIGABRT to SIGKILL.
 GRACE_NS = 1_000_000_000
 
 
 class Execution(NamedTuple):
-    """A batch that a look found on a worker: since `began_ns` it is executed without a response or a wait for a client;
-    where that is 0 it waits to be taken up."""
+    """A batch observed on a worker: it has been executed since `began_ns` without a response or a wait for a client;
+    where that is 0, it waits in the worker's ring."""
 
-    worker: int  # a number that no other worker has
+    worker: int  # the instance's number, never used twice
     number: int  # of the batch begun last
     began_ns: int
     limit_ns: int
 
 
 class Ending(NamedTuple):
-    """A worker to be sent a signal."""
+    """A worker to end, and the signal for that."""
 
     worker: int
     signal: signal.Signals
 
 
 class Look(NamedTuple):
-    """What a look came to."""
+    """The result of a check."""
 
     endings: list[Ending]
     gap_ns: int  # by how much deadlines were moved
-    next_ns: int  # the pause until the next one
+    next_ns: int  # the pause until the next check
 
 
 @dataclass(slots=True)
@@ -53,14 +53,14 @@ class _Watched:
     is_killed: bool = False
 
     def excuse(self, since_ns: int, now_ns: int) -> None:
-        """No process could run from `since_ns` to `now_ns`: the machine stood still."""
+        """Move the batch's times by the part of a standstill of the machine, `since_ns` to `now_ns`, that it covers."""
         self.began_ns += now_ns - max(self.began_ns, since_ns)
         if self.aborted_ns:
             self.aborted_ns += now_ns - max(self.aborted_ns, since_ns)
 
 
 class Hangs:
-    """Who executes what since when, and who is being ended for it."""
+    """The batches under execution and their workers, and which of these have been sent a signal."""
 
     def __init__(self) -> None:
         # Changed by look.
@@ -68,7 +68,7 @@ class Hangs:
         self._due_ns = 0
 
     def look(self, now_ns: int, executions: Iterable[Execution]) -> Look:
-        """Judge what is being executed now; who is not named executes nothing, or has no limit."""
+        """Check the batches that are executed now; a worker without one executes nothing, or has no limit."""
         gap_ns = now_ns - self._due_ns if self._due_ns and now_ns - self._due_ns > GAP_NS else 0
         watched = {each.worker: self._watch(each, now_ns) for each in executions}
         if gap_ns:
@@ -85,8 +85,8 @@ class Hangs:
         if known is not None and known.execution == execution:
             return known
         if known is not None and known.aborted_ns and known.execution.number == execution.number:
-            return known  # a response that comes so late saves it no more
-        # The time stands in memory that a model's code can write: what lies ahead began now.
+            return known  # after SIGABRT a late response changes nothing
+        # The time stands in memory that a model's code can write: one in the future is taken for now.
         return _Watched(execution, min(execution.began_ns, now_ns) or now_ns)
 
 

@@ -1,25 +1,25 @@
 """How many lanes a server starts by default: as many as its cores can use beside the batcher and the workers.
 
 A small request costs the one batcher 74 to 108 thousand instructions, and a lane 73 to 145 (docs/performance.md). So
-with four lanes it is the batcher that is busy, and where there are few cores the workers want them.
+with four lanes the batcher is the busiest process, and on few cores the workers need them.
 """
 
 import math
 import os
 from pathlib import Path
 
-#: One more lane of HTTP for so many cores, and of gRPC; there are at least so many, and at most (ours).
+#: Cores per lane of HTTP and of gRPC, and the least and the most lanes of each (ours).
 _CORES_PER_HTTP_LANE, _HTTP_LANES = 2, (2, 4)
 _CORES_PER_GRPC_LANE, _GRPC_LANES = 4, (1, 2)
 
 
 def num_http_lanes(num_cores: int) -> int:
-    """Two, half as many as cores where these are more than five, four at most."""
+    """The default number of HTTP lanes: half the number of cores, between two and four."""
     return _within(num_cores // _CORES_PER_HTTP_LANE, *_HTTP_LANES)
 
 
 def num_grpc_lanes(num_cores: int) -> int:
-    """One, and two from eight cores on."""
+    """The default number of gRPC lanes: one, or two from eight cores on."""
     return _within(num_cores // _CORES_PER_GRPC_LANE, *_GRPC_LANES)
 
 
@@ -28,12 +28,13 @@ def _within(number: int, least: int, most: int) -> int:
 
 
 def num_usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may run on, or the time of so many that its container is given, if that is less."""
+    """Cores that this process may use: those of its affinity, or the CPU time of its container in cores if that is
+    less."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _quota(groups))))
 
 
 def _quota(groups: Path) -> float:
-    """Cores' worth of time that a control group may use, as the kernel's interface says it in version 2 or 1."""
+    """CPU time in cores that a control group may use, by the kernel's interface of version 2 or 1."""
     try:
         quota, _, period = (groups / "cpu.max").read_text().partition(" ")
     except OSError:

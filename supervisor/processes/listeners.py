@@ -1,4 +1,4 @@
-"""The sockets on which clients are awaited, one for each endpoint that is wanted.
+"""The listening sockets for clients, one for each endpoint in use.
 
 They are bound first, so that a port in use is known before any model loads, and listen last, so that clients are
 refused until every model has loaded, as Triton's are.
@@ -13,10 +13,11 @@ from shoal.options import Endpoint, ServerOptions, endpoints
 
 _log = logging.getLogger(__name__)
 
-#: No half-sent request, half-sent body or unread reply holds a thread of the road longer than this per system call.
+#: Time limit of one recv or send on a client's connection: so no half-sent request or unread reply holds a thread of
+#: the road for longer.
 SOCKET_TIMEOUT_S = 10
 
-#: By endpoint, what it is called in the line that scripts wait for; Triton's.
+#: By endpoint, the service's name in the line that scripts wait for; Triton's.
 SERVICES = {
     "http": "HTTPService",
     "grpc": "GRPCInferenceService",
@@ -28,7 +29,7 @@ Listeners = Mapping[str, socket.socket]
 
 
 def bind(options: ServerOptions) -> Listeners:
-    """By its endpoint's name, a socket for each that is wanted: bound, not listening.
+    """A bound socket, not listening yet, for each endpoint in use, by the endpoint's name.
 
     Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
     """
@@ -38,8 +39,8 @@ def bind(options: ServerOptions) -> Listeners:
 
 
 def _check_tls(cert: str, key: str, root: str) -> None:
-    """What grpcio's server would stumble over once all models have loaded."""
-    import ssl  # here: few have TLS, and it takes 15 ms
+    """Check the files for TLS, so that an error in them is known before any model loads."""
+    import ssl  # imported here: few servers have TLS, and it takes 15 ms
 
     for flag, file in (("--grpc-server-cert", cert), ("--grpc-server-key", key), ("--grpc-root-cert", root)):
         try:
@@ -50,7 +51,7 @@ def _check_tls(cert: str, key: str, root: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     flags = f"--grpc-server-cert={cert} and --grpc-server-key={key}"
     try:
-        context.load_cert_chain(cert, key, password=lambda: b"")  # or a key with a password would ask for it
+        context.load_cert_chain(cert, key, password=lambda: b"")  # without a password OpenSSL would ask for one
         if root:
             flags = f"--grpc-root-cert={root}"
             context.load_verify_locations(root)
@@ -64,7 +65,7 @@ def _bind(endpoint: Endpoint) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
-    # Accepted sockets inherit both: a deadline for each recv and send that no worker class has to enforce.
+    # Accepted sockets inherit both time limits, for each recv and send, which no worker class has to enforce.
     timeval = SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)

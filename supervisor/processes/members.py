@@ -1,6 +1,6 @@
 """The supervisor's end of a control connection: messages out without blocking, acknowledgements counted.
 
-A process that does not read must not stop the supervisor, so what does not fit into the socket waits here.
+A process that does not read must not stop the supervisor: messages that do not fit into its socket wait here.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from shoal.supervisor.failure_domains import FailureDomain, run_in
 
 _log = logging.getLogger(__name__)
 
-#: Messages that may wait for one process. 512 model versions, their workers and their segments fit.
+#: Messages that may wait for one process: enough for 512 model versions, their workers and their segments.
 MAX_OUTBOX = 8192
 #: How long an announcement waits for recipients that run users' code, which may hold the interpreter for minutes (ours;
 #: an idle one acknowledges within a millisecond).
@@ -29,9 +29,9 @@ Recipient = tuple["Member", Message]
 
 
 class Member:
-    """A process at the other end of a connection. `on_gone` is called once when it hangs up; by default announcements
-    wait for it no longer. `on_malformed` is called for what is no message; by default its domain gets the error.
-    """
+    """A process at the other end of a control connection. `on_gone` is called once when the connection ends; by default
+    announcements no longer wait for the process. `on_malformed` is called for a malformed message; by default the
+    process's domain gets the error."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Member:
         # Changed by send and by the loop's callbacks.
         self._outbox: deque[tuple[bytes, list[int]]] = deque()  # encoded, with duplicates of its descriptors
         self._is_open = True
-        #: What it counted when it was asked for its ledger last; None where it has not answered.
+        #: The process's counts in answer to the ledger's last request; None where it has not answered.
         self.counts: dict[str, int] | None = None
         self._own = table(
             on(Acknowledged, lambda message: acknowledgements.received(self, message.seq)),
@@ -58,39 +58,40 @@ class Member:
         self._kinds = Kinds(*self._own)
         self.on_malformed: Callable[[], None] | None = None
         self.on_gone: Callable[[], None] = lambda: acknowledgements.gone(self)
-        #: What an error in hearing it costs: this connection, or what the process belongs to.
+        #: The domain for errors in handling this process's messages: this connection, or what the process belongs to.
         self.domain: FailureDomain = self
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of this connection in the log."""
         return f"the connection of process {self.pid}"
 
     def contain(self, _error: Exception) -> None:
-        """As a failure domain: the process takes this as the end of its supervisor."""
+        """Close the connection after an unexpected error; the process takes that as the end of its supervisor."""
         self.hang_up()
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not hung up."""
+        """Whether the connection has not ended."""
         return self._is_open
 
     def start(self) -> None:
-        """Begin to listen to it."""
+        """Begin to read the connection."""
         self._loop.on_readable(self._channel.fileno(), lambda: run_in(self.domain, self._hear))
 
     def listen(self, handlers: Handlers) -> None:
-        """From now on the process may send messages of these types, each of which goes to its handler, beside
-        acknowledgements and its ledger."""
+        """Accept messages of these types from the process from now on, each for its handler, beside acknowledgements
+        and ledgers."""
         self.listen_only(handlers | self._own)
 
     def listen_only(self, handlers: Handlers) -> None:
-        """The process may send messages of these types alone: it has not joined yet."""
+        """Accept messages of these types alone: the process has not joined yet."""
         self._handlers = handlers
         self._kinds = Kinds(*handlers)
 
     def send(self, message: Message, seq: int = 0) -> None:
-        """Send now or as soon as the process reads; descriptors are duplicated, so the caller keeps its own."""
+        """Send a message now, or as soon as the process reads; descriptors are duplicated, so the caller keeps its
+        own."""
         if not self._is_open:
             return
         body, fds = encode(message, seq)
@@ -101,7 +102,7 @@ class Member:
             except BlockingIOError:
                 self._loop.on_writable(self._channel.fileno(), self._flush)
             except OSError:
-                return  # it is gone; its end of file is already on the way
+                return  # the process has ended; the connection's end of file is already on the way
         if len(self._outbox) >= self._max_outbox:
             self.hang_up()
             return
@@ -110,11 +111,12 @@ class Member:
         try:
             for fd in fds:
                 duplicates.append(os.dup(fd))
-        except OSError:  # no descriptor is left: it would miss what others count on
+        except OSError:  # no descriptor is left: without this message the process could not go on
             self.hang_up()
 
     def drain(self) -> None:
-        """Handle the messages that the process had sent before it ended; hang up at the first that is malformed."""
+        """Handle the messages that the process had sent before it ended; close the connection at the first malformed
+        one."""
         try:
             while self._hear():
                 """On to the next."""
@@ -135,8 +137,8 @@ class Member:
         self.on_gone()
 
     def kill(self) -> bool:
-        """Kill the process, unless it has ended: its pid may be another's by then. False where this process has no
-        descriptor left for that."""
+        """Kill the process, unless it has ended, since its pid may be another's by then. False where this process has
+        no descriptor left for that."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -144,7 +146,7 @@ class Member:
         except OSError:
             return False
         try:
-            # Its end of the connection is open after the pidfd was opened, so the pidfd is that process's.
+            # The connection is still open after the pidfd was opened, so the pidfd is that process's.
             if self._is_open and not self._channel.is_hung_up():
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         except ProcessLookupError:
@@ -154,7 +156,7 @@ class Member:
         return True
 
     def close(self) -> None:
-        """Hang up without calling back: the supervisor ends."""
+        """Close the connection without `on_gone`: the supervisor ends."""
         self.on_gone = lambda: None
         self.hang_up()
 
@@ -173,7 +175,7 @@ class Member:
         self._loop.on_writable(self._channel.fileno(), None)
 
     def _hear(self) -> bool:
-        """Take a message; False where there is none."""
+        """Handle one message of the process; False where there is none."""
         if not self._is_open:
             return False
         try:
@@ -198,13 +200,13 @@ class Member:
 
 
 class Acknowledgements:
-    """Announcements to several processes, each with a future: every one of them has said that it is in force."""
+    """Announcements to several processes, each with a future that is done when all of them have acknowledged it."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._numbers = itertools.count(1)
-        # Changed by announce, received and gone: sequence number → how many acknowledgements of whom are missing, and
-        # the future.
+        # Changed by announce, received and gone: sequence number → the members that owe acknowledgements, with how
+        # many, and the future.
         self._pending: dict[int, tuple[Counter[Member], Future[None]]] = {}
         # Members that a brief announcement has gone on without, and that have acknowledged nothing since.
         self._late: set[Member] = set()
@@ -216,10 +218,10 @@ class Acknowledgements:
         briefly: Iterable[Recipient] = (),
         patience_s: float = PATIENCE_S,
     ) -> Future[None]:
-        """Send members messages and descriptors; the future is done when all that still live have acknowledged each,
-        at once if there are none.
+        """Send messages to members; the future is done when all that still live have acknowledged each, at once if
+        there are none.
 
-        Those that are told `briefly` are waited for no longer than `patience_s`.
+        Members in `briefly` are waited for no longer than `patience_s`.
         """
         seq = next(self._numbers)
         brief = [recipient for recipient in briefly if recipient[0].is_open]
@@ -243,7 +245,7 @@ class Acknowledgements:
             self._settle(member, [seq], None)
 
     def is_late(self, member: Member) -> bool:
-        """Whether a brief announcement has gone on without a member that has acknowledged nothing since."""
+        """Whether a brief announcement has gone on without this member, which has acknowledged nothing since."""
         return member in self._late
 
     def oldest(self, member: Member) -> int:
@@ -251,12 +253,12 @@ class Acknowledgements:
         return next((seq for seq, (missing, _) in self._pending.items() if member in missing), 0)
 
     def received(self, member: Member, seq: int) -> None:
-        """A member has acknowledged one message."""
+        """Note a member's acknowledgement of one message."""
         self._late.discard(member)
         self._settle(member, [seq], 1)
 
     def gone(self, member: Member) -> None:
-        """A member is dead: its acknowledgements count as given."""
+        """Count a dead member's missing acknowledgements as given."""
         self._late.discard(member)
         self._settle(member, list(self._pending), None)
 

@@ -1,9 +1,10 @@
-"""Processes that start or end give way to those that serve: a worker until it is up, its zygote, a worker that ends.
+"""Priorities: processes that start or end have a lower one than those that serve: a worker until it is up, its zygote,
+a worker that ends.
 
-A start is tens of milliseconds of CPU, or a framework's many seconds. At the niceness of all it holds a request up for
-milliseconds each time that the next process on its way is woken, and the road, which is nice itself, far longer. Until
-a server serves no process gives way, or its start would wait for all else that the machine does. Runs in the
-supervisor.
+A start takes tens of milliseconds of CPU, or with some frameworks many seconds. At the priority of all others it delays
+a request by milliseconds each time that the next process on the request's way is woken, and the road, which is nice
+itself, far longer. Before the server serves, priorities are not lowered: a start would wait for everything else on the
+machine. Runs in the supervisor.
 """
 
 import functools
@@ -12,18 +13,18 @@ import threading
 
 from shoal.process import set_niceness
 
-#: Nicer than the road, which has 10, with a thirtieth of a lane's share. Idle priority, next to nothing, made starts
-#: take seconds on an overloaded machine.
+#: The niceness of such processes: beyond the road's 10, with a thirtieth of a lane's share. With idle priority, which
+#: is next to nothing, starts took seconds on an overloaded machine.
 STEPS = 15
 
 
 def give_way(pid: int) -> None:
-    """Let a process have what the others leave, and a little more. Where it could not come back, nothing happens."""
+    """Lower a process's priority. Where the system would not let the process return, nothing happens."""
     _set(pid, STEPS)
 
 
 def join_in(pid: int) -> None:
-    """Let a process be one of those who serve."""
+    """Give a process the priority of those that serve."""
     _set(pid, 0)
 
 
@@ -34,7 +35,7 @@ def _set(pid: int, steps: int) -> None:
 
 @functools.cache
 def _may_come_back() -> bool:
-    """Whether the system lets a process that has become nicer be as before.
+    """Whether the system lets a process that has lowered its priority raise it again.
 
     It does where the limit "nice" is 20 or more, or with CAP_SYS_NICE, unless that is a user namespace's. So a thread,
     which has a niceness of its own, tries it.

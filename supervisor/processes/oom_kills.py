@@ -1,7 +1,7 @@
-"""What the kernel says of memory: how many processes of ours it has killed for want of it, and how much there may be.
+"""The kernel's figures on memory: how many of this server's processes it has killed for lack of memory, and the limit.
 
-Runs in the supervisor, whose control group its workers share. Both versions of control groups; where there is none,
-nothing is known of kills, and the machine's memory is the limit.
+Runs in the supervisor, whose control group its workers share. Reads control groups of versions 1 and 2; without any,
+kills are unknown, and the machine's memory is the limit.
 """
 
 import os
@@ -13,16 +13,18 @@ _NO_LIMIT = 1 << 62
 
 
 class OomKills:
-    """Tells whether a child died of the OOM killer: the count has risen since it started, and for no one before it."""
+    """Finds out whether a child was killed by the OOM killer: the count of kills has risen since its start, and
+    explains no other death."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc = proc
         self._cgroups = cgroups
-        # Changed by claim: the kills that have been explained, or happened before.
+        # Changed by claim: the number of kills that have been explained, or happened before the child's start.
         self._num_explained = 0
 
     def count(self) -> int:
-        """Processes of our group killed so far, by whichever limit; 0 where the kernel does not tell."""
+        """The number of processes of this control group killed so far, by whichever limit; 0 where the kernel does not
+        say."""
         for group in self._groups():
             for name in ("memory.events", "memory.oom_control"):
                 try:
@@ -34,7 +36,7 @@ class OomKills:
         return 0
 
     def claim(self, count_at_start: int) -> bool:
-        """Whether there is a kill for a child that began at that count; one kill explains one death."""
+        """Whether a kill explains the death of a child that started at that count; each kill explains one death."""
         self._num_explained = max(self._num_explained, count_at_start)
         if self.count() <= self._num_explained:
             return False
@@ -42,7 +44,7 @@ class OomKills:
         return True
 
     def limit_bytes(self) -> int:
-        """The least that a group above us allows, or the machine's memory."""
+        """The lowest memory limit of the control groups above this process, or the machine's memory."""
         try:
             fields = dict(line.split(":") for line in (self._proc / "meminfo").read_text().splitlines())
             limits = [int(fields["MemTotal"].split()[0]) * 1024]
@@ -59,7 +61,8 @@ class OomKills:
         return min(limits)
 
     def _groups(self) -> Iterator[Path]:
-        """Our group and those above it, first of version 1's memory controller, then of version 2."""
+        """The control groups of this process, from its own upwards: first of version 1's memory controller, then of
+        version 2."""
         try:
             lines = (self._proc / "self" / "cgroup").read_text().splitlines()
         except OSError:
@@ -69,6 +72,6 @@ class OomKills:
             if controllers and "memory" not in controllers.split(","):
                 continue
             top = self._cgroups / "memory" if controllers else self._cgroups
-            # In a container the path may be the host's, and the top be our group.
+            # In a container the path may be the host's, and the top be this process's group.
             own = top / path.lstrip("/")
             yield from (group for group in (own, *own.parents) if group.is_relative_to(top))

@@ -1,7 +1,7 @@
-"""What a worker writes to stdout and stderr: read at once, passed on by the line within a budget, its end remembered.
+"""Workers' stdout and stderr: read at once, logged line by line within a budget; the end of stderr is kept.
 
-User code may print without end; neither the log nor a full pipe shall suffer for it, and where our own output goes into
-a pipe that is not read, the supervisor does not wait for its workers' sake. Runs in the supervisor.
+User code may print without end; neither the log nor a full pipe may suffer for it. Where the supervisor's own output
+goes into a pipe that is not read, the supervisor does not wait on its workers' account. Runs in the supervisor.
 """
 
 import fcntl
@@ -17,11 +17,11 @@ from shoal.supervisor.processes.children import Child
 
 _log = logging.getLogger(__name__)
 
-#: Passed on of one worker in a second; the rest is dropped and counted (ours: 5 GB a day at most).
+#: Output of one worker that is passed on in a second; the rest is dropped and counted (ours: 5 GB a day at most).
 BYTES_PER_S = 64 * 1024
 #: A longer line is broken.
 MAX_LINE_BYTES = 16 * 1024
-#: Kept of stderr for the account of a death: a stack dump of faulthandler's has some 60 bytes per frame.
+#: Bytes of stderr kept for the report of a death: a stack dump of faulthandler's has some 60 bytes per frame.
 TAIL_BYTES = 4096
 
 _SECOND_NS = 1_000_000_000
@@ -29,10 +29,10 @@ _READ_BYTES = 65536
 
 
 class Lines:
-    """One process's streams: bytes in, whole lines out, as many as the second's budget takes. Pure."""
+    """The output streams of one process: bytes in, whole lines out, as many as a second's budget takes. Pure."""
 
     def __init__(self, num_streams: int) -> None:
-        # Changed by feed: the begun line of each stream.
+        # Changed by feed: the unfinished line of each stream.
         self._begun = [b""] * num_streams
         self._second_ends_ns = 0
         self._num_left = 0
@@ -40,7 +40,7 @@ class Lines:
         self.num_dropped = 0
 
     def feed(self, stream: int, data: bytes, now_ns: int, room: int = sys.maxsize) -> bytes:
-        """What is to be passed on, `room` bytes at most, now that `data` has come; b"" is the end of the stream."""
+        """Add data of a stream (b"" is its end); returns what is to be passed on, at most `room` bytes."""
         begun = self._begun[stream] + data
         whole, newline, rest = begun.rpartition(b"\n")
         whole += newline
@@ -50,7 +50,7 @@ class Lines:
         return self._admit(whole, now_ns, room) if whole else b""
 
     def take_dropped(self, now_ns: int) -> int:
-        """How many lines the second that is over has cost; 0 while it lasts."""
+        """The number of lines dropped in the second that is over; 0 while the second lasts."""
         if now_ns < self._second_ends_ns:
             return 0
         count, self.num_dropped = self.num_dropped, 0
@@ -70,43 +70,45 @@ class Lines:
 
 
 def room_of(file: IO[str]) -> int:
-    """How much of workers' output it takes before any of them waits: of a pipe half, the rest is for our own log."""
+    """Bytes of workers' output that a file takes without blocking: half of a pipe, since the rest is for the server's
+    own log."""
     try:
         capacity = fcntl.fcntl(file.fileno(), fcntl.F_GETPIPE_SZ)
         unread = fcntl.ioctl(file.fileno(), termios.FIONREAD, bytes(4))
     except OSError:
-        return sys.maxsize  # a file, a terminal, or nothing that has a descriptor
+        return sys.maxsize  # a file, a terminal, or an object without a descriptor
     return max(0, capacity // 2 - int.from_bytes(unread, sys.byteorder))
 
 
 class Output:
-    """Both streams of one worker, between its start and its end."""
+    """Both output streams of one worker, from its start to its end."""
 
     def __init__(self, loop: EventLoop, name: str, child: Child) -> None:
         self._loop = loop
         self._name = name
         self._pipes = child.outputs
         self._lines = Lines(len(self._pipes))
-        # Changed by _read: the last of stderr, and the streams that have not ended.
+        # Changed by _read: the end of stderr, and which streams have not ended.
         self._tail = b""
         self._is_open = [False] * len(self._pipes)
 
     @property
     def tail(self) -> str:
-        """The last that came from stderr."""
+        """The last bytes of stderr, as text."""
         return self._tail.decode("utf-8", "replace")
 
     def start(self) -> None:
-        """Begin to read."""
+        """Begin to read both streams."""
         for stream, pipe in enumerate(self._pipes):
             os.set_blocking(pipe.fileno(), False)
             self._is_open[stream] = True
             self._loop.on_readable(pipe.fileno(), lambda stream=stream: self._read(stream))  # type: ignore[misc]
 
     def finish(self) -> None:
-        """The process has ended: read what it left, and close. A process of its own that still writes is cut off."""
+        """Read what an ended process has left, and close its streams. A child of that process that still writes is cut
+        off."""
         for stream, pipe in enumerate(self._pipes):
-            # As much as a pipe holds; a child of the worker's that writes on must not keep us here.
+            # At most a full pipe: a child of the worker that goes on writing must not delay the supervisor.
             for _ in range(2):
                 if self._is_open[stream]:
                     self._read(stream)

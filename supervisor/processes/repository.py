@@ -1,7 +1,7 @@
-"""The model repositories as the supervisor sees them: what it asks the process that reads them, and what comes back.
+"""The poller as the supervisor sees it: orders to the process that reads model repositories, and their results.
 
-Nothing here blocks. The process is exec'd when it is first asked; where it dies, or is silent for as long as a model
-may take to load, all open orders fail, and the next one starts another process.
+No call here blocks. The process is exec'd for the first order; where it dies, or is silent for as long as a model may
+take to load, all open orders fail, and the next order starts another process.
 """
 
 import itertools
@@ -31,13 +31,13 @@ from shoal.supervisor.processes.members import Member
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: An order's last answer.
+#: The last answer to an order.
 Answer = to_poller.Polled | to_poller.OrderDone
 
 
 @dataclass(slots=True, eq=False)
 class OpenOrder:
-    """An order, until its last answer: `read` makes its result of that answer and the models that were found."""
+    """An open order: `read` turns its last answer and the models that were found into the result."""
 
     message: to_poller.Order
     read: Callable[[Answer, list[FoundModel]], Any]
@@ -46,7 +46,7 @@ class OpenOrder:
 
 
 class Repository:
-    """All repositories of the server together."""
+    """All model repositories of the server, read by one process."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Repository:
         log_settings: dict[str, Any],
         slots: Mapping[CloudUrl, Slot],
     ) -> None:
-        self._slots = slots  # held for as long as we live, whatever happens to the process
+        self._slots = slots  # held for as long as the server lives, whatever happens to the process
         self._loop = loop
         self._options = options
         self._control_address = control_address
@@ -75,14 +75,14 @@ class Repository:
         self._heard_s = 0.0
 
     def start(self) -> None:
-        """Have the process begin its imports."""
+        """Start the process, which then begins its imports."""
         if self._child is None:
             environment = {ADDRESS_VARIABLE: self._control_address}
             self._child = spawn(self._loop, "repository poller", ["shoal.repository.main"], environment)
             self._loop.start(self._await_end(self._child))
 
     def join(self, member: Member) -> None:
-        """The process has connected: it gets what has been asked meanwhile."""
+        """Take in the process, which has connected, and send it the waiting orders."""
         self._member = member
         self._heard_s = self._loop.now_s()
         member.listen(self.handlers)
@@ -104,19 +104,19 @@ class Repository:
             member.send(order.message)
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Have the copies from cloud storage removed that no version needs any more."""
+        """Order the removal of copies from cloud storage, except of those that versions still need."""
         if self._slots and self._member is not None:
             self._member.send(to_poller.Forget([str(directory) for directory in keep]))
 
     def stop(self) -> None:
-        """Kill the process; what has been asked fails."""
+        """Kill the process; open orders fail."""
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
     # --- questions ---
 
     def poll(self, names: Collection[str] | None) -> Future[Poll]:
-        """Every model there is; only `names`, or all, are looked into."""
+        """A poll of all models; only those in `names` (None: all) are read."""
         return self._order(to_poller.Poll(next(self._numbers), None if names is None else list(names)), _read_poll)
 
     def look_all(
@@ -127,22 +127,22 @@ class Repository:
         return self._order(order, lambda _answer, found: found)
 
     def look(self, name: str, *, preferred: str = "") -> Future[FoundModel | None]:
-        """A model by its name, of several the one of the `preferred` namespace; None where there is none."""
+        """The model of a name, of several that of the `preferred` namespace; None where there is none."""
         order = to_poller.Look(next(self._numbers), name, preferred)
         return self._order(order, lambda _answer, found: found[0] if found else None)
 
     def discard(self, directory: Path) -> None:
-        """Have a directory removed that was made for one load."""
+        """Order the removal of a directory that was made for one load."""
         order = to_poller.Discard(next(self._numbers), str(directory))
         self._loop.start(_log_refusal(self._order(order, lambda _answer, _found: None)))
 
     def configure_log(self) -> None:
-        """The settings of the log have changed."""
+        """Send the process the changed log settings."""
         if self._member is not None:
             self._member.send(LogChanged(self._log_settings))
 
     def _order(self, message: to_poller.Order, read: Callable[[Answer, list[FoundModel]], T]) -> Future[T]:
-        """Ask now; the future's result comes later, or a ShoalError where the repositories cannot be read."""
+        """Send an order; the future has its result later, or a ShoalError where the repositories cannot be read."""
         result: Future[T] = self._loop.future()
         try:
             self.start()
@@ -157,8 +157,8 @@ class Repository:
         return result
 
     async def _watch(self, result: Future[Any]) -> None:
-        """Kill the process if it is silent for too long while this result is missing; each model that was found is a
-        sign of life."""
+        """Kill the process if it is silent for too long while this result is missing; each model found is a sign of
+        life."""
         asked_s, limit_s = self._loop.now_s(), self._options.model_load_timeout_secs
         while not result.done():
             patience_s = max(asked_s, self._heard_s) + limit_s - self._loop.now_s()

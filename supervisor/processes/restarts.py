@@ -1,33 +1,34 @@
-"""When a worker that died is started again: the back-off, and the breaker that ends it. Pure; runs in the supervisor.
+"""Restarts of a worker that has died: the pause before each, and the breaker that stops them. Pure; runs in the
+supervisor.
 
     closed ─5 deaths in 60 s, none after a completed batch─► FAILED ─30 s─► half open: one attempt ─death─► FAILED
        ▲                                                                        │
        └──────────────── a completed batch, or 60 s of service ◄────────────────┘
 
-What the breaker forgives is judged at the next death, by what the worker had done since it was ready.
+Whether a death is forgiven is decided at the next death, by what the worker had done since it was ready.
 """
 
 from typing import NamedTuple
 
-#: Pauses before a restart, by the number of deaths in a row; the first restart is at once (reliability over
-#: politeness). Ours, as all figures here.
+#: Pauses before a restart, by the number of deaths in a row; the first restart is at once, for availability. Ours, as
+#: all figures here.
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-#: Who served this long, if only by being there, starts again from the first pause.
+#: After so long in service, with or without batches, a worker's next death counts as the first.
 HEALTHY_AFTER_S = 60.0
-#: So many deaths within so many seconds open the breaker, and for how long.
+#: So many deaths within so many seconds open the breaker.
 MAX_DEATHS, WITHIN_S = 5, 60.0
 HALF_OPEN_AFTER_S = 30.0
 
 
 class Verdict(NamedTuple):
-    """What follows a death."""
+    """What follows a worker's death."""
 
     pause_s: float  # until the next start
     is_failed: bool  # the instance is FAILED; that start is its half-open attempt
 
 
 class Restarts:
-    """The deaths of one instance and what they cost it."""
+    """The deaths of one instance's workers, and the verdict on each."""
 
     def __init__(self) -> None:
         # Changed by died.
@@ -36,9 +37,9 @@ class Restarts:
         self._is_half_open = False
 
     def died(self, now_s: float, served_s: float, *, has_completed: bool) -> Verdict:
-        """A worker died that had been ready for `served_s` seconds (0: it never was) and had completed a batch or not.
+        """The verdict on the death of a worker that had been ready for `served_s` seconds (0: never).
 
-        One that had completed a batch costs nothing: a single input may be to blame.
+        A worker that had completed a batch is started again at once: a single input may be to blame.
         """
         if has_completed or served_s >= HEALTHY_AFTER_S:
             self._num_deaths, self._deaths_s, self._is_half_open = 0, [], False

@@ -1,9 +1,9 @@
-"""For how long a process has sent nothing though it could have.
+"""Silence: how long a process has sent nothing though it could have.
 
 A process that waits for a core is not to blame: where many more are runnable than there are cores, it waits for
-seconds, and its successor would wait as long. So time counts while it sleeps, or is stopped; while it is runnable, or
-waits for a page of memory or a disk, the CPU time it has had does, or a share of it. Pure, but for `observe`. Runs in
-the supervisor.
+seconds, and its successor would wait as long. So all time counts while the process sleeps or is stopped; while it is
+runnable, or waits for a page of memory or a disk, only the CPU time that it has used counts, or a share of that. Pure,
+but for `observe`. Runs in the supervisor.
 """
 
 import os
@@ -14,15 +14,15 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Observed(NamedTuple):
-    """What the kernel says of a process: whether it has a core or waits for one, or for memory or a disk, which no
-    signal ends; and its CPU time so far."""
+    """The kernel's view of a process: whether it is runnable, or waits for memory or a disk, which no signal ends; and
+    its CPU time so far."""
 
     is_runnable: bool
     cpu_s: float
 
 
 class Silence:
-    """Of one process; begins when it is made."""
+    """The silence of one process; begins when this object is made."""
 
     def __init__(self, now_s: float, busy_share: float = 1.0) -> None:
         self._busy_share = busy_share
@@ -32,12 +32,12 @@ class Silence:
         self._silent_s = 0.0
 
     def hear(self, now_s: float) -> None:
-        """It has given a sign of life, or must be excused."""
+        """End the silence: the process has given a sign of life, or must be excused."""
         self._since_s = now_s
         self._silent_s = 0.0
 
     def look(self, now_s: float, observed: Observed | None) -> float:
-        """Seconds of silence so far. What could not be observed is no silence."""
+        """Seconds of silence so far; time without an observation does not count."""
         if observed is None:
             self._since_s = now_s
             return self._silent_s
@@ -48,8 +48,8 @@ class Silence:
 
 
 def observe(pid: int) -> Observed | None:
-    """A process of ours with all its threads, from proc_pid_stat(5); one that has ended sleeps. None where the system
-    does not say, as this process has no descriptor left."""
+    """Observe one of the server's processes with all its threads, from proc_pid_stat(5); an ended one counts as asleep.
+    None where the system does not say, as this process has no descriptor left."""
     try:
         user, system = _fields(Path(f"/proc/{pid}/stat"))[11:13]
         states = [_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
@@ -63,10 +63,10 @@ def observe(pid: int) -> Observed | None:
 def _state(thread: Path) -> str:
     try:
         return _fields(thread / "stat")[0]
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+    except (FileNotFoundError, ProcessLookupError):  # the thread has just ended
         return ""
 
 
 def _fields(stat: Path) -> list[str]:
-    """From the state on: the name before that may have spaces in it."""
+    """The fields of a stat file from the state on: the name before that may have spaces in it."""
     return stat.read_text().rpartition(") ")[2].split()

@@ -1,6 +1,7 @@
-"""Front ends that do not acknowledge what is announced: what all of them must know waits for each, so they are ended.
+"""Front ends that do not acknowledge announcements: every announcement waits for all front ends, so silent ones are
+killed.
 
-A front end runs our own code alone, and acknowledges within a millisecond. One that is stopped, or stands still, is
+A front end runs only Shoal's own code, and acknowledges within a millisecond. One that is stopped, or stands still, is
 killed after SILENT_S; its arbiter forks another. One that only waits for a core is not to blame (silence.py). Runs in
 the supervisor.
 """
@@ -17,25 +18,25 @@ _log = logging.getLogger(__name__)
 
 #: How long a front end may sleep, or be stopped, with an announcement unacknowledged (ours).
 SILENT_S = 1.0
-#: Of one that computes, so much of its CPU time counts: the road's 64 threads take turns at the interpreter, 5 ms each,
-#: and the one that acknowledges needs several turns (ours).
+#: The share of a computing front end's CPU time that counts: the road's 64 threads take turns at the interpreter, 5 ms
+#: each, and the one that acknowledges needs several turns (ours).
 BUSY_SHARE = 0.1
-#: Between two looks (ours).
+#: Between two checks (ours).
 LOOK_S = 0.25
 
 
 class SilentFrontEnds:
-    """Looks after all of a star's."""
+    """Kills front ends of a star that are silent for too long."""
 
     def __init__(self, loop: EventLoop, star: Star, observe: Callable[[int], Observed | None] = observe) -> None:
         self._loop = loop
         self._star = star
         self._observe = observe
-        # Changed by each look: of those that something is missing of, what that is, and for how long they are silent.
+        # Changed by each check: of each member that owes an acknowledgement, its number, and the member's silence.
         self._silent: dict[Member, tuple[int, Silence]] = {}
 
     def watch(self) -> None:
-        """Look from now on."""
+        """Check all front ends every LOOK_S from now on."""
         self._loop.every(LOOK_S, self._look)
 
     def _look(self, late_s: float) -> None:
@@ -44,7 +45,7 @@ class SilentFrontEnds:
         self.look(self._loop.now_s())
 
     def look(self, now_s: float) -> None:
-        """Kill whichever has been silent for too long."""
+        """Kill every front end that has been silent for too long."""
         before, self._silent = self._silent, {}
         for member in [front_end.member for front_end in self._star.front_ends]:
             missing = self._star.acknowledgements.oldest(member)
@@ -57,7 +58,7 @@ class SilentFrontEnds:
             elif silence.look(now_s, self._observe(member.pid)) >= SILENT_S:
                 _log.error("the front end with pid %d has not moved for %g s; it is killed", member.pid, SILENT_S)
                 if member.kill():
-                    silence.hear(now_s)  # it may take a while to end: that is no reason to say so at every look
+                    silence.hear(now_s)  # the process may take a while to end, and is reported only once
                 else:
                     _log.error("it cannot be killed, as no file descriptor is left; it is tried again")
             self._silent[member] = missing, silence

@@ -1,9 +1,9 @@
-"""The tracer's process: there while something is traced, started again when it dies, ended when nothing is traced.
+"""The tracer's process: runs while something is traced, is started again when it dies, and ends when nothing is traced.
 
     nothing traced ─first setting─► starting ─joined, told the settings─► collecting ─last setting is off─► ended
 
-What front ends send lies in a socket that the supervisor keeps open, so they notice nothing of a tracer's death. Runs
-in the supervisor.
+What front ends send lies in a socket that the supervisor keeps open, so a tracer's death does not concern them. Runs in
+the supervisor.
 """
 
 import dataclasses
@@ -28,14 +28,15 @@ from shoal.tracer.settings import TraceSetting
 
 _log = logging.getLogger(__name__)
 
-#: Each tracer numbers its traces from a beginning of its own; the first one of a server from 1, as Triton.
+#: Each tracer numbers its traces from a start of its own; the first one of a server from 1, as Triton.
 NUMBER_BITS = 32
-#: How long it may take to write and export the rest once nothing is traced any more (ours).
+#: How long a tracer may take to write and export the rest once nothing is traced any more (ours).
 CLOSE_S = 5.0
 
 
 class Tracer:
-    """It, and the one after it. `on_collected` is told how many traces were counted under which setting."""
+    """The tracer's process and its successors. `on_collected` is called with a setting's revision and how many traces
+    were counted under it."""
 
     def __init__(
         self,
@@ -54,25 +55,25 @@ class Tracer:
         self._on_collected = on_collected
         self._since_s = time.time()
         # Changed by set, and as it starts, joins and ends.
-        self._settings: Sequence[TraceSetting] = ()  # those that are on
+        self._settings: Sequence[TraceSetting] = ()  # the settings that are on
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._child: Child | None = None
         self._member: Member | None = None
-        self._ending: dict[Child, Task[None]] = {}  # with something left to write, and no more than CLOSE_S for that
-        self._in_force: Future[None] = _done(loop)  # what is on, where a tracer is being started
-        self._is_pausing = False  # before it is started again
+        self._ending: dict[Child, Task[None]] = {}  # tracers with something left to write, and at most CLOSE_S for that
+        self._in_force: Future[None] = _done(loop)  # done when `_settings` are in force
+        self._is_pausing = False  # the pause before the process is started again
         self._num_started = 0
         self._num_deaths = 0
         self._started_s = 0.0
 
     def inlet(self) -> int:
-        """The descriptor that front ends send to, the same for as long as something is traced."""
+        """The descriptor that front ends send traces to; stays as long as something is traced."""
         if self._sockets is None:
             self._sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return self._sockets[1].fileno()
 
     def set(self, settings: Sequence[TraceSetting]) -> Future[None]:
-        """Put settings in force. The future is done when what is sent is collected under them, or no tracer runs."""
+        """Put settings in force. The future is done when traces are collected under them, or no tracer runs."""
         self._settings = settings
         if self._member is not None:
             return self._tell(self._member)
@@ -83,19 +84,19 @@ class Tracer:
         return self._in_force
 
     def configure_log(self) -> None:
-        """The settings of the log have changed."""
+        """Send the tracer the changed log settings."""
         if self._member is not None:
             self._member.send(LogChanged(self._log_settings))
 
     async def close(self) -> None:
-        """Nothing is traced any more; returns when everything is written and exported, or has taken too long."""
+        """End tracing; returns when everything is written and exported, or has taken too long."""
         self.set(())
         if self._child is not None:
             self._watch_end(self._child)
         while self._ending:
             await first(*self._ending.values())
 
-    # --- its life ---
+    # --- the process ---
 
     def _start(self) -> None:
         self._is_pausing = False
@@ -122,7 +123,7 @@ class Tracer:
             self._pause(f"the tracer (pid {child.pid}) {describe_exit(code)}")
 
     def join(self, member: Member) -> None:
-        """It has imported what it needs."""
+        """Take in the tracer, which has connected."""
         if self._child is None or member.pid != self._child.pid:
             member.hang_up()
             return
@@ -143,13 +144,14 @@ class Tracer:
         return self._loop.start(self._await_tracer(member, self._settings, heard))
 
     async def _await_tracer(self, member: Member, told: Sequence[TraceSetting], heard: Future[None]) -> None:
-        """A tracer collects under these settings once it has heard of them, and has then written what came before."""
+        """Await a tracer's acknowledgement of settings: it has then written what came before, and collects under
+        them."""
         await heard
         if not told and not self._settings and member is self._member:
             self._end()
 
     def _end(self) -> None:
-        """Nothing is traced: hang up, which it takes as the end."""
+        """Close the connection, which the tracer takes as its end: nothing is traced."""
         ending, self._child = self._child, None
         member, self._member = self._member, None
         assert ending is not None

@@ -1,6 +1,6 @@
-"""What the process of an instance runs: a worker, or what makes a Python environment and then becomes one.
+"""The program that an instance's process runs: a worker, or what makes a Python environment and then becomes one.
 
-And what the worker is told to load. Runs in the supervisor.
+And the message that says what to load. Runs in the supervisor.
 """
 
 import os
@@ -24,7 +24,7 @@ from shoal.supervisor.processes.children import Program
 def worker_program(
     number: int, version: ModelVersion, placement: Placement, host: Host, *, gives_way: bool
 ) -> tuple[str, Program]:
-    """The kind of zygote that can fork the process, "" for none, and its program."""
+    """The kind of zygote that can fork the process ("" for none), and the process's program."""
     options, name = host.options, placement.instance_name
     variables = {
         ADDRESS_VARIABLE: host.control_address,
@@ -32,7 +32,7 @@ def worker_program(
         **thread_environment(len(placement.cores)),
     }
     if placement.gpu is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = placement.gpu.uuid  # in the process it is number 0, and there is no other
+        variables["CUDA_VISIBLE_DEVICES"] = placement.gpu.uuid  # the process sees it alone, as number 0
     own = wanted(
         version.version_dir,
         version.config,
@@ -68,7 +68,7 @@ def load_message(version: ModelVersion, placement: Placement, model_file: Path |
 
 
 def reported_model_io(message: ModelIOFound) -> ModelIO:
-    """The tensors of a model's file, as the worker that has looked into it reports them."""
+    """The tensors of a model's file, from the report of the worker that has read it."""
     inputs, outputs = (
         tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in side)
         for side in (message.inputs, message.outputs)

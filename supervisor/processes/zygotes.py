@@ -1,11 +1,10 @@
-"""The zygotes as the supervisor sees them: one for each kind of process that has one, exec'd when it is first needed.
+"""The zygotes as the supervisor sees them: one for each kind of process that has one, exec'd when first needed.
 
     exec ─► importing: orders wait ─ready─► forking ─dead─► started again after a pause; meanwhile all are exec'd
                                     └unfit─► all of this kind are exec'd
 
-To exec a process costs 0.1 to 0.3 s of CPU, most of it imports; a fork costs milliseconds, and shares the pages.
-Nothing here blocks: a child has been asked for when `spawn` returns, and begins when the zygote has forked it or, where
-that fails or takes too long, is exec'd. What a zygote is and does is told in shoal/zygote.py. Runs in the supervisor.
+No call here blocks: a child has been requested when `spawn` returns, and starts when the zygote has forked it or, where
+that fails or takes too long, is exec'd. shoal/zygote.py is the zygote's own side. Runs in the supervisor.
 """
 
 import logging
@@ -27,7 +26,8 @@ from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 _log = logging.getLogger(__name__)
 
 _WORKER = "shoal.workers.worker"
-#: Kind → what it imports. A worker's kind is its backend; those that are not here may start threads as they please.
+#: Kind → the modules that its zygote imports. A worker's kind is its backend; backends that are not listed start
+#: threads at import.
 MODULES = {
     "batcher": ("shoal.batcher.batcher",),
     "embedding": (_WORKER, "shoal.workers.backends.embedding"),
@@ -35,17 +35,18 @@ MODULES = {
     "identity": (_WORKER, "shoal.workers.backends.identity"),
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
     "openvino": (_WORKER, "shoal.workers.backends.openvino"),
-    "python": (_WORKER, "shoal.workers.backends.python"),  # and nothing of users'
+    "python": (_WORKER, "shoal.workers.backends.python"),  # and no user's module
     "pytorch": (_WORKER, "shoal.workers.backends.pytorch"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
 }
-#: A zygote that needs longer for its imports, or to fork the next, is killed (ours; usual are 0.3 s and 5 ms, but it is
-#: nice: where six times as many run as there are cores a fork was seen to take 0.7 s, and an exec half a minute).
+#: A zygote that needs longer for its imports, or for the next fork, is killed (ours; usual are 0.3 s and 5 ms, but its
+#: priority is low: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec
+#: half a minute).
 IMPORT_S, FORK_S = 60.0, 10.0
 
 
 class Zygotes:
-    """All of them."""
+    """The zygotes of the server, by kind."""
 
     def __init__(self, loop: EventLoop, control_address: str, modules: Mapping[str, tuple[str, ...]] = MODULES) -> None:
         self._loop = loop
@@ -58,7 +59,7 @@ class Zygotes:
     def spawn(self, kind: str, program: Program, *, captured: bool = False) -> Child:
         """Start a process whose imports are those of `kind`: forked where there is a zygote, otherwise exec'd.
 
-        Raises OSError where the system refuses.
+        Raises OSError where the system refuses the process.
         """
         if not self._is_serving:
             program = replace(program, gives_way=False)
@@ -83,19 +84,20 @@ class Zygotes:
         self._zygotes[kind].fork(child)
 
     def give_way(self) -> None:
-        """From now on workers serve: their zygotes give way, and so do workers that are started (niceness.py)."""
+        """Lower the priority of workers' zygotes, and of workers that are started from now on: the server has begun to
+        serve."""
         self._is_serving = True
         for zygote in self._zygotes.values():
             zygote.give_way()
 
     def stop(self) -> None:
-        """End the zygotes; a process that is wanted later is exec'd."""
+        """End all zygotes; processes started later are exec'd."""
         for zygote in self._zygotes.values():
             zygote.stop()
 
 
 class Zygote:
-    """One of them, and the one after it."""
+    """One kind's zygote and its successors."""
 
     def __init__(self, loop: EventLoop, kind: str, modules: tuple[str, ...], control_address: str) -> None:
         self.kind = kind
@@ -107,19 +109,19 @@ class Zygote:
         self._child: Child | None = None
         self._channel: Channel | None = None
         self._is_ready = False
-        self._is_over = False  # unfit, or told to stop
-        self._waiting: list[Child] = []  # for its imports
+        self._is_over = False  # a zygote that cannot fork safely, or has been stopped
+        self._waiting: list[Child] = []  # children to fork once the imports are done
         self._num_deaths = 0
         self._started_s = 0.0
         self._forked_s = 0.0
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of this zygote in the log."""
         return f"zygote '{self.kind}'"
 
     def contain(self, _error: Exception) -> None:
-        """As a failure domain: another takes its place, until then processes are exec'd."""
+        """Kill the zygote after an unexpected error; until another has taken its place, processes are exec'd."""
         if self._child is None:
             self._start_later()
         else:
@@ -127,7 +129,7 @@ class Zygote:
             self._hang_up()
 
     def start(self) -> None:
-        """Exec it; where the system refuses, later."""
+        """Exec the zygote; where the system refuses, try again after a pause."""
         if self._is_over or self._child is not None:
             return
         try:
@@ -162,13 +164,13 @@ class Zygote:
         self._loop.start(self._watch(child))
 
     def give_way(self) -> None:
-        """Be nicer than those who serve, where those that it forks are not needed for that."""
+        """Lower the zygote's priority, unless its children are needed for the server to serve."""
         self._gives_way = _WORKER in self._modules
         if self._gives_way and self._child is not None:
             niceness.give_way(self._child.pid)
 
     def fork(self, child: Child) -> None:
-        """Have `child` begin, as soon as the imports are done."""
+        """Fork a child as soon as the imports are done."""
         if self._channel is None:
             child.execute_instead()
         elif self._is_ready:
@@ -177,7 +179,8 @@ class Zygote:
             self._waiting.append(child)
 
     def stop(self) -> None:
-        """End it for good. At a server's end no loop may be left to learn of its death, so hang up here."""
+        """End the zygote for good. At a server's end no loop may be left to learn of its death, so the connection is
+        closed here."""
         self._is_over = True
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
@@ -201,7 +204,7 @@ class Zygote:
             _log.warning("zygote '%s': %s; its processes are exec'd", self.kind, message.sentence)
 
     def _hang_up(self) -> None:
-        """Its end, as the first of socket and pidfd tells: orders wait for it no more."""
+        """Close the connection when its end or the process's is noticed; waiting children are exec'd."""
         if self._channel is None:
             return
         self._loop.forget(self._channel.fileno())
@@ -213,7 +216,7 @@ class Zygote:
             child.execute_instead()
 
     async def _watch(self, process: Child) -> None:
-        """A zygote that is not ready within IMPORT_S is killed; one that ends is followed by another."""
+        """Kill a zygote that is not ready within IMPORT_S, and start another when one has ended."""
         if not (await first(process.exited, limit_s=IMPORT_S) or self._is_ready):
             process.signal(signal.SIGKILL)
         code = await shared(process.exited)
@@ -251,7 +254,7 @@ class Zygote:
         self._loop.call_after(FORK_S, lambda: self._check_begun(child, ours, ordered_s))
 
     def _begin(self, child: Child, link: socket.socket) -> None:
-        """The child's pid is known, or never will be."""
+        """Read a child's pid from the zygote's answer, or the connection's end where there will be no answer."""
         self._loop.forget(link.fileno())
         with link:
             try:
@@ -262,10 +265,11 @@ class Zygote:
             except (EOFError, ProcessLookupError):
                 child.execute_instead()
             except BrokenPipeError:
-                return  # dead since; its pidfd says so
+                return  # the child has ended since; its pidfd reports that
 
     def _check_begun(self, child: Child, link: socket.socket, since_s: float) -> None:
-        """It has had FORK_S for this one since then, unless it was at another, as it forks one after the other."""
+        """Kill a zygote that has not forked this child within FORK_S of its last fork: children are forked one at a
+        time."""
         if link.fileno() < 0:
             return
         if (forked_s := self._forked_s) > since_s:
@@ -281,7 +285,7 @@ class Zygote:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """A connection: our end, which does not block, and the other."""
+    """Two ends of a connection: the supervisor's, which does not block, and the zygote's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     return ours, theirs

@@ -1,11 +1,11 @@
-"""Metrics of models' own, added up over their instances: workers report changes, /metrics is told the totals.
+"""Metrics that models define: workers report changes, which are added up over all instances for /metrics.
 
-What a dead instance has counted or observed stays in the total. A gauge is what was set last, plus what instances have
-added since; what a dead one had added goes with it, or a gauge of requests in flight would never come down again. What
-one model's instances have made is gone when the model is. Pure but for the log; runs in the supervisor.
+What a dead instance has counted or observed stays in the total. A gauge is the value set last, plus what instances have
+added since; what a dead instance had added is taken off, or a gauge of requests in flight would never come down again.
+A model's series are removed with the model. Pure but for the log; runs in the supervisor.
 
-A report is read whole before anything is done with it: user code may have written it, and what is not a report must
-neither end the supervisor nor break the page for all other models.
+A report is read whole before it is applied: user code may have written it, and a malformed one must neither end the
+supervisor nor break the page for all other models.
 """
 
 import logging
@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 _log = logging.getLogger(__name__)
 
-#: Of one model (ours). A worker has such a bound, too; its instances may each have other labels.
+#: Series of one model (ours). A worker has such a bound, too; a model's instances may each have other labels.
 MAX_SERIES = 1000
-#: Of one series; of its labels, and of a family's name and description (ours). A worker has these bounds, too.
+#: Buckets of one series; characters of its labels, and of a family's name and description (ours). A worker has these
+#: bounds, too.
 MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
-#: Of one bucket in one report: from 2^64 on msgpack can carry no total.
+#: The most that one bucket may count in one report: msgpack cannot carry a total of 2^64 or more.
 _MAX_COUNT = 1 << 32
-#: Prometheus's.
+#: Prometheus's rules for names of metrics and labels.
 _NAME, _LABEL = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*"), re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 Labels = tuple[tuple[str, str], ...]
@@ -42,7 +43,7 @@ class _Counter:
         self.total += change
 
     def leave(self, _instance: int) -> None:
-        """What it has counted has happened."""
+        """Keep what an ended instance has counted."""
 
     def told(self) -> float:
         return self.total
@@ -51,7 +52,7 @@ class _Counter:
 @dataclass(slots=True)
 class _Gauge:
     value: float = 0.0
-    added: dict[int, float] = field(default_factory=dict)  # since it was set, by instance
+    added: dict[int, float] = field(default_factory=dict)  # since the value was set, by instance
 
     @staticmethod
     def read(change: Any) -> tuple[float | None, float]:
@@ -90,12 +91,12 @@ class _Histogram:
         bounds, counts, total = change
         if not self.counts:
             self.bounds, self.counts = bounds, [0] * len(counts)
-        if self.bounds == bounds:  # as in Triton, the first to make it says what its buckets are
+        if self.bounds == bounds:  # as in Triton, the first report decides the buckets
             self.counts = [before + more for before, more in zip(self.counts, counts, strict=True)]
             self.total += total
 
     def leave(self, _instance: int) -> None:
-        """What it has observed has happened."""
+        """Keep what an ended instance has observed."""
 
     def told(self) -> tuple[tuple[float, ...], list[int], float]:
         return self.bounds, self.counts, self.total
@@ -112,12 +113,12 @@ class _Key(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What an instance says of one family."""
+    """An instance's report on one family."""
 
     name: str
     kind: str
     description: str
-    changes: list[tuple[Labels, Any]]  # what the kind's `read` returns; None for the end of a series
+    changes: list[tuple[Labels, Any]]  # what the kind's `read` returns; None for a series that has ended
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class _Family:
 
 
 class CustomMetrics:
-    """All families that models have made, and who has a part in which series."""
+    """All metric families that models have made, and which models and instances use which series."""
 
     def __init__(self, reserved: Collection[str]) -> None:
         """`reserved` are the names of the server's own families."""
@@ -140,8 +141,8 @@ class CustomMetrics:
         self._has_complained: set[tuple[int, str]] = set()
 
     def add(self, model_id: int, instance: int, families: Any) -> None:
-        """An instance of a model reports what has changed: of each family, as msgpack carries it, [name, kind,
-        description, [[labels, change], …]]; the change None is the end of a series."""
+        """Apply an instance's report of changes: for each family, as msgpack carries it, [name, kind, description,
+        [[labels, change], …]]; the change None ends a series."""
         self._of_instance.setdefault(instance, set())
         try:
             reports = [_read(*family) for family in families]
@@ -161,11 +162,12 @@ class CustomMetrics:
                     family.series.setdefault(labels, _KINDS[kind]()).add(instance, change)
 
     def has_reported(self, instance: int) -> bool:
-        """Whether an instance that runs has ever reported anything."""
+        """Whether this running instance has ever sent a report."""
         return instance in self._of_instance
 
     def _end(self, model_id: int, instance: int, key: _Key) -> None:
-        """An instance has deleted a series. It ends with the last instance that has it; another model's part stays."""
+        """Remove an instance from a series that it has deleted. The series ends with the last instance; another model's
+        part stays."""
         keys = self._of_instance[instance]
         if key not in keys:
             return
@@ -202,7 +204,7 @@ class CustomMetrics:
             _log.warning("/metrics does not show all of a model's %s: %s", what, why)
 
     def leave(self, instance: int) -> None:
-        """An instance has ended: what it had added to gauges goes."""
+        """Remove an ended instance, and what it had added to gauges."""
         for key in self._of_instance.pop(instance, ()):
             self._leave(instance, key)
 
@@ -212,13 +214,13 @@ class CustomMetrics:
             family.series[key.labels].leave(instance)
 
     def forget(self, model_id: int) -> None:
-        """Nothing is left of a model: its series go, but for those in which another has a part."""
+        """Remove the series of a model that is unloaded, except those that another model uses."""
         own = self._of_model.pop(model_id, set())
         self._has_complained = {each for each in self._has_complained if each[0] != model_id}
         self._drop(own)
 
     def _drop(self, keys: set[_Key]) -> None:
-        """Delete those series in which no model has a part any more."""
+        """Delete those series that no model uses any more."""
         for name, labels in keys.difference(*self._of_model.values()):
             family = self._families.get(name)
             if family is not None and family.series.pop(labels, None) is not None and not family.series:
@@ -234,7 +236,8 @@ class CustomMetrics:
 
 
 def _read(name: Any, kind: Any, description: Any, series: Any) -> _Report:
-    """What an instance says of one family. Raises KeyError, OverflowError, TypeError, ValueError where it is none."""
+    """An instance's report on one family, checked. Raises KeyError, OverflowError, TypeError or ValueError where it is
+    malformed."""
     _check(_NAME.fullmatch(name), "name")
     _check(isinstance(description, str) and len(name) + len(description) <= MAX_TEXT_CHARS, "description")
     read = _KINDS[kind].read

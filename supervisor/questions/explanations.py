@@ -1,4 +1,4 @@
-"""Why a model's last batches had their size: the batcher is asked, and what was measured of each size is put beside it.
+"""Explanations of a model's last batches: the batcher's reasons for their sizes, beside measurements of each size.
 
 Runs in the supervisor, for `GET /v2/repository/models/NAME/batches` and `shoal explain`.
 """
@@ -15,27 +15,27 @@ from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.questions.questions import Verb
 
-#: An ensemble has no batches of its own.
+#: An ensemble has no batches.
 _ENSEMBLE = {"scheduler": "ensemble", "reasons": [], "last_batches": []}
 
 
 class Explanations:
-    """The verb of front ends. The batcher tells before it acknowledges that it was asked."""
+    """The verb `explain`. The batcher sends an explanation before it acknowledges the request for that."""
 
     def __init__(self, star: Star, models: Models, read_counters: Callable[[int], RowView]) -> None:
         self._star = star
         self._models = models
         self._read_counters = read_counters
-        # Changed by hear and _explain: by model id, what the batcher has told last.
+        # Changed by hear and _explain: by model id, the batcher's last explanation.
         self._told: dict[int, dict[str, Any]] = {}
 
     @property
     def verbs(self) -> dict[str, Verb]:
-        """What front ends may ask."""
+        """The verb by which front ends ask for an explanation."""
         return {"explain": self._explain}
 
     def hear(self, message: ModelExplained) -> None:
-        """The batcher tells of one model version."""
+        """Note the batcher's explanation of one model version."""
         self._told[message.model_id] = message.explanation
 
     async def _explain(self, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What the supervisor knows for /metrics: each instance, and how full rings and slabs are. Asked for, kept nowhere.
+"""The supervisor's figures for /metrics: each instance, and how full rings and slabs are. Collected on request.
 
-Runs in the supervisor, which reads words of other processes' segments and writes none. What a worker says stands in
-memory that a model's code may write: a figure may be wrong, and is nothing but a figure.
+Runs in the supervisor, which reads words of other processes' segments and writes none. A worker's words stand in memory
+that a model's code may write: a figure may be wrong, and does no other harm.
 """
 
 import os
@@ -22,7 +22,7 @@ Figures = dict[str, Any]
 
 
 class Instance(Protocol):
-    """What is read of a model instance."""
+    """The attributes of a model instance that are read for its figures."""
 
     @property
     def name(self) -> str: ...
@@ -43,8 +43,8 @@ class Instance(Protocol):
 
 
 def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns: int) -> Figures:
-    """Everything, as msgpack can carry it."""
-    # While a version is loaded anew there are two instances of one name: of those, the one that serves is told of.
+    """All figures of the supervisor for /metrics, as msgpack can carry them."""
+    # While a version is reloaded there are two instances of one name: the figures are those of the one that serves.
     by_name = {}
     for figures in sorted((_instance(each, now_ns) for each in instances), key=lambda figures: bool(figures["is_up"])):
         by_name[tuple(figures[label] for label in ("model", "version", "model_instance", "device"))] = figures
@@ -60,7 +60,8 @@ def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns
 
 
 def _instance(instance: Instance, now_ns: int) -> Figures:
-    """One that is not up has neither batches nor memory; its worker's figures begin anew with its next start."""
+    """The figures of one instance; one that is not up has neither batches nor memory, and a worker's figures begin anew
+    with each start."""
     figures: Figures = {
         "model": instance.version.name,
         "version": instance.version.version,
@@ -84,7 +85,7 @@ def _instance(instance: Instance, now_ns: int) -> Figures:
 
 
 def _memory(participant: Participant) -> Figures:
-    """How full its slab is, and the fuller of its two rings with the batcher, as a share of what that can hold."""
+    """The shares, from 0 to 1, of a participant's slab and of the fuller of its two rings that are in use."""
     try:
         own, link = (SegmentView.attach(os.dup(fd)) for fd in (participant.read_only_fd, participant.link_fd))
     except LayoutError:  # a worker has overwritten the head of its segment

@@ -1,6 +1,6 @@
-"""What guests may ask: metadata, configuration, statistics, health. The answers are those of HTTP and gRPC.
+"""Questions that guests may ask: metadata, configuration, statistics, health. The answers are those of HTTP and gRPC.
 
-What changes the server, as loading a model does, is for HTTP, which says who may. Runs in the supervisor.
+Changes of the server, such as loading a model, are reserved to HTTP, which checks who may. Runs in the supervisor.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from shoal.supervisor.questions.questions import Verb
 
 
 class GuestQuestions:
-    """The verbs."""
+    """The verbs that guests may use."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class GuestQuestions:
         return entry.ready
 
     def _server(self) -> KnownServer:
-        """What a front end knows now."""
+        """The server's state as a front end knows it now."""
         models = ModelTable(namespacing=self._options.model_namespacing)
         for message in self._models.messages():
             models.apply(message)
@@ -74,7 +74,7 @@ class GuestQuestions:
 
 
 def _version_of(arguments: dict[str, Any]) -> tuple[str, str | None]:
-    """The model and the version that are asked about; raises InvalidArgumentError for what is no name."""
+    """The model and the version that a question names; raises InvalidArgumentError where they are no text."""
     name, version = arguments.get("model", ""), arguments.get("version", "")
     if type(name) is not str or type(version) is not str:
         raise InvalidArgumentError("a model's name and version must be text")

@@ -1,8 +1,8 @@
-"""What is logged, changed while the server runs: in force here and in every process before the client hears so.
+"""Log settings, changed while the server runs: in force in every process when the client has its answer.
 
-There is one dict of these settings in the supervisor, and every process is sent it as it joins. It is changed in place,
-so who joins later, or is sent its memory later, has what is in force then. Whether a change makes sense has been
-judged by the front end that asks.
+The supervisor has one dict of these settings, which every process is sent as it joins. It is changed in place, so a
+process that joins later, or is sent its memory later, gets what is in force then. The front end that asks has checked
+the change.
 """
 
 from typing import Any, Protocol
@@ -13,15 +13,15 @@ from shoal.supervisor.memory.star import Star
 
 
 class Logging(Protocol):
-    """The owner of a process that is not in the star."""
+    """The owner of a process outside the star; sends that process changed log settings."""
 
     def configure_log(self) -> None:
-        """The settings of the log have changed."""
+        """Send the process the changed log settings."""
         ...
 
 
 class LogSettings:
-    """`settings` are the arguments of log.configure."""
+    """The verb that changes log settings. `settings` are the arguments of log.configure."""
 
     def __init__(self, settings: dict[str, Any], star: Star, *others: Logging) -> None:
         self._settings = settings
@@ -29,11 +29,11 @@ class LogSettings:
         self._others = others
 
     async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Put `changes` in force everywhere; all settings.
+        """Put the arguments' `changes` in force in all processes; returns all settings.
 
-        Front ends and batcher acknowledge it. Workers, which may execute for a minute, the reader of repositories,
-        which may download for an hour, and the tracer are told and not waited for: they hear it before what they do
-        next.
+        Front ends and the batcher acknowledge the change. Workers, which may execute for a minute, the poller, which
+        may download for an hour, and the tracer are sent the change and not waited for: they apply it before their next
+        task.
         """
         self._settings.update(arguments["changes"])
         log.configure(**self._settings)

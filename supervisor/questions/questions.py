@@ -1,6 +1,6 @@
 """Questions of front ends, guests and models: each names a verb, a coroutine whose result is the answer.
 
-Runs in the supervisor. The answer to a process that has died meanwhile goes nowhere.
+Runs in the supervisor. An answer to a process that has died meanwhile is dropped.
 """
 
 from collections.abc import Callable, Coroutine
@@ -14,13 +14,14 @@ from shoal.supervisor.event_loop import CancelledError, EventLoop
 from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.processes.members import Member
 
-#: What is done for a question: it is given the arguments, and returns what msgpack can carry. A ShoalError refuses.
+#: The handler of a question: takes the question's arguments, and returns what msgpack can carry. Raises ShoalError to
+#: refuse.
 Verb = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """What a front end wants to know, or done. Exactly one of `answer` and `refuse` is called, once."""
+    """A question of a front end, a guest or a model. Exactly one of `answer` and `refuse` is called, once."""
 
     asker: Member
     number: int
@@ -28,26 +29,26 @@ class Question:
 
     @property
     def title(self) -> str:
-        """For the log."""
+        """The name of this question in the log."""
         return f"what process {self.asker.pid} has asked for"
 
     def contain(self, error: Exception) -> None:
-        """As a failure domain: refused, unless it has been answered; the asker takes the first answer."""
+        """Refuse the question after an unexpected error; a process takes only the first answer to a question."""
         self.refuse(own_error(error))
 
     def answer(self, result: Any = None) -> None:
-        """Done: `result` is of what msgpack can carry."""
+        """Answer the question with a result that msgpack can carry."""
         self.asker.send(QuestionAnswered(self.number, result=result))
 
     def refuse(self, error: ShoalError) -> None:
-        """Not done; the client gets this sentence, with the status of the error's class."""
+        """Refuse the question: the client gets the error's sentence, with the status of its class."""
         self.asker.send(QuestionAnswered(self.number, error.wire, str(error)))
 
 
 class Questions:
-    """Which verbs there are.
+    """The verbs that processes may use, and the questions under way.
 
-    All that an asker was told before the answer to `ping` is in force there when that answer has come.
+    When a process has the answer to `ping`, it has applied all messages that it was sent before.
     """
 
     def __init__(self, loop: EventLoop, verbs: dict[str, Verb]) -> None:
@@ -55,7 +56,7 @@ class Questions:
         self._verbs: dict[str, Verb] = {"ping": _ping, **verbs}
 
     def take(self, asker: Member, message: QuestionAsked) -> None:
-        """Begin to answer a client's message."""
+        """Start to answer a question."""
         question = Question(asker, message.question, message.arguments)
         self._loop.start(self._answer(question, message.verb))
 
@@ -73,4 +74,4 @@ class Questions:
 
 
 async def _ping(_arguments: dict[str, Any]) -> None:
-    """Nothing is done."""
+    """Do nothing: the answer alone counts."""

@@ -1,9 +1,9 @@
-"""The verb `trace_settings`: what is traced, as clients ask and set it, and in which order the processes are told.
+"""The verb `trace_settings`: clients read and change trace settings, which front ends and the tracer apply in order.
 
     change ─► front ends sample anew, and say so ─► the tracer writes what came under the old settings ─► answer
 
-So a client that has its answer finds the change in force in every process, and all there was before in the files. Runs
-in the supervisor.
+So a client that has its answer finds the change in force in every process, and all traces from before in the files.
+Runs in the supervisor.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracing:
-    """The settings, and the tracer that they call for."""
+    """The trace settings, and the tracer that they call for."""
 
     def __init__(
         self, loop: EventLoop, control_address: str, log_settings: dict[str, Any], config: TraceConfig, star: Star
@@ -34,14 +34,14 @@ class Tracing:
         self._settings = TraceSettings(config.setting)
 
     def start(self) -> None:
-        """Trace what the command line wants traced."""
+        """Begin to trace as the command line says."""
         setting = self._config.setting
         if setting.level != OFF and setting.fault:
             _log.warning("nothing is traced: %s", setting.fault)
         self._tell_tracer()
 
     async def close(self) -> None:
-        """No front end is left: have everything written."""
+        """End tracing, after the last front end: everything is written."""
         await self.tracer.close()
 
     async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -55,21 +55,21 @@ class Tracing:
         return describe(self._settings.of(model), self._config.options)
 
     def tell(self, client: Participant) -> None:
-        """A front end has joined."""
+        """Send a front end that has joined the trace settings."""
         client.member.send(self._message())
 
     def _tell_tracer(self) -> Future[None]:
         return self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on])
 
     def _message(self) -> TraceSettingsChanged:
-        """What front ends hear; they are given the way to the tracer where there is something to send."""
+        """The message with all settings for a front end, with the tracer's socket where something is traced."""
         in_force = self._settings.in_force
         settings = {model: dataclasses.asdict(setting) for model, setting in in_force.items()}
         is_on = any(setting.is_on for setting in in_force.values())
         return TraceSettingsChanged(settings, self.tracer.inlet() if is_on else None)
 
     def _on_collected(self, revision: int, count: int) -> None:
-        """Nothing is left to be collected under a setting: tell those who sample."""
+        """Count traces collected under a setting; when its count is reached, front ends are sent that."""
         if self._settings.collected(revision, count):
             for client in self._star.front_ends:
                 self.tell(client)
