@@ -1,1 +1,1 @@
-"""The model repository in the supervisor: which models and versions are on disk, and in which state each is."""
+"""Model repositories: which models and versions are on disk or in a cloud, and what a load has to do."""

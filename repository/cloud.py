@@ -1,7 +1,7 @@
-"""A model repository in cloud storage: what it holds, and copies of its models on the local disk, through fsspec.
+"""A model repository in cloud storage: its models, and copies of them on the local disk, through fsspec.
 
-Talks to networks and waits for them: runs in the process that reads repositories, never in the supervisor. fsspec has a
-thread there, so that process must not fork afterwards. The only file that knows fsspec and the clouds' libraries.
+Runs in the poller, which may wait for networks, never in the supervisor. fsspec starts a thread there, so the poller
+must not fork afterwards. The only file that knows fsspec and the clouds' libraries.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ from shoal.repository.cloud_progress import Progress
 
 _log = logging.getLogger(__name__)
 
-#: Objects of one model, and models, on their way at once (ours): one stream fills no network, a hundred win nothing.
+#: Objects of one model, and models, downloaded at once (ours): one stream fills no network, a hundred win nothing.
 OBJECTS_AT_ONCE = 8
 MODELS_AT_ONCE = 4
-#: How often a model is copied whose objects change meanwhile.
+#: How often a copy is begun of a model whose objects change meanwhile.
 ATTEMPTS = 3
 
 
 class _Library(NamedTuple):
     module: str
-    filesystem: str  # its class, an fsspec.asyn.AsyncFileSystem
-    extra: str  # of Shoal's package
+    filesystem: str  # the name of a class, an fsspec.asyn.AsyncFileSystem
+    extra: str  # the extra of Shoal's package that installs it
 
 
 _LIBRARIES = {
     "s3": _Library("s3fs", "S3FileSystem", "s3"),
-    "gs": _Library("gcsfs.core", "GCSFileSystem", "gs"),  # gcsfs itself has an experimental one that waits for gRPC
+    "gs": _Library("gcsfs.core", "GCSFileSystem", "gs"),  # gcsfs itself has an experimental one that needs gRPC
     "as": _Library("adlfs", "AzureBlobFileSystem", "azure"),
 }
-#: Failures of the network in the clouds' libraries, by the names of the classes: they have no base in common.
+#: Failures of the network in the clouds' libraries, by the names of their classes, which have no base in common.
 _NETWORK_ERRORS = frozenset(
     {
         "ClientConnectionError",
@@ -60,16 +60,16 @@ _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the network may take (ours)."""
+    """Time limits of network operations (ours)."""
 
     connect_s: float = 5.0
-    read_s: float = 30.0  # without a byte on one connection; then it is tried again
-    listing_s: float = 60.0  # for all of a listing: some hundred thousand objects
+    read_s: float = 30.0  # without a byte on one connection; then the request is repeated
+    listing_s: float = 60.0  # for a whole listing: some hundred thousand objects
     stall_s: float = 60.0  # without a byte on all connections together
 
 
 class CloudRepository:
-    """One repository. `fetch` and `fetch_all` may be called by several threads."""
+    """A model repository in cloud storage. `fetch` and `fetch_all` may be called by several threads."""
 
     def __init__(
         self, url: CloudUrl, cache_dir: Path, environ: Mapping[str, str], patience: Patience | None = None
@@ -78,12 +78,13 @@ class CloudRepository:
         self._environ = environ
         self._patience = patience or Patience()
         self._cache = CopyCache(cache_dir)
-        # Changed by looks and fetches. Made anew after a failure: credentials may have been renewed.
+        # Changed by listings and fetches. Made anew after a failure: credentials may have been renewed.
         self._filesystem: Any = None
         self._latest: dict[str, Path] = {}
 
     def listing(self) -> CloudListing:
-        """What lies there now, in one listing of all objects. Raises ShoalError, also where there is nothing at all."""
+        """All models in the repository now, from one listing of all objects. Raises ShoalError, also where there is no
+        object."""
         objects = self._objects(self.url.path)
         if not objects:
             raise InvalidArgumentError(f"there is nothing in {self.url}; upload models, or correct --model-repository")
@@ -95,8 +96,8 @@ class CloudRepository:
     def fetch(self, name: str, model: CloudModel | None = None) -> Path:
         """The directory of a complete copy of the model as it is now. Equal paths have equal contents.
 
-        `model` is what a listing has just told of it; without it, another is made. Raises NotFoundError where there is
-        no such model, and ShoalError for all that can go wrong.
+        `model` is the model's entry in a fresh listing; without it, a listing is made. Raises NotFoundError where there
+        is no such model, and ShoalError for every other failure.
         """
         for _ in range(ATTEMPTS):
             copy = self._copy(model or self._model(name))
@@ -110,7 +111,7 @@ class CloudRepository:
         )
 
     def fetch_all(self, models: Collection[CloudModel]) -> Iterator[tuple[str, Path | ShoalError]]:
-        """Fetch several at once; each comes with its copy, or with what went wrong, as soon as it is there."""
+        """Fetch several models at once; yields each with its copy, or with its error, as soon as it is done."""
         with ThreadPoolExecutor(MODELS_AT_ONCE) as threads:
             fetches = {threads.submit(self.fetch, model.name, model): model.name for model in models}
             for done in as_completed(fetches):
@@ -120,14 +121,14 @@ class CloudRepository:
                     yield fetches[done], error
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Remove the copies that have none of the paths in `keep`. Not while something is fetched.
+        """Remove the copies that contain none of the paths in `keep`. Not to be called during a fetch.
 
-        The latest copy of each model stays: a load of it may be about to begin.
+        The latest copy of each model stays: a load of that copy may be about to begin.
         """
         self._cache.forget({*keep, *self._latest.values()})
 
     def _copy(self, model: CloudModel) -> Path | None:
-        """The copy that is there or can be made; None where the model changed in the meantime."""
+        """The existing or a new copy of a model; None where the model changed meanwhile."""
         found = self._cache.find(model)
         if found is not None:
             return found
@@ -141,7 +142,7 @@ class CloudRepository:
 
     def _model(self, name: str) -> CloudModel:
         path = f"{self.url.path}/{name}"
-        # A name may come from a request: what is no name of a directory is no model either.
+        # The name may come from a request, and need not be a valid directory name.
         listing = sort_out(self._objects(path), self.url) if "/" not in name and name not in ("", ".", "..") else None
         if listing is not None and name in listing.problems:
             raise InvalidArgumentError(listing.problems[name])
@@ -151,7 +152,7 @@ class CloudRepository:
 
     def _objects(self, path: str) -> list[CloudObject]:
         with self._told(f"the listing of {self.url}"):
-            has_directories = self.url.scheme == "as"  # elsewhere only the names of objects make them
+            has_directories = self.url.scheme == "as"  # in other clouds directories follow from the objects' names
             found = self._connect().find(path, withdirs=has_directories, detail=True, timeout=self._patience.listing_s)
         if len(found) > MAX_OBJECTS:
             raise InvalidArgumentError(
@@ -163,7 +164,7 @@ class CloudRepository:
         return [_object(name.removeprefix(start), info) for name, info in names.items()]
 
     def _download(self, model: CloudModel, workplace: Path) -> dict[str, Path]:
-        """Fetch what is not on the disk yet: path in the model → file in `workplace`."""
+        """Fetch the model's objects that are not on the disk yet: path in the model → file in `workplace`."""
         from fsspec.asyn import sync
 
         missing = self._cache.missing(model)
@@ -181,8 +182,8 @@ class CloudRepository:
         return downloads
 
     async def _get(self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: Progress) -> None:
-        """All of `downloads`; where it raises, nothing is under way any more."""
-        import asyncio  # here: most repositories are directories, and the poller starts 18 ms of CPU sooner without
+        """Download all of `downloads`; after an error no download goes on."""
+        import asyncio  # here: without it the poller starts 18 ms of CPU sooner
 
         from fsspec.callbacks import Callback
 
@@ -192,9 +193,9 @@ class CloudRepository:
             async with gate:
                 callback = progress.watch(Callback())
                 remote = f"{self.url.path}/{model.name}/{path}"
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as the next listing will tell
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile; the next listing shows that
                     await filesystem._get_file(remote, str(target), callback=callback)
-                callback.absolute_update(model.files[path].size)  # adlfs tells of chunks only
+                callback.absolute_update(model.files[path].size)  # adlfs reports chunks only
 
         tasks = [asyncio.ensure_future(get(path, target)) for path, target in downloads.items()]
         pending = set(tasks)
@@ -243,13 +244,13 @@ class CloudRepository:
         patience = {
             "connect_timeout": self._patience.connect_s,
             "read_timeout": self._patience.read_s,
-            "retries": {"mode": "standard", "total_max_attempts": 2},  # each of which s3fs tries five times
+            "retries": {"mode": "standard", "total_max_attempts": 2},  # s3fs repeats each attempt five times
         }
         options["config_kwargs"] = {**patience, **options.get("config_kwargs", {})}
-        options["max_concurrency"] = 1  # one stream for an object goes on where it broke off; ten keep 500 MB in memory
+        options["max_concurrency"] = 1  # one stream resumes where it broke off; ten keep 500 MB in memory
         if "key" not in options:
             session = botocore.session.Session(profile=options.get("profile"))
-            options["anon"] = session.get_credentials() is None  # as Amazon's own library does for Triton
+            options["anon"] = session.get_credentials() is None  # as Amazon's library for C++ does in Triton
         return options
 
     def _gs(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -270,12 +271,12 @@ class CloudRepository:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Whatever a cloud's library raises becomes a sentence."""
+        """Turn every error of a cloud's library into an UnavailableError with a sentence."""
         try:
             yield
         except ShoalError:
             raise
-        except Exception as error:  # the rim: three clouds' libraries, with no class of errors in common
+        except Exception as error:  # the rim: the libraries' errors have no base class in common
             self._filesystem = None
             raise UnavailableError(f"{what} failed: {_reason(error)}; {self._remedy(error)}") from error
 
@@ -290,7 +291,7 @@ class CloudRepository:
 
 
 def _object(key: str, info: dict[str, Any]) -> CloudObject:
-    """An entry of a listing, in the words of the three libraries."""
+    """An entry of a listing, from the fields of the three libraries."""
     if info["type"] == "directory":
         return CloudObject(key, is_directory=True)
     modified: datetime | None = info.get("LastModified") or info.get("mtime") or info.get("last_modified")

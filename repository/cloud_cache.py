@@ -6,8 +6,8 @@
     ├── <tag>/<model>/…         a copy; its tag changes with its content, so equal paths mean equal contents
     └── .<anything>             in the making, or on its way out: what a killed process leaves
 
-Everything gets its name by a rename, after it is complete. What is in `objects` already is not fetched again: neither
-after a restart, nor the old versions of a model that got a new one. Knows no network.
+Every entry gets its name by a rename, after it is complete. Objects in `objects` are not fetched again: neither after a
+restart, nor the old versions of a model that got a new one. Knows no network.
 """
 
 import contextlib
@@ -32,22 +32,24 @@ ROOT_VARIABLES = {
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
     "as": "TRITON_AZURE_MOUNT_DIRECTORY",
 }
-#: Servers of one repository on one machine, each with copies of its own (ours).
+#: The most servers of one repository on one machine, each with copies of its own (ours).
 MAX_SLOTS = 64
 
 
 class Slot(NamedTuple):
-    """A place for copies. It belongs to this process until `lock` is closed, at the latest when the process ends."""
+    """A directory for copies, which belongs to this process until `lock` is closed, at the latest when the process
+    ends."""
 
     directory: Path
     lock: int
 
 
 def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
-    """The first place for copies of this repository that no running server has; a stopped one's copies are in it still.
+    """The first slot for copies of this repository that no running server uses; a stopped server's copies are still
+    there.
 
-    Without Triton's variable copies lie in the directory for temporary files, as Triton's do, open to this user only.
-    Raises UnavailableError where nothing can be written.
+    Without Triton's variable, copies lie in the directory for temporary files, as Triton's do, open to this user only.
+    Raises UnavailableError where that is not writable, or all slots are taken.
     """
     variable = ROOT_VARIABLES[url.scheme]
     root = Path(environ.get(variable) or Path(tempfile.gettempdir(), f"shoal-{os.getuid()}"))
@@ -75,7 +77,8 @@ def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
 
 
 def _make_private(root: Path) -> None:
-    """Any user may write where temporary files are. Raises PermissionError if the directory is another user's."""
+    """Make a directory for this user only, in one where any user may write. Raises PermissionError if it exists and is
+    another user's."""
     root.mkdir(mode=0o700, exist_ok=True)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -83,39 +86,39 @@ def _make_private(root: Path) -> None:
 
 
 class CopyCache:
-    """The copies in one slot."""
+    """The copies of models in one slot."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._objects = directory / "objects"
 
     def find(self, model: CloudModel) -> Path | None:
-        """The copy with exactly this content. One that a power failure has cut short counts as none."""
+        """The copy with exactly this content; None where there is none, or a power failure has truncated it."""
         copy = self._directory / model.tag / model.name
         return (
             copy if all(_is_whole(copy / path, each) for path, each in model.files.items()) and copy.is_dir() else None
         )
 
     def missing(self, model: CloudModel) -> dict[str, CloudObject]:
-        """What of it has to be fetched."""
+        """The objects of a model that have to be fetched, by their path in the model."""
         return {
             path: each for path, each in model.files.items() if not _is_whole(self._object(model, path, each), each)
         }
 
     def free_nbytes(self) -> int:
-        """What the disk has room for."""
+        """Free bytes on the disk of this slot."""
         self._directory.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(self._directory).free
 
     @contextlib.contextmanager
     def workplace(self) -> Iterator[Path]:
-        """A fresh directory for downloads, gone afterwards with all that was not kept."""
+        """A fresh directory for downloads, removed at the end of the `with` with all that was not kept."""
         self._objects.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=self._directory) as directory:
             yield Path(directory)
 
     def keep_object(self, download: Path, model: CloudModel, path: str) -> None:
-        """Take over a download, if it is complete."""
+        """Move a download to the kept objects, if it is complete."""
         each = model.files[path]
         if not _is_whole(download, each):
             return
@@ -124,7 +127,7 @@ class CopyCache:
         download.replace(self._object(model, path, each))  # publishes: an object that later fetches rely on
 
     def assemble(self, model: CloudModel, workplace: Path) -> Path:
-        """The copy, made of the objects that were kept; its modification times are explained at `_stamp_ns`.
+        """Make a copy of a model from the kept objects; its modification times are explained at `_stamp_ns`.
 
         Raises UnavailableError where an object is missing.
         """
@@ -143,13 +146,14 @@ class CopyCache:
             stamp_ns = _stamp_ns(newest_s, model.subtree_tag(directory), is_directory=True)
             os.utime(top / directory, ns=(stamp_ns, stamp_ns))
         copy = self._directory / model.tag
-        if copy.exists():  # cut short, or another thread was faster
+        if copy.exists():  # truncated, or made by another thread meanwhile
             copy.rename(workplace / "old")
         top.parent.rename(copy)  # publishes: the copy
         return copy / model.name
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Remove the copies that have none of `keep` in them, and what killed processes left. Not during a fetch."""
+        """Remove the copies that contain none of `keep`, and what killed processes have left. Not to be called during a
+        fetch."""
         for entry in self._entries():
             if entry.name[0] == ".":
                 shutil.rmtree(entry, ignore_errors=True)
@@ -172,7 +176,7 @@ class CopyCache:
 
 
 def _stamp_ns(modified_s: int, tag: str, *, is_directory: bool) -> int:
-    """The second is the cloud's; its fraction is made from the tag.
+    """A modification time for a copied file or directory: the second is the cloud's, its fraction is made from the tag.
 
     So a comparison of modification times shows what was replaced within a second and, by the stamp of a directory,
     which is later than those of its files, what was removed.

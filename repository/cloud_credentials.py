@@ -1,7 +1,7 @@
 """Credentials for cloud storage, from Triton's environment variables or its file, as fsspec's options.
 
-Pure. What the cloud's own library reads from the environment by itself (AWS_ACCESS_KEY_ID, AWS_PROFILE,
-GOOGLE_APPLICATION_CREDENTIALS, …) is left to it. Where $TRITON_CLOUD_CREDENTIAL_PATH names a file, only that counts.
+Pure. Variables that the cloud's own library reads (AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, …)
+are left to that library. Where $TRITON_CLOUD_CREDENTIAL_PATH names a file, only the file counts.
 """
 
 import json
@@ -12,7 +12,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 
 FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
-#: Scheme → what to look at when the cloud says no.
+#: Scheme → the variables to check when the cloud refuses access.
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or AWS_PROFILE, and AWS_DEFAULT_REGION",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -24,13 +24,14 @@ _AZURE_HOST = ".blob.core.windows.net"
 
 
 class ManagedIdentity(NamedTuple):
-    """Azure's way to log in from a machine of its own. Stands for the credential, which only its library can make."""
+    """Azure's managed identity, by which a machine in Azure logs in. Stands for the credential, which only Azure's
+    library can make."""
 
     client_id: str | None
 
 
 def options(url: CloudUrl, environ: Mapping[str, str], file: str | None) -> dict[str, Any]:
-    """What fsspec needs for `url`, beside its timeouts; `file` is the text of the credential file, None without one.
+    """fsspec's options for `url`, except time limits; `file` is the text of the credential file, None without one.
 
     Raises InvalidArgumentError for a file that Triton could not use either.
     """
@@ -38,14 +39,14 @@ def options(url: CloudUrl, environ: Mapping[str, str], file: str | None) -> dict
 
 
 def remedy(url: CloudUrl, environ: Mapping[str, str]) -> str:
-    """Where to correct credentials."""
+    """Advice on where to correct credentials."""
     if environ.get(FILE_VARIABLE):
         return f"check the entry for it in '{environ[FILE_VARIABLE]}' (${FILE_VARIABLE})"
     return f"check {_VARIABLES[url.scheme]} in the server's environment"
 
 
 def _entry(url: CloudUrl, file: str) -> Any:
-    """The entry whose prefix matches most of the address."""
+    """The entry of the credential file whose prefix matches most of the address."""
     try:
         document = json.loads(file)
     except ValueError as error:
@@ -59,7 +60,7 @@ def _entry(url: CloudUrl, file: str) -> Any:
     matching = [prefix for prefix in entries if _text(url).startswith(prefix) or str(url).startswith(prefix)]
     if not matching:
         raise InvalidArgumentError(
-            f"Cannot match credential for path {url}; "  # Triton's sentence
+            f"Cannot match credential for path {url}; "  # Triton's words
             f'add an entry "{url.scheme}": {{"": …}} to the file named by ${FILE_VARIABLE}'
         )
     return entries[max(matching, key=len)]
@@ -71,7 +72,7 @@ def _text(url: CloudUrl) -> str:
 
 
 def _fields(entry: Any, known: frozenset[str], scheme: str) -> dict[str, str]:
-    """The entry's fields that say something. An empty one counts as absent, as in Triton."""
+    """The entry's fields that are set. An empty field counts as absent, as in Triton."""
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
         raise InvalidArgumentError(
             f'an entry of "{scheme}" in the file named by ${FILE_VARIABLE} must be an object of strings'
@@ -86,11 +87,12 @@ def _fields(entry: Any, known: frozenset[str], scheme: str) -> dict[str, str]:
 
 
 def _s3(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
-    """From the environment, everything is botocore's to read. In a file keys go before a profile, as in Triton."""
+    """Options for S3: botocore reads the environment itself. In a file, keys take precedence over a profile, as in
+    Triton."""
     found: dict[str, Any] = {}
     if url.endpoint:
         found["endpoint_url"] = url.endpoint
-        found["config_kwargs"] = {"s3": {"addressing_style": "path"}}  # names below "localhost" lead nowhere
+        found["config_kwargs"] = {"s3": {"addressing_style": "path"}}  # "bucket.localhost" does not resolve
     if not is_file:
         return found
     fields = _fields(source, _S3_FIELDS, "s3")
@@ -104,7 +106,8 @@ def _s3(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
 
 
 def _gs(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
-    """Without a file gcsfs looks for credentials as Google's own libraries do, and asks anonymously in the end."""
+    """Options for Google: without a file gcsfs looks for credentials as Google's own libraries do, and is anonymous in
+    the end."""
     if not is_file:
         return {}
     if not isinstance(source, str):
@@ -115,7 +118,7 @@ def _gs(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
 
 
 def _azure(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
-    """Triton's variables are not those that adlfs reads."""
+    """Options for Azure, from Triton's variables, which are not those that adlfs reads."""
     if is_file:
         fields = _fields(source, _AZURE_FIELDS, "as")
     else:
@@ -129,11 +132,11 @@ def _azure(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
     account = fields.get("account_str", url.account)
     found: dict[str, Any] = {"account_name": account.partition(".")[0]}
     if "." in account and not account.endswith(_AZURE_HOST):
-        found["account_host"] = account  # another of Azure's clouds
+        found["account_host"] = account  # an account in another of Azure's clouds
     if fields.get("auth_type") == "managed_identity":
         return found | {"credential": ManagedIdentity(fields.get("client_id"))}
     if fields.get("auth_type") == "default":
-        return found | {"anon": False}  # adlfs' DefaultAzureCredential
+        return found | {"anon": False}  # adlfs then uses DefaultAzureCredential
     if "account_key" in fields:
         return found | {"account_key": fields["account_key"]}
     return found | {"anon": True}

@@ -1,7 +1,7 @@
-"""From the objects in a bucket to models: which there are, what each consists of, and a tag that changes with it.
+"""Models from the objects in a bucket: the files of each model, and a tag that changes with them.
 
-Pure. Names of objects come from a network and become paths: whatever could lead out of a model's directory, or cannot
-be a path at all, is refused with a sentence that names bucket and key.
+Pure. Names of objects come from a network and become paths: a name that could lead out of a model's directory, or
+cannot be a path at all, is refused with a sentence that names bucket and key.
 """
 
 import hashlib
@@ -12,20 +12,21 @@ from typing import NamedTuple
 from shoal.cloud_url import CloudUrl
 from shoal.repository.identifier import MAX_NAME_BYTES, UNSAFE_CHARACTERS
 
-#: Ours. A repository of 200 models has some thousand; a bucket of millions of images is none.
+#: The most objects of a repository (ours). One of 200 models has some thousand; a bucket with millions of images is no
+#: repository.
 MAX_OBJECTS = 100_000
-#: Most bytes of a key, in every cloud.
+#: The most bytes of a key, in every cloud.
 _MAX_KEY_BYTES = 1024
 
 
 class CloudObject(NamedTuple):
     """An object, or a directory that follows from the names of objects."""
 
-    key: str  # below the repository, as the cloud tells it
+    key: str  # relative to the repository, as the cloud lists it
     size: int = 0
     tag: str = ""  # changes with the content: S3's and Azure's ETag, Google's generation
     modified_s: int = 0
-    is_directory: bool = False  # no object, but told by the cloud's library
+    is_directory: bool = False  # no object, but listed by the cloud's library
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,11 @@ class CloudModel:
 
     @property
     def tag(self) -> str:
-        """Changes when any object of the model changes, comes or goes. Safe as a directory's name."""
+        """A digest that changes when any object of the model changes, comes or goes. Safe as a directory's name."""
         return self.subtree_tag("")
 
     def subtree_tag(self, directory: str) -> str:
-        """Like the model's tag, for all below one of its directories; "" for the whole model."""
+        """Like the model's tag, for all files below one of its directories; "" for the whole model."""
         top = f"{directory}/" if directory else ""
         facts = [f"{path}\0{each.size}\0{each.tag}" for path, each in self.files.items() if path.startswith(top)]
         facts += [path for path in self.directories if path.startswith(top)]
@@ -50,7 +51,7 @@ class CloudModel:
 
 
 class CloudListing(NamedTuple):
-    """What a repository holds. Each name is in one of the first two."""
+    """The contents of a repository. Each model's name is in `models` or in `problems`."""
 
     models: dict[str, CloudModel]
     problems: dict[str, str]  # name → why it is no model
@@ -58,7 +59,8 @@ class CloudListing(NamedTuple):
 
 
 def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
-    """The models among `objects`, sorted by name. Files beside them and hidden directories are none, as on a disk."""
+    """The models among `objects`, sorted by name. Files beside models and hidden directories are skipped, as on a
+    disk."""
     files: dict[str, dict[str, CloudObject]] = {}
     directories: dict[str, set[str]] = {}
     problems: dict[str, str] = {}
@@ -91,7 +93,8 @@ def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
 
 
 def _model(name: str, files: dict[str, CloudObject], directories: frozenset[str], url: CloudUrl) -> CloudModel:
-    """Raises ValueError where an object is in the place of a directory. An empty one there is how Azure marks it."""
+    """A model from its files. Raises ValueError where an object has the name of a directory, unless it is empty: so
+    Azure marks directories."""
     for path in files.keys() & directories:
         if files[path].size:
             raise ValueError(
@@ -107,7 +110,7 @@ def _parents(path: str) -> Iterable[str]:
 
 
 def _fault(key: str) -> str:
-    """Why `key` is no relative path inside of a directory; "" if it is one."""
+    """Why `key` is no relative path inside a directory; "" if it is one."""
     parts = key.split("/")
     if "" in parts:
         return "a name in it is empty"

@@ -1,4 +1,4 @@
-"""How far a download has come: a line in the log from time to time, and the end of one that stands still. Pure."""
+"""Progress of a download: a line in the log from time to time, and an error for one that has stalled. Pure."""
 
 import logging
 from typing import Any
@@ -13,7 +13,7 @@ _MB = 1_000_000
 
 
 class Progress:
-    """Progress of one model's copy, all its objects together. Times are seconds of the monotonic clock."""
+    """The progress of one model's copy, all its objects together. Times are seconds of the monotonic clock."""
 
     def __init__(self, what: str, nbytes: int, stall_s: float, now_s: float) -> None:
         self._what = what
@@ -28,16 +28,16 @@ class Progress:
 
     @property
     def look_s(self) -> float:
-        """How often `look` wants to be called."""
+        """Seconds between two calls of `look`."""
         return min(REPORT_EVERY_S, self._stall_s) / 4
 
     def watch(self, callback: Any) -> Any:
-        """Count the bytes that an fsspec callback is told of."""
+        """Count the bytes of an fsspec callback, and return the callback."""
         self._callbacks.append(callback)
         return callback
 
     def look(self, now_s: float) -> None:
-        """Log how far it has come, if it is time. Raises UnavailableError where no byte has come for too long."""
+        """Log the progress, if it is time. Raises UnavailableError where no byte has arrived for too long."""
         done_nbytes = sum(callback.value for callback in self._callbacks)
         if done_nbytes != self._done_nbytes:
             self._done_nbytes, self._grown_s = done_nbytes, now_s
@@ -51,7 +51,7 @@ class Progress:
             _log.info("copying %s", self._figures(now_s))
 
     def summary(self, now_s: float) -> str:
-        """The line at the end."""
+        """The line for the log when the download is complete."""
         return f"copied {self._figures(now_s)} in {now_s - self._started_s:.1f} s"
 
     def _figures(self, now_s: float) -> str:

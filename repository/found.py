@@ -1,4 +1,4 @@
-"""What a look into the repositories has found, on its way from the process that looks to the supervisor. Pure."""
+"""Models as the poller has found them, on their way to the supervisor. Pure."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,40 +12,40 @@ from shoal.repository.identifier import ModelIdentifier
 
 
 class FoundVersion(NamedTuple):
-    """A version that the version policy wants."""
+    """A version that the version policy selects."""
 
     directory: Path
-    modified_ns: int  # the newest modification time in it, of the wall clock
+    modified_ns: int  # the newest modification time in its directory, of the wall clock
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model as it lies on disk now."""
+    """A model as it lies on disk now, with its configuration and versions."""
 
     name: str
     directory: Path
-    #: With the defaults that need no look into the model; empty where there is an error.
+    #: The configuration, with the defaults that do not depend on the model file; empty where there is an error.
     config: Config
-    #: By output, what its label file says.
+    #: The lines of the label file of each output that has one.
     labels: dict[str, tuple[str, ...]]
     versions: dict[int, FoundVersion]
-    #: The newest modification time of what lies beside configuration and versions.
+    #: The newest modification time of the model's files beside configuration and versions.
     others_ns: int
     error: ShoalError | None = None
-    #: Where it lies, if `directory` is only a copy: the same for every copy.
+    #: The model's address where `directory` is a copy: equal for every copy of the model.
     origin: str = ""
     namespace: str = ""
-    #: Digest of the entries of its directory, each by its name and the newest modification time in it; empty where the
-    #: directory cannot be read.
+    #: A digest of the entries of the model's directory, by name and newest modification time; empty where the directory
+    #: cannot be read.
     fingerprint: str = ""
-    #: When anything in its directory has last changed, rights included.
+    #: The newest change of any entry in the model's directory, of access rights, too.
     changed_ns: int = 0
-    #: Whether the configuration came with a request, beside the files of the repository.
+    #: Whether the configuration came with a request, instead of from the repository.
     is_given: bool = False
 
     @property
     def identifier(self) -> ModelIdentifier:
-        """Which model it is."""
+        """The model's name and namespace."""
         return ModelIdentifier(self.name, self.namespace)
 
     def message(self, order: int) -> ModelFound:
@@ -69,7 +69,7 @@ class FoundModel:
 
     @classmethod
     def from_message(cls, message: ModelFound) -> "FoundModel":
-        """The model that `message` was made of."""
+        """The model that `message` was made from."""
         return cls(
             message.name,
             Path(message.directory),
@@ -87,8 +87,8 @@ class FoundModel:
 
 
 class Poll(NamedTuple):
-    """What lies in all repositories."""
+    """All models of all repositories at one time."""
 
-    models: dict[ModelIdentifier, FoundModel]  # those that were looked at
+    models: dict[ModelIdentifier, FoundModel]  # those that were read
     problems: dict[ModelIdentifier, str]  # → why it is no model
-    identifiers: tuple[ModelIdentifier, ...]  # of all models, looked at or not
+    identifiers: tuple[ModelIdentifier, ...]  # of all models, read or not

@@ -1,7 +1,7 @@
-"""The label files of a model's outputs, one label a line, for the classification extension.
+"""The label files of a model's outputs, with one label per line, for the classification extension.
 
-Runs in the supervisor, when a version loads; front ends are told the labels and never open the files. Like every file
-of a repository, a label file is read up to a bound, and never from outside the model's directory.
+Runs in the poller; front ends are sent the labels and never open the files. Like every file of a repository, a label
+file is read up to a bound, and never from outside the model's directory.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError
 
-#: What the label files of one version may have in all (ours). A version's labels travel in one control message, which
+#: The most bytes of all label files of one version (ours). A version's labels travel in one control message, which
 #: carries 64 MiB; ImageNet's 21,841 labels have 0.8 MB.
 MAX_BYTES = 16 << 20
 
@@ -22,8 +22,8 @@ Labels = dict[str, tuple[str, ...]]
 def read_labels(model_dir: Path, config: Mapping[str, Any]) -> Labels:
     """The labels of each output that has a label_filename, by the output's name and in the order of the lines.
 
-    `config` is the finished configuration. Raises InvalidArgumentError for a file that lies outside `model_dir`, itself
-    or by a link, and for all that is no regular file of UTF-8 text within MAX_BYTES.
+    `config` is the finished configuration. Raises InvalidArgumentError for a file that lies outside `model_dir`,
+    directly or by a link, and for any file but a regular one of UTF-8 text within MAX_BYTES.
     """
     labels: Labels = {}
     left = MAX_BYTES
@@ -64,7 +64,7 @@ def _read(path: Path, limit: int, what: str) -> bytes:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    # A FIFO would keep the supervisor waiting for a writer.
+    # Without O_NONBLOCK a FIFO would keep the poller waiting for a writer.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -76,5 +76,5 @@ def _lines(data: bytes, what: str) -> tuple[str, ...]:
             f"{what} is not UTF-8 at byte {error.start}; save the file as plain UTF-8 text"
         ) from error
     if not lines[-1]:
-        lines.pop()  # what follows the last line's end is no line
+        lines.pop()  # after the last line's end there is no line
     return tuple(lines)

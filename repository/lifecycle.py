@@ -1,4 +1,4 @@
-"""The life of one model version: the states of Triton's repository index and the moves between them.
+"""The life of one model version: the states of Triton's repository index and the transitions between them.
 
     LOADING ──► READY ──► UNLOADING ──► UNAVAILABLE
        │                │ ▲                  │
@@ -6,7 +6,7 @@
        │       FAILED   ▼ │                  │
        └────────────► UNAVAILABLE ─unload─► UNLOADING     (LOADING again: a new ModelVersion)
 
-Only the supervisor moves a version. Pure; loading is done by `shoal.supervisor.models.models`.
+Only the supervisor changes a version's state. Pure; loading is done by `shoal.supervisor.models.models`.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from shoal.repository.identifier import ModelIdentifier
 
 
 class VersionState(Enum):
-    """The words of the repository index."""
+    """The states of a version in the repository index."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -36,9 +36,9 @@ _MOVES = {
 
 #: Triton's reason for a version that was unloaded on request.
 UNLOADED = "unloaded"
-#: The version of a model that failed before any version of it was known.
+#: The version number of a model that failed before any version of it was known.
 NO_VERSION = -1
-#: The counter row of a version that never got one.
+#: The row of statistics of a version that never got one.
 NO_ROW = -1
 
 
@@ -48,24 +48,25 @@ class ModelVersion:
 
     name: str
     version: int
-    #: The number that ring records carry; never used again.
+    #: The id of this version in ring records; never used again.
     model_id: int
-    #: Its row in the table of counters.
+    #: The version's row in the table of counters.
     row: int
     version_dir: Path
     config: dict[str, Any] = field(default_factory=dict)
-    #: What the label files of its outputs say.
+    #: The lines of the label file of each output that has one.
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     namespace: str = ""
-    #: False until a worker has reported the tensors of the model file and they were filled in.
+    #: False until a worker has reported the tensors of the model file and these were filled in.
     is_config_final: bool = False
     #: False for a model whose configuration could not be read: the server is ready without it, as Triton is.
     is_polled: bool = True
-    #: Whether the model says by itself if it is ready: told by the first worker that has loaded it.
+    #: Whether the model has a readiness method: reported by the first worker that has loaded it.
     has_ready_check: bool = False
-    #: Whether front ends shall say which of its requests are equal, for the response cache.
+    #: Whether front ends compute digests of requests, for the response cache.
     is_cached: bool = False
-    #: Names of its instance groups, those included that a reload has removed: a worker's death names one by its place.
+    #: Names of the version's instance groups, with those that a reload has removed: the report of a worker's death has
+    #: an index into this list.
     groups: list[str] = field(default_factory=list)
     # Changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING
@@ -73,12 +74,12 @@ class ModelVersion:
     load_seconds: float = 0.0
     num_instances: int = 0
     num_instances_up: int = 0
-    #: UNAVAILABLE because all instances died again and again: they are still tried from time to time. Ends with the
-    #: next move.
+    #: True while the version is UNAVAILABLE because all instances died again and again, and are still tried from time
+    #: to time. The next move ends that.
     is_failed: bool = False
 
     def move(self, state: VersionState, reason: str = "") -> None:
-        """Go to another state. Raises ValueError, and nothing changes, for a move the table does not have."""
+        """Change the state. Raises ValueError, and changes nothing, for a transition that the table does not have."""
         if state not in _MOVES[self.state]:
             raise ValueError(f"model '{self.name}' version {self.version} cannot go from {self.state} to {state}")
         self.state = state
@@ -86,13 +87,13 @@ class ModelVersion:
         self.is_failed = False
 
     def name_groups(self) -> None:
-        """Its configuration has other instance groups: note the names that are new. A name keeps its place, since
-        instances of a group that is gone still end."""
+        """Add the names of the configuration's new instance groups to `groups`. A name keeps its place, since instances
+        of a removed group may still end."""
         self.groups += [group["name"] for group in self.config["instance_group"] if group["name"] not in self.groups]
 
     @property
     def identifier(self) -> ModelIdentifier:
-        """Which model it is a version of."""
+        """The identifier of the version's model."""
         return ModelIdentifier(self.name, self.namespace)
 
     @property
@@ -104,16 +105,16 @@ class ModelVersion:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it should serve and cannot."""
+        """Whether the version should serve and cannot."""
         return self.state is VersionState.UNAVAILABLE and self.reason != UNLOADED
 
     def status(self) -> tuple[str, str, str]:
-        """Its row in the table printed at start-up."""
+        """The version's row in the table printed at start-up: name, number, state."""
         number = str(self.version) if self.version != NO_VERSION else "-"
         return str(self.identifier), number, f"{self.state.value}: {self.reason}" if self.reason else self.state.value
 
     def message(self) -> ModelChanged:
-        """What front ends are told of it."""
+        """The message that announces the version's state to front ends."""
         return ModelChanged(
             name=self.name,
             namespace=self.namespace,

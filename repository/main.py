@@ -1,8 +1,9 @@
-"""The process that reads model repositories, so that the supervisor never waits for a disk, a network or a parser.
+"""The poller: the process that reads model repositories, so that the supervisor never waits for a disk, a network or a
+parser.
 
-Exec'd as `python -m shoal.repository.main` when it is first needed. It answers one order after the other, and exits 0
-when the supervisor hangs up. Also the only process that imports protobuf. Its orders and their answers are
-in shoal/messages/to_poller.py.
+Exec'd as `python -m shoal.repository.main` when first needed. Answers one order after another, and exits 0 when the
+supervisor closes the connection. Also the only process that imports protobuf. Orders and answers are in
+shoal/messages/to_poller.py.
 """
 
 import faulthandler
@@ -41,7 +42,7 @@ class Poller:
         )
 
     def run(self) -> None:
-        """Serve until the supervisor hangs up, which raises EOFError."""
+        """Serve until the supervisor closes the connection, which raises EOFError."""
         kinds = Kinds(*self.handlers)
         while True:
             message, _ = self._channel.receive(kinds)
@@ -82,7 +83,7 @@ class Poller:
 
 
 def main() -> int:
-    """The process's whole life; its exit status."""
+    """Run the process; returns its exit status."""
     die_with_parent()
     faulthandler.enable()
     ignore_group_signals()

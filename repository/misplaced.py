@@ -1,8 +1,8 @@
-"""Advice about a model's directory without a version: where its files lie instead, and where they belong.
+"""Advice about a model's directory without a version: where the files lie, and where they belong.
 
 A user who comes from a single file puts it into the model's directory, calls the version `v1`, or gives the model's
-directory as the repository. Triton's sentences do not say so; these follow them. Reads directories, in the repository
-process.
+directory as the repository. Triton's sentences do not say so; this advice follows them. Reads directories, in the
+poller.
 """
 
 from pathlib import Path
@@ -16,13 +16,14 @@ _FILES = {row.filename for row in PLATFORMS}
 
 
 def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentError:
-    """The refusal of the model in this directory, with a second sentence where the layout of its files is a cause."""
+    """The refusal of the model in this directory, with advice as a second sentence where the layout of files is a
+    cause."""
     advice = _advice(directory)
     return InvalidArgumentError(f"{str(error).rstrip('.')}. {advice}") if advice else error
 
 
 def _advice(directory: Path) -> str:
-    """What to move or rename so that the model has a version; "" if it has one, or cannot be read."""
+    """What to move or rename so that the model has a version; "" if it has one, or the directory cannot be read."""
     try:
         entries = {entry.name: entry.is_dir() for entry in sorted(directory.iterdir())}
         is_in_model = (directory.parent / CONFIG_FILENAME).exists()

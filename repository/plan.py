@@ -1,7 +1,7 @@
-"""What a load has to do, version by version: compare what serves with what was found. Pure; runs in the supervisor.
+"""What a load has to do with each version, from what serves and what was found. Pure; runs in the supervisor.
 
-Triton's rules, with one difference on purpose: it takes for modified what has become newer, we take what differs in its
-modification time, so a roll-back to older files is noticed, too.
+The rules are Triton's, with one difference on purpose: Triton reloads a version whose files have become newer, Shoal
+one whose modification times differ, so that a roll-back to older files is noticed, too.
 """
 
 import json
@@ -12,30 +12,30 @@ from typing import NamedTuple
 from shoal.model_config.messages import Config
 from shoal.repository.found import FoundModel
 
-#: What may change in the configuration of a version that goes on serving.
+#: Fields of the configuration that may change while a version goes on serving.
 _IN_PLACE = ("instance_group", "version_policy")
 
 
 class Source(NamedTuple):
-    """What a version was loaded from."""
+    """The files and configuration from which a version was loaded."""
 
-    place: str  # not that of a copy
+    place: str  # the original's directory or address, not that of a copy
     modified_ns: int
     others_ns: int
-    config: Config  # as it was read, before anything was taken from the model file
+    config: Config  # as it was read, before tensors were taken from the model file
 
 
 class Plan(NamedTuple):
-    """What becomes of each version; one that is in none of the four is of no concern."""
+    """What a load does with each version; versions in none of the four are left alone."""
 
-    fresh: tuple[int, ...]  # to be loaded, beside the one that serves if there is one
-    resized: tuple[int, ...]  # served on, with other instance groups
-    kept: tuple[int, ...]  # served on as they are
-    dropped: tuple[int, ...]  # no longer wanted
+    fresh: tuple[int, ...]  # to be loaded, beside a version that serves if there is one
+    resized: tuple[int, ...]  # goes on serving, with other instance groups
+    kept: tuple[int, ...]  # goes on serving unchanged
+    dropped: tuple[int, ...]  # no longer wanted: to be retired
 
 
 def plan(serving: Mapping[int, Source], found: FoundModel) -> Plan:
-    """How to get from the versions that serve to those that were found."""
+    """The steps from the versions that serve to those that were found."""
     fresh, resized, kept = [], [], []
     for number in sorted(found.versions):
         source, wanted = serving.get(number), source_of(found, number)
@@ -50,13 +50,14 @@ def plan(serving: Mapping[int, Source], found: FoundModel) -> Plan:
 
 
 def source_of(found: FoundModel, number: int) -> Source:
-    """What a version is loaded from if it is loaded now."""
+    """The source of a version that would be loaded now."""
     version = found.versions[number]
     return Source(found.origin or str(version.directory), version.modified_ns, found.others_ns, found.config)
 
 
 def revision(name: str, number: int, source: Source, steps: Sequence[str] = ()) -> str:
-    """What all servers call a version that was loaded from equal files, wherever they lie: by times, as above.
+    """An identifier of a version that is equal on all servers for equal files, wherever they lie; files are compared by
+    modification time.
 
     `steps` are the revisions of the versions that an ensemble's requests go through.
     """

@@ -1,4 +1,4 @@
-"""The look into the repositories: which models there are, what their configurations say, when what was modified.
+"""Reading the repositories: the models that exist, their configurations, and when their files were modified.
 
 Reads directories, configurations and label files, and changes nothing. Runs in the poller (`repository/main.py`):
 no other process waits for a slow network file system.
@@ -50,7 +50,7 @@ NO_OVERRIDE = Override()
 
 @dataclass(frozen=True, slots=True)
 class Repositories:
-    """The repositories and how their configurations are read."""
+    """The model repositories, and how their configurations are read."""
 
     sources: Sequence[Path | CloudRepository]
     strict: bool = False  # --disable-auto-complete-config
@@ -59,13 +59,14 @@ class Repositories:
     backend_directory: Path | None = None  # --backend-directory
 
     def scan(self) -> RepositoryScan:
-        """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
+        """All models of the repositories. Raises InvalidArgumentError for a repository that cannot be read."""
         return scan(self.sources, namespacing=self.namespacing)
 
     def look_all(self, name: str, override: Override = NO_OVERRIDE) -> list[FoundModel]:
-        """What is found of all models of a name: with namespacing there may be several.
+        """All models of a name, as found on disk; with namespacing there may be several.
 
-        Raises InvalidArgumentError as `look` where the request brings a model directory along, which is for one.
+        Raises InvalidArgumentError as `look` does, where the request brings a model directory along, which is for one
+        model.
         """
         if override.repository is not None or override.directory is not None:
             found = self.look(name, override)
@@ -75,13 +76,14 @@ class Repositories:
         return [replace(found, is_given=given) for found in self.look_at_each(places, override.config)]
 
     def look(self, name: str, override: Override = NO_OVERRIDE, *, preferred: str = "") -> FoundModel | None:
-        """What is found of one model by its name; None where there is none.
+        """The model of a name, as found on disk; None where there is none.
 
-        Raises InvalidArgumentError where the name means several, none of them in the `preferred` namespace.
+        Raises InvalidArgumentError where the name is ambiguous, and none of the models is in the `preferred` namespace.
         """
         if override.repository is not None:
             return self._look_in(override.repository, name)
-        # A directory of the request's own needs no repository, but for the namespace of the model it stands in for.
+        # A directory that the request brings needs no repository, except for the namespace of the model that it
+        # replaces.
         is_known = override.directory is not None and not self.namespacing
         models = {} if is_known else self._models_of(preferred)
         bearers = [identifier for identifier in models if identifier.name == name]
@@ -94,8 +96,8 @@ class Repositories:
         return replace(found, is_given=override.config is not None and override.directory is None)
 
     def _look_in(self, repository: Path, name: str) -> FoundModel:
-        """The model of a repository that came with a request, under the name that the request gives it: the only model
-        there, or the ensemble that the other models are the steps of. Those have the repository as their namespace."""
+        """The model of a repository that came with a request, under the name that the request gives: the only model
+        there, or the ensemble whose steps are the other models. Those have the repository as their namespace."""
         if os.path.lexists(repository / CONFIG_FILENAME):
             return self.look_at(ModelIdentifier(name), repository, mapped=True)
         directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]
@@ -113,8 +115,8 @@ class Repositories:
         return self.look_at(ModelIdentifier(name, str(repository)), graphs[0], mapped=True)
 
     def _models_of(self, namespace: str) -> dict[ModelIdentifier, Path | CloudPlace]:
-        """The models of all repositories and, where the namespace is a repository that a client has registered, of that
-        one."""
+        """The models of all repositories, and those of the namespace if that is a repository which a client has
+        registered."""
         models = self.scan().models
         own = {str(each if isinstance(each, Path) else each.url) for each in self.sources} if self.namespacing else ()
         if namespace and namespace not in own:
@@ -124,7 +126,7 @@ class Repositories:
     def look_at_each(
         self, places: Mapping[ModelIdentifier, Path | CloudPlace], override: str | None = None
     ) -> Iterator[FoundModel]:
-        """What is found of several models; those in cloud storage as soon as there are copies of them."""
+        """Several models, as found on disk; those in cloud storage follow as soon as they are copied."""
         clouds: dict[tuple[CloudRepository, str], list[CloudModel]] = {}
         for identifier, place in places.items():
             if isinstance(place, Path):
@@ -140,7 +142,7 @@ class Repositories:
                     yield FoundModel(name, Path(), {}, {}, {}, 0, copy, namespace=namespace)
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Remove the copies from cloud storage that have none of `keep` in them."""
+        """Remove the copies from cloud storage that contain none of `keep`."""
         for source in self.sources:
             if isinstance(source, CloudRepository):
                 source.forget(keep)
@@ -148,7 +150,7 @@ class Repositories:
     def look_at(
         self, identifier: ModelIdentifier, directory: Path, override: str | None = None, *, mapped: bool = False
     ) -> FoundModel:
-        """What is found in a model's directory; what is wrong with it becomes its error.
+        """The model in a directory, as found on disk; a fault of its files becomes its `error`.
 
         A `mapped` model is called `name` whatever its configuration says.
         """
@@ -176,8 +178,8 @@ class Repositories:
 
 
 def newest_ns(path: Path) -> tuple[int, int]:
-    """The newest times of modification and of change (st_ctime: rights, too) of a file, or of a directory and all that
-    is in it; 0 where there is nothing."""
+    """The newest times of modification and of change (st_ctime: access rights, too) of a file or of all entries below a
+    directory; 0 where there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -188,27 +190,27 @@ def newest_ns(path: Path) -> tuple[int, int]:
             try:
                 status = os.stat(entry)
             except OSError:
-                continue  # a link that points nowhere, or gone meanwhile
+                continue  # a link that points nowhere, or removed meanwhile
             modified_ns, changed_ns = max(modified_ns, status.st_mtime_ns), max(changed_ns, status.st_ctime_ns)
     return modified_ns, changed_ns
 
 
 def _times(directory: Path) -> tuple[dict[str, int], int]:
-    """By entry of a model's directory that is not hidden, the newest modification time in it; and the newest change."""
+    """By visible entry of a model's directory, the newest modification time in it; and the newest change of all."""
     try:
         newest = {entry.name: newest_ns(entry) for entry in directory.iterdir() if entry.name[0] != "."}
     except OSError:
-        return {}, 0  # reading the configuration fails next, and says why
+        return {}, 0  # reading the configuration fails next, and reports why
     modified = {name: modified_ns for name, (modified_ns, _) in newest.items()}
     return modified, max((changed_ns for _, changed_ns in newest.values()), default=0)
 
 
 def _fingerprint(times: Mapping[str, int]) -> str:
-    """A digest of `_times`, for the supervisor to compare: messages to it have no room for many names, nor for names
-    that are no UTF-8."""
+    """A digest of `_times`, which the supervisor compares: messages have no room for many names, nor for names that are
+    no UTF-8."""
     return blake2b(repr(sorted(times.items())).encode(), digest_size=16).hexdigest() if times else ""
 
 
 def _is_other(entry: str) -> bool:
-    """Whether what bears this name in a model's directory is neither a configuration nor a version."""
+    """Whether this entry of a model's directory is neither a configuration nor a version."""
     return entry not in {CONFIG_FILENAME, CONFIGS_DIRECTORY} and not is_version_name(entry)

@@ -1,7 +1,7 @@
-"""Which models and versions lie on disk, and which file of a version is the model.
+"""The models and versions on disk, and which file of a version is the model.
 
-Runs in the repository process. Reads directories only, never a file's contents, and changes nothing. A model that
-cannot be told from its directory becomes a problem beside the others, never an exception that hides them.
+Runs in the poller. Reads directories only, never a file's contents, and changes nothing. A directory that is no valid
+model becomes a problem beside the others, never an exception that hides them.
 """
 
 import logging
@@ -13,27 +13,27 @@ from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.model_config.checks import is_inside
 from shoal.repository.identifier import MAX_NAME_BYTES, ModelIdentifier, is_model_name
 
-if TYPE_CHECKING:  # the supervisor imports this module, and shall not import asyncio
+if TYPE_CHECKING:  # the supervisor imports this module, but must not import asyncio
     from shoal.repository.cloud import CloudRepository
     from shoal.repository.cloud_listing import CloudModel
 
 _log = logging.getLogger(__name__)
 
-#: What a file system or Triton's layout puts beside models and versions: no model, and no reason to warn.
+#: Directories that a file system or Triton's layout has beside models and versions: skipped without a warning.
 _NO_MODELS = frozenset({"lost+found"})
 _NO_VERSIONS = frozenset({"configs", "initial_state", "warmup"})
 _MAX_VERSION = 2**63 - 1
 
 
 class CloudPlace(NamedTuple):
-    """A model in cloud storage, of which there is a copy when it is fetched."""
+    """A model in cloud storage, which is copied when it is fetched."""
 
     repository: "CloudRepository"
     model: "CloudModel"
 
 
 class RepositoryScan(NamedTuple):
-    """What the repositories hold: each identifier is in one of the two."""
+    """All models of the repositories: each identifier is in `models` or in `problems`."""
 
     models: dict[ModelIdentifier, Path | CloudPlace]  # → model directory
     problems: dict[ModelIdentifier, str]  # → why it is no model
@@ -96,14 +96,14 @@ def version_directories(model_dir: Path) -> dict[int, Path]:
 
 
 def is_version_name(name: str) -> bool:
-    """Whether a directory of this name in a model's directory is a version of it, leading zeros left aside."""
+    """Whether a directory of this name in a model's directory is a version; leading zeros are ignored."""
     return name.isascii() and name.isdigit() and int(name[:20]) <= _MAX_VERSION
 
 
 def wanted_versions(available: Collection[int], version_policy: Mapping[str, Any], model_name: str) -> tuple[int, ...]:
-    """The versions of `available` that `version_policy` (its JSON form) wants served, ascending.
+    """The versions of `available` that `version_policy` (in JSON form) selects, ascending.
 
-    Raises InvalidArgumentError if that is none. A version that `specific` lists and that does not exist is logged and
+    Raises InvalidArgumentError if there is none. A version that `specific` lists and that does not exist is logged and
     skipped.
     """
     ascending = sorted(available)
@@ -128,11 +128,11 @@ def wanted_versions(available: Collection[int], version_policy: Mapping[str, Any
 def model_file(
     version_dir: Path, config: Mapping[str, Any], instance_name: str, compute_capability: str = ""
 ) -> Path | None:
-    """The file, or directory, that a backend loads from `version_dir`; None if it needs none.
+    """The file, or directory, that a backend loads from `version_dir`; None if the backend needs none.
 
-    The configuration's path must not leave the directory. A link in it may: volumes mounted by Kubernetes and caches of
-    model hubs are made of links, and a user who can make one there can put any model there. `compute_capability`
-    ("8.0") is that of the instance's GPU. Raises InvalidArgumentError, and UnavailableError if there is no such file.
+    The configuration's path must not leave the directory. A link may: volumes mounted by Kubernetes and caches of model
+    hubs are made of links, and a user who can make one can put any model there. `compute_capability` ("8.0") is that of
+    the instance's GPU. Raises InvalidArgumentError, and UnavailableError if there is no such file.
     """
     filename: str = config["cc_model_filenames"].get(compute_capability) or config["default_model_filename"]
     if not filename:
@@ -149,7 +149,7 @@ def model_file(
 
 
 def _directories(parent: Path) -> list[Path]:
-    """The directories in `parent` that are not hidden, sorted by name."""
+    """The visible directories in `parent`, sorted by name."""
     try:
         return sorted(entry for entry in parent.iterdir() if entry.name[0] != "." and entry.is_dir())
     except OSError as error:

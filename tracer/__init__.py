@@ -1,1 +1,1 @@
-"""Tracing: which requests are traced, how what was seen of them is written down, and the process that does."""
+"""Tracing: which requests are traced, how traces are written down, and the process that writes them."""

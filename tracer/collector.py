@@ -1,4 +1,6 @@
-"""What becomes of traces: numbered, counted under their settings, and written to files or exported. In the tracer."""
+"""The collector of traces: numbers them, counts them under their settings, and writes or exports them. Runs in the
+tracer.
+"""
 
 import itertools
 from collections import deque
@@ -12,14 +14,14 @@ from shoal.tracer.trace_file import TraceFile
 if TYPE_CHECKING:
     from shoal.tracer.spans import SpanExport
 
-#: Traces that may wait for their setting to be heard of (ours: it takes milliseconds).
+#: Traces that may wait until the tracer is sent their setting (ours: that takes milliseconds).
 MAX_EARLY = 4096
 
 
 class Collector:
-    """All settings that are on and what has been collected under them.
+    """All settings that are on, and the traces collected under them.
 
-    `first_number` is that of the first trace. `export` is there where a setting's mode is OpenTelemetry.
+    `first_number` is that of the first trace. `export` is given where a setting's mode is OpenTelemetry.
     """
 
     def __init__(self, first_number: int, since_s: float, export: "SpanExport | None") -> None:
@@ -29,11 +31,11 @@ class Collector:
         # Changed by set and add.
         self._collections: dict[int, Collection] = {}
         self._files: dict[str, TraceFile] = {}
-        self._newest = 0  # of all settings so far
+        self._newest = 0  # the highest revision so far
         self._early: deque[tuple[Trace, int]] = deque(maxlen=MAX_EARLY)
 
     def set(self, settings: Iterable[TraceSetting]) -> None:
-        """These are in force; what was collected under others is written."""
+        """Put these settings in force; what was collected under others is written."""
         before, self._collections = self._collections, {}
         for setting in settings:
             kept = before.pop(setting.revision, None)
@@ -53,8 +55,8 @@ class Collector:
         return self._files[setting.file]
 
     def add(self, trace: Trace, wall_offset_ns: int) -> bool:
-        """Take a trace; False where its setting is no longer in force, or has had all it wanted."""
-        if trace.revision > self._newest:  # front ends hear of settings before us
+        """Take a trace; False where its setting is no longer in force, or its count is reached."""
+        if trace.revision > self._newest:  # front ends are sent settings before the tracer
             self._early.append((trace, wall_offset_ns))
             return True
         collection = self._collections.get(trace.revision)
@@ -68,14 +70,15 @@ class Collector:
         return True
 
     def _numbered(self, trace: Trace, parent: int) -> Iterator[Numbered]:
-        """A trace and its children, each behind the one that it belongs to."""
+        """A trace and its children with their numbers, each behind its parent."""
         number = next(self._numbers)
         yield number, parent, trace
         for child in trace.children:
             yield from self._numbered(child, number)
 
     def write(self) -> dict[int, int]:
-        """Write what may be written by now; by setting, how many traces have been counted since the last time."""
+        """Write what may be written by now; returns by setting how many traces have been counted since the last
+        call."""
         counts = {}
         for revision, collection in self._collections.items():
             collection.write()
@@ -84,26 +87,26 @@ class Collector:
         return counts
 
     def close(self) -> None:
-        """Write everything."""
+        """Write and export everything."""
         self.set(())
         if self._export is not None:
             self._export.close()
 
 
 class Collection:
-    """What has been collected under one setting."""
+    """The traces collected under one setting."""
 
     def __init__(self, setting: TraceSetting, file: TraceFile | None) -> None:
         self.file = file
         self.level = setting.level
         self._log_frequency = setting.log_frequency
         # Changed by takes, keep and write.
-        self._left = setting.count  # -1: without end
+        self._left = setting.count  # traces still wanted; -1: no limit
         self.num_counted = 0
         self._kept: list[bytes] = []
 
     def takes(self, trace: Trace) -> bool:
-        """Whether the trace is wanted: front ends hear late that there have been enough."""
+        """Whether the trace is wanted: front ends learn late that a setting's count is reached."""
         if not trace.is_counted or self._left < 0:
             return True
         if self._left == 0:
@@ -113,18 +116,18 @@ class Collection:
         return True
 
     def keep(self, text: bytes) -> None:
-        """Keep a trace for its file, and begin the next file where this one is full."""
+        """Keep a trace for the setting's file, and begin the next file where this one is full."""
         self._kept.append(text)
         if self._left == 0 or len(self._kept) == self._log_frequency:
             self._flush(is_indexed=True)
 
     def write(self) -> None:
-        """Write what neither fills a file nor is one of the last."""
+        """Write the kept traces to the one file of a setting that has no limit and no numbered files."""
         if self._left < 0 and not self._log_frequency:
             self._flush(is_indexed=False)
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write all kept traces."""
         self._flush(is_indexed=self._log_frequency > 0)
 
     def _flush(self, *, is_indexed: bool) -> None:

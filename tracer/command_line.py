@@ -1,4 +1,4 @@
-"""`--trace-config [MODE,]SETTING=VALUE` and the flags before it: what they come to. Pure."""
+"""`--trace-config [MODE,]SETTING=VALUE` and the flags before it: their values, checked and put together. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ _FORMAT = "--trace-config option format is '<trace mode>,<setting>=<value>' or '
 _MODES = 'invalid value for trace mode option: {}. Available options are "triton" and "opentelemetry"'
 _LEVEL = "invalid value for trace level option: {}"
 
-#: What may be set under which mode; "" is for both.
+#: The settings of each mode; "" is for both.
 SETTINGS = {
     "": ("rate", "level", "count", "mode"),
     TRITON: ("file", "log-frequency"),
     OPENTELEMETRY: ("url", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"),
 }
-#: Settings of the batch span processor: spans that wait, ms between two exports, spans per export. Triton's defaults
-#: and variables.
+#: Settings of OpenTelemetry's batch span processor: spans that wait, ms between two exports, spans per export. Triton's
+#: defaults and variables.
 _BATCHES = {
     "bsp_max_queue_size": ("OTEL_BSP_MAX_QUEUE_SIZE", "2048"),
     "bsp_schedule_delay": ("OTEL_BSP_SCHEDULE_DELAY", "5000"),
@@ -32,7 +32,7 @@ _LEVEL_WORDS = {
     "off": OFF, "false": OFF, "true": TIMESTAMPS, "on": TIMESTAMPS, "min": TIMESTAMPS, "max": TIMESTAMPS,
     "timestamps": TIMESTAMPS, "tensors": TENSORS,
 }  # fmt: skip
-#: Where a value goes, and how it is read.
+#: By mode and setting, the field of TraceSetting and the function that reads it.
 _FIELDS: dict[tuple[str, str], tuple[str, Callable[[str], Any]]] = {
     ("", "rate"): ("rate", int),
     ("", "count"): ("count", int),
@@ -45,22 +45,22 @@ _FIELDS: dict[tuple[str, str], tuple[str, Callable[[str], Any]]] = {
 class Entry(NamedTuple):
     """One value of the flag."""
 
-    mode: str  # "" where it is for both
+    mode: str  # "" for both modes
     setting: str
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """What all of them come to."""
+    """All values of the flag, put together."""
 
     setting: TraceSetting
-    options: Mapping[str, str]  # the exporter's, as clients see them
+    options: Mapping[str, str]  # the exporter's options, as clients see them
     resource: Mapping[str, str]  # attributes of the spans' resource
 
 
 def parse(text: str) -> Entry:
-    """One value of `--trace-config`. Raises ValueError with a sentence."""
+    """Parse one value of `--trace-config`. Raises ValueError with a sentence."""
     head, equals, value = text.partition("=")
     mode, comma, setting = head.rpartition(",")
     if not (equals and setting and value) or (comma and not mode):
@@ -69,7 +69,7 @@ def parse(text: str) -> Entry:
 
 
 def entry(mode: str, setting: str, value: str) -> Entry:
-    """A setting that is known, with a value that fits it. Raises ValueError."""
+    """A value of a known setting, checked. Raises ValueError with a sentence."""
     if mode not in SETTINGS:
         raise ValueError(_MODES.format(mode))
     if setting not in SETTINGS[mode]:
@@ -96,9 +96,10 @@ def _check_number(setting: str, value: str, low: int) -> None:
 
 
 def understand(entries: Sequence[tuple[str, str, str]], environ: Mapping[str, str]) -> TraceConfig:
-    """What a server starts with: of several values the last counts, levels add up unless one of them is OFF.
+    """The trace settings at the server's start: the last of several values counts, levels add up unless one of them is
+    OFF.
 
-    Raises InvalidArgumentError where the exporter could not work like that.
+    Raises InvalidArgumentError where spans could not be exported like that.
     """
     last = {(mode, setting): value for mode, setting, value in entries}
     fields = {field: read(last[key]) for key, (field, read) in _FIELDS.items() if key in last}
@@ -114,7 +115,7 @@ def understand(entries: Sequence[tuple[str, str, str]], environ: Mapping[str, st
 
 
 def check_export(config: TraceConfig) -> None:
-    """Raise InvalidArgumentError where there is something to export and nothing to do it with."""
+    """Raise InvalidArgumentError where spans are to be exported and OpenTelemetry's packages are missing."""
     if config.setting.mode != OPENTELEMETRY:
         return
     try:

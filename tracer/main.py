@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
 _log = logging.getLogger("shoal.tracer.main")
 
-#: So much is taken before it is written: one write for many traces, but not all of them in memory.
+#: So many traces, or bytes of large ones, are read before they are written: one write for many traces, but not all of
+#: them in memory.
 MAX_TRACES, MAX_LARGE_BYTES = 256, 1 << 20
-#: What the trace of a child takes as text (ours: seven time points, and a head with names).
+#: Assumed bytes of the text of a child's trace (ours: seven time points, and a head with names).
 CHILD_NBYTES = 600
-#: In so many passes the socket is empty: Linux's usual buffer holds 550 small messages, and one with large tensors.
+#: After so many passes the socket is empty: Linux's usual buffer holds 550 small messages, or one with large tensors.
 MAX_PASSES = 4
 #: Seconds between two lines about dropped traces.
 DROPPED_S = 1.0
 
 
 class Tracer:
-    """The loop. `supervisor` is the control connection, `traces` what front ends send to."""
+    """The tracer's loop. `supervisor` is the control connection, `traces` the socket that front ends send to."""
 
     def __init__(self, supervisor: Channel, traces: Channel, collector: Collector) -> None:
         self._supervisor = supervisor
@@ -52,12 +53,12 @@ class Tracer:
         self.handlers = table(
             on(to_tracer.TracingChanged, self._set), on(LogChanged, lambda message: log.configure(**message.settings))
         )
-        # Changed as traces come.
+        # Changed as traces arrive.
         self._num_dropped = 0
         self._next_line_s = 0.0
 
     def run(self) -> None:
-        """Collect until the supervisor hangs up."""
+        """Collect traces until the supervisor closes the connection."""
         kinds, poller = Kinds(*self.handlers), select.epoll()
         poller.register(self._supervisor.fileno(), select.EPOLLIN)
         poller.register(self._traces.fileno(), select.EPOLLIN)
@@ -66,7 +67,7 @@ class Tracer:
                 ready = dict(poller.poll())
                 self._collect()
                 if self._supervisor.fileno() in ready:
-                    # What came before the settings is not theirs.
+                    # Traces that arrived before the settings do not belong to them.
                     for _ in range(MAX_PASSES):
                         self._collect()
                     self._apply(*self._supervisor.receive(kinds))
@@ -82,7 +83,7 @@ class Tracer:
         self._collector.set([TraceSetting(**setting) for setting in message.settings])
 
     def _collect(self) -> None:
-        """Take what has come, up to a bound, and write it."""
+        """Read the traces that have arrived, up to a bound, and write them."""
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
         num_traces = num_large_bytes = 0
         while num_traces < MAX_TRACES and num_large_bytes < MAX_LARGE_BYTES:
@@ -112,7 +113,7 @@ class Tracer:
 
 
 def _trace(message: to_tracer.TraceEnded) -> Trace:
-    """A trace as a front end sends it, with those of the steps and calls that belong to it."""
+    """A trace from a front end's message, with those of the ensemble's steps and models' calls that belong to it."""
     revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message.trace
     found = [Tensor(*tensor) for tensor in tensors]
     trace = Trace(revision, is_counted, model, version, request_id, stamps, found, context)
@@ -120,7 +121,7 @@ def _trace(message: to_tracer.TraceEnded) -> Trace:
 
 
 def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "SpanExport | None":
-    """The exporter, where there is something to export; its complaints go to our log."""
+    """The exporter of spans, if there are options for it; OpenTelemetry's log goes to Shoal's."""
     if not options:
         return None
     from shoal.tracer.spans import SpanExport
@@ -130,7 +131,7 @@ def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "Sp
 
 
 def main() -> int:
-    """The process's whole life; returns its exit status."""
+    """Run the process; returns its exit status."""
     die_with_parent()
     faulthandler.enable()
     set_title("tracer")
@@ -139,7 +140,7 @@ def main() -> int:
         supervisor = control.join(to_tracer.TracerConnected())
         welcome, _ = supervisor.receive(to_tracer.TRACER_WELCOME)
     except GONE:
-        return 0  # the supervisor is gone, or wants none any more
+        return 0  # the supervisor is gone, or nothing is traced any more
     log.configure(**welcome.log)
     channel = Channel(socket.socket(fileno=welcome.traces))
     channel.setblocking(False)

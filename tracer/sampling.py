@@ -1,7 +1,7 @@
-"""Which requests are traced. Pure; one for each setting, in each front end.
+"""Sampling: which requests are traced. Pure; one sampler for each setting, in each front end.
 
-A front end counts the requests that it sees itself: a rate of 1 is exact, others hold for each front end alone, and so
-on average for all.
+Each front end counts only its own requests: a rate of 1 is exact, other rates hold for each front end alone, and so on
+average for all.
 """
 
 import itertools
@@ -9,26 +9,26 @@ import re
 
 from shoal.tracer.settings import OPENTELEMETRY, TENSORS, TraceSetting
 
-#: A W3C trace context, version 00 or later: an all-zero trace or span id is none (W3C Trace Context, 3.2.2).
+#: A W3C trace context, version 00 or later: an all-zero trace or span id is invalid (W3C Trace Context, 3.2.2).
 _CONTEXT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?", re.ASCII)
 
 
 class Sampler:
-    """Counts the requests under one setting that is on."""
+    """Counts the requests under one setting that is on, and selects those to trace."""
 
     def __init__(self, setting: TraceSetting) -> None:
         self.revision = setting.revision
         self.heeds_context = setting.mode == OPENTELEMETRY
-        self.has_tensors = bool(setting.level & TENSORS) and not self.heeds_context  # spans have no place for them
+        self.has_tensors = bool(setting.level & TENSORS) and not self.heeds_context  # spans have no place for tensors
         self._rate = setting.rate if setting.count else 0
-        # Changed by hits, in any thread: taking the next number is one step.
+        # Changed by hits, in any thread: taking the next number is atomic.
         self._numbers = itertools.count(1)
 
     def hits(self) -> bool:
-        """Whether it is this request's turn; every request asks once."""
+        """Whether this request is sampled; called once for each request."""
         return self._rate > 0 and next(self._numbers) % self._rate == 0
 
 
 def is_context(traceparent: str) -> bool:
-    """Whether a header names the span that a request belongs to: such a request is traced whatever the rate."""
+    """Whether a `traceparent` header names a span: such a request is traced whatever the rate."""
     return _CONTEXT.fullmatch(traceparent) is not None

@@ -1,9 +1,9 @@
-"""What is traced and where it goes: a model's settings over the runtime's over those of the command line. Pure.
+"""Trace settings: a model's settings over the runtime's over those of the command line. Pure.
 
     command line ◄── the runtime's, for all models ◄── one model's
 
-Each layer says what it changes; what it does not say, it takes from the one before. Whatever replaces a setting makes a
-new one (`revision`), which counts and collects from its beginning, as in Triton. The supervisor owns them.
+Each layer has only the fields that it changes; the others are those of the layer before. Every change makes a new
+setting (`revision`), which counts and collects from its beginning, as in Triton. The supervisor owns the settings.
 """
 
 import itertools
@@ -18,32 +18,32 @@ TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 #: Levels, of which a setting may have several.
 OFF, TIMESTAMPS, TENSORS = 0, 1, 2
 _LEVELS = {"TIMESTAMPS": TIMESTAMPS, "TENSORS": TENSORS}
-#: The name under which the runtime's settings stand: no model has it.
+#: The key of the runtime's settings; no model has this name.
 GLOBAL = ""
 
 _MAX_UINT32, _MAX_INT32 = 2**32 - 1, 2**31 - 1
 # A number as C++'s std::stoi reads it: leading white space and a sign are allowed, and the rest is ignored.
 _STOI = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
 
-#: What one layer says: fields of TraceSetting; None takes back what it said before.
+#: The fields of TraceSetting that a layer changes; None takes back an earlier change.
 Changes = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSetting:
-    """What holds for the requests of a model. All defaults are Triton's."""
+    """The trace setting for the requests of a model. All defaults are Triton's."""
 
     level: int = OFF  # or TIMESTAMPS, TENSORS or both
-    rate: int = 1000  # every rate-th request; 0: none but those that bring a context
-    count: int = -1  # traces still to be collected; -1: without end
-    log_frequency: int = 0  # traces in a file; 0: all in one
+    rate: int = 1000  # every rate-th request; 0: only requests that bring a context
+    count: int = -1  # traces still to be collected; -1: no limit
+    log_frequency: int = 0  # traces per file; 0: all in one file
     file: str = ""
     mode: str = TRITON
-    revision: int = 0  # which of all settings this is
+    revision: int = 0  # the number of this setting
 
     @property
     def fault(self) -> str:
-        """Why nothing can be traced like this, in Triton's words; "" where it can."""
+        """Why no trace can be made under this setting, in Triton's words; "" where one can."""
         if self.rate == 0 and self.mode == TRITON:
             return "sample rate must be non-zero"
         if not self.file and self.mode == TRITON:
@@ -52,41 +52,41 @@ class TraceSetting:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is traced."""
+        """Whether requests are traced under this setting."""
         return self.level != OFF and not self.fault
 
 
 class TraceSettings:
-    """All of them. `at_start` is what the command line says."""
+    """The trace settings of all models. `at_start` is the command line's."""
 
     def __init__(self, at_start: TraceSetting) -> None:
         self._revisions = itertools.count(1)
         self._at_start = replace(at_start, revision=0)
-        # Changed by change and collected: what a layer says, and what that comes to. A model that says nothing has
+        # Changed by change and collected: a layer's changes, and the setting that results. A model without changes has
         # neither.
         self._layers: dict[str, Changes] = {GLOBAL: {}}
         self._settings = {GLOBAL: self._new(self._at_start, {})}
 
     @property
     def in_force(self) -> Mapping[str, TraceSetting]:
-        """By model; GLOBAL for those that are not named."""
+        """By model, the setting in force; GLOBAL for models that are not named."""
         return self._settings
 
     def of(self, model: str) -> TraceSetting:
-        """What holds for the model."""
+        """The setting in force for a model."""
         return self._settings.get(model, self._settings[GLOBAL])
 
     def change(self, model: str, changes: Changes) -> None:
-        """Take in what a client wants, for a model or for GLOBAL.
+        """Apply a client's changes, for a model or for GLOBAL.
 
-        Raises InvalidArgumentError, and changes nothing, where that could not be traced.
+        Raises InvalidArgumentError, and changes nothing, where no trace could be made under the result.
         """
         said = {**self._layers.get(model, {}), **changes}
         layer = {field: value for field, value in said.items() if value is not None}
         if model == GLOBAL:
             layers = {**self._layers, GLOBAL: layer}
             settings = {GLOBAL: self._new(self._at_start, layer)}
-            # What they take from this one is new.
+            # Models' settings are made anew, since they build on this one.
             others = {name: self._new(settings[GLOBAL], said) for name, said in layers.items() if name != GLOBAL}
             settings |= others
         else:
@@ -103,20 +103,20 @@ class TraceSettings:
         return replace(fallback, **layer, revision=next(self._revisions))
 
     def collected(self, revision: int, count: int) -> bool:
-        """So many traces have been collected under a setting. True where they were its last."""
+        """Count traces collected under a setting. True where its count is reached by them."""
         for name, setting in self._settings.items():
             if setting.revision != revision or setting.count <= 0:
                 continue
             left = max(0, setting.count - count)
             self._settings[name] = replace(setting, count=left)
             if "count" in self._layers[name]:
-                self._layers[name]["count"] = left  # the next setting that it goes into counts on from there
+                self._layers[name]["count"] = left  # the next setting made of this layer counts on from there
             return left == 0
         return False
 
 
 def read_changes(body: Any) -> Changes:
-    """What a client's settings object asks for; other members are ignored, as in Triton.
+    """The changes in a client's settings object; unknown members are ignored, as in Triton.
 
     Raises ShoalErrors with Triton's sentences.
     """
@@ -136,7 +136,7 @@ def read_changes(body: Any) -> Changes:
 
 
 def describe(setting: TraceSetting, options: Mapping[str, str]) -> dict[str, Any]:
-    """The settings object that clients get; `options` are the exporter's."""
+    """The settings object for clients; `options` are the exporter's."""
     described: dict[str, Any] = {
         "trace_level": [word for word, level in _LEVELS.items() if setting.level & level] or ["OFF"],
         "trace_rate": str(setting.rate),
@@ -149,7 +149,7 @@ def describe(setting: TraceSetting, options: Mapping[str, str]) -> dict[str, Any
 
 
 def level_of(word: str) -> int:
-    """The level that a word means; OFF for an unknown word."""
+    """The level of this name; OFF for an unknown name."""
     return _LEVELS.get(word, OFF)
 
 
@@ -159,7 +159,7 @@ def _level(_member: str, value: Any) -> int | None:
     words = [_text(each) for each in value]
     if "OFF" in words and len(words) > 1:
         raise InvalidArgumentError("Expect only one trace level 'OFF' is specified")
-    return OFF if words == ["OFF"] else sum({level_of(word) for word in words}) or None  # None: nothing was understood
+    return OFF if words == ["OFF"] else sum({level_of(word) for word in words}) or None  # None: no word was understood
 
 
 def _uint32(member: str, value: Any) -> int:
@@ -177,7 +177,7 @@ def _number(member: str, value: Any) -> int:
     found = _STOI.match(_text(value))
     if found is None:
         raise InvalidArgumentError(f"Unable to parse '{member}', got: {value}")
-    return int(found[1] + found[2][:20])  # int() refuses thousands of digits; twenty are beyond any bound
+    return int(found[1] + found[2][:20])  # int() refuses thousands of digits; twenty exceed any bound
 
 
 def _within(low: int, high: int, number: int, member: str, text: str) -> int:
@@ -192,7 +192,7 @@ def _text(value: Any) -> str:
     return value
 
 
-#: Member of the settings object → the field, and how it is read; in the order in which Triton looks at them.
+#: Member of the settings object → the field, and the function that reads it; in Triton's order.
 _MEMBERS = {
     "trace_level": ("level", _level),
     "trace_rate": ("rate", _uint32),

@@ -1,4 +1,4 @@
-"""A trace as OpenTelemetry's spans, and their export over OTLP/HTTP. The only file that knows the SDK; in the tracer.
+"""A trace as OpenTelemetry's spans, and their export over OTLP/HTTP. The only file that imports the SDK; in the tracer.
 
     InferRequest   HTTP_RECV_START … HTTP_SEND_END; the client's span, where it sent one, is its parent
     └── MODEL      REQUEST_START … REQUEST_END
@@ -36,7 +36,7 @@ _HTTP = [point for point in range(len(STAMPS)) if point not in _REQUEST and poin
 
 
 class SpanExport:
-    """Where traces go. `options` and `resource` are the command line's (TraceConfig)."""
+    """The exporter of spans. `options` and `resource` are the command line's (TraceConfig)."""
 
     def __init__(self, options: Mapping[str, str], resource: Mapping[str, str]) -> None:
         processor = BatchSpanProcessor(
@@ -45,7 +45,7 @@ class SpanExport:
             schedule_delay_millis=int(options["bsp_schedule_delay"]),
             max_export_batch_size=int(options["bsp_max_export_batch_size"]),
         )
-        # What is sampled was decided: a client's context that says otherwise has been overruled, as in Triton.
+        # Which requests to trace was decided before: a client's context that says otherwise is overruled, as in Triton.
         self._provider = TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create(dict(resource)), shutdown_on_exit=False
         )
@@ -54,8 +54,7 @@ class SpanExport:
         self._propagator = TraceContextTextMapPropagator()
 
     def add(self, traces: Sequence[Numbered], wall_offset_ns: int) -> None:
-        """Have a trace exported, and its children behind it; `wall_offset_ns` is the wall clock minus the
-        monotonic one."""
+        """Export a trace, and its children behind it; `wall_offset_ns` is the wall clock minus the monotonic one."""
         _, _, whole = traces[0]
         parent = self._propagator.extract(whole.context, Context())
         contexts = {0: self._span("InferRequest", _HTTP, parent, whole, wall_offset_ns, {})}
@@ -85,7 +84,7 @@ class SpanExport:
         wall_offset_ns: int,
         attributes: Mapping[str, str | int],
     ) -> Context:
-        """Make a span of these points; the context in which it is the parent."""
+        """Make a span of these time points; returns the context in which it is the parent."""
         events = [(STAMPS[point], trace.stamps[point] + wall_offset_ns) for point in points if trace.stamps[point]]
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=events[0][1])
         for event, time_ns in events:
@@ -94,5 +93,5 @@ class SpanExport:
         return set_span_in_context(span, parent)
 
     def close(self) -> None:
-        """Send what waits; takes as long as the receiver lets it."""
+        """Send the spans that wait; takes as long as the receiver lets it."""
         self._provider.shutdown()

@@ -1,6 +1,6 @@
-"""A trace: when a request was where, and with which tensors; and what it is in Triton's trace file. Pure.
+"""A trace: the times at which a request passed each stage, and its tensors; and its form in Triton's trace file. Pure.
 
-Front ends make traces, the tracer adds those of children and writes them down. All times are monotonic nanoseconds.
+Front ends make traces; the tracer adds those of children and writes them. All times are monotonic nanoseconds.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from shoal.datatypes import BF16, BOOL, BY_NAME, BYTES, FP16, FP32, FP64, Trunca
 from shoal.shm.layout import T
 from shoal.tracer.settings import TIMESTAMPS
 
-#: The time points of a trace in their order, by Triton's names; those of the batcher and the worker lie together.
+#: The time points of a trace in order, by Triton's names; those of the batcher and the worker are adjacent.
 STAMPS = (
     "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START",
     "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
@@ -23,7 +23,7 @@ STAMPS = (
 RECV_START, RECV_END, REQUEST_START, QUEUE_START = range(4)
 COMPUTE_START, COMPUTE_END, REQUEST_END, SEND_START, SEND_END = 4, 7, 8, 9, 10
 
-#: How deep children may be nested; deeper ones are left out (ours: the tracer writes them by recursion).
+#: The depth to which children may be nested; deeper ones are left out (ours: the tracer writes them by recursion).
 MAX_DEPTH = 32
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
@@ -40,20 +40,20 @@ class Tensor(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What one request left behind."""
+    """The trace of one request."""
 
-    revision: int  # of the setting under which it was sampled
-    is_counted: bool  # not where only its context had it traced
+    revision: int  # of the setting under which the request was sampled
+    is_counted: bool  # False where the request was traced only for its context
     model: str
     version: int
     request_id: str
-    stamps: Sequence[int]  # as STAMPS; 0 for a point that was not reached
+    stamps: Sequence[int]  # in the order of STAMPS; 0 for a point that was not reached
     tensors: Sequence[Tensor]
-    context: dict[str, str]  # the headers that name the span it belongs to
-    children: Sequence["Trace"] = ()  # of an ensemble's steps, of a model's calls; they are counted with it
+    context: dict[str, str]  # the headers that name the parent span
+    children: Sequence["Trace"] = ()  # of an ensemble's steps, of a model's calls; counted as one with it
 
 
-#: Words of a child as front ends hand them on: KEY to IS_CALL (layout.T).
+#: The words of a child's record as front ends pass them on: KEY to IS_CALL (layout.T).
 ChildWords = Sequence[int]
 _KEY, _PARENT, _MODEL, _VERSION, _START_NS, _QUEUE_START_NS, _END_NS, _IS_CALL = [
     word - T.KEY for word in (T.KEY, T.PARENT, T.MODEL, T.VERSION, T.START_NS, T.QUEUE_START_NS, T.END_NS, T.IS_CALL)
@@ -61,11 +61,12 @@ _KEY, _PARENT, _MODEL, _VERSION, _START_NS, _QUEUE_START_NS, _END_NS, _IS_CALL =
 
 
 def children(root: Trace, records: Sequence[ChildWords], names: Mapping[int, str]) -> list[Trace]:
-    """The traces of an ensemble's steps and of models' calls that belong to a request, `names` by models' ids.
+    """The traces of an ensemble's steps and of models' calls that belong to a request, with `names` by models' ids.
 
-    Each begins no earlier than its parent, and an ensemble ends no earlier than its steps: the batcher's look at the
-    clock may be older than the request that it finds, and than the end of a step's computation. A child whose parent's
-    record is missing is one of the request itself. The id of a call's request is not known.
+    Each child begins no earlier than its parent, and an ensemble ends no earlier than its steps: the time that the
+    batcher reads at the beginning of a step may be older than a request that it then finds, or than the end of a
+    computation. A child whose parent's record is missing becomes one of the request itself. The id of a call's request
+    is not known.
     """
     keys = {record[_KEY] for record in records}
     by_parent = defaultdict[int, list[ChildWords]](list)
@@ -73,7 +74,7 @@ def children(root: Trace, records: Sequence[ChildWords], names: Mapping[int, str
         by_parent[record[_PARENT] if record[_PARENT] in keys else 0].append(record)
 
     def children_of(key: int, start_ns: int, request_id: str, depth: int) -> list[Trace]:
-        below = by_parent.pop(key, ()) if depth < MAX_DEPTH else ()  # each child is below one other, whatever is said
+        below = by_parent.pop(key, ()) if depth < MAX_DEPTH else ()  # popped: a child has one parent
         return [child(record, start_ns, request_id, depth) for record in below]
 
     def child(record: ChildWords, parent_start_ns: int, parent_id: str, depth: int) -> Trace:
@@ -82,7 +83,7 @@ def children(root: Trace, records: Sequence[ChildWords], names: Mapping[int, str
         stamps[QUEUE_START : REQUEST_END + 1] = record[_QUEUE_START_NS : _END_NS + 1]
         request_id = "" if record[_IS_CALL] else parent_id
         inner = children_of(record[_KEY], start_ns, request_id, depth + 1)
-        if inner and not stamps[COMPUTE_START]:  # an ensemble, which ends with the last of its steps
+        if inner and not stamps[COMPUTE_START]:  # an ensemble ends with the last of its steps
             stamps[REQUEST_END] = max(stamps[REQUEST_END], *[each.stamps[REQUEST_END] for each in inner])
         return Trace(
             root.revision,
@@ -99,15 +100,15 @@ def children(root: Trace, records: Sequence[ChildWords], names: Mapping[int, str
     return children_of(0, root.stamps[REQUEST_START], root.request_id, 0)
 
 
-#: A trace's number, that of the trace it is a child of, or 0, and itself.
+#: A trace's number, its parent's number (0: none), and the trace.
 Numbered = tuple[int, int, Trace]
 
 
 def in_order(stamps: Sequence[int]) -> list[int]:
-    """The stamps, each at least as late as those before it.
+    """The stamps, each raised to the latest of those before it.
 
-    A batcher's look at the clock serves all requests that it finds at its rings, also one that came in that moment;
-    and a worker could write anything.
+    The batcher reads the clock once for all requests that it finds in its rings, even one that has just arrived; and a
+    worker could write anything.
     """
     latest, ordered = 0, []
     for stamp in stamps:
@@ -117,8 +118,8 @@ def in_order(stamps: Sequence[int]) -> list[int]:
 
 
 def to_json(number: int, trace: Trace, level: int, parent: int = 0) -> bytes:
-    """What Triton writes down at this level: JSON objects with the trace's number, joined by commas. `parent` is the
-    number of the trace that it is a child of: of the ensemble's, or of the calling model's."""
+    """The lines of Triton's trace file for a trace at this level: JSON objects with the trace's number, joined by
+    commas. `parent` is the number of the trace of the ensemble or the calling model; 0: none."""
     head: dict[str, object] = {"id": number, "model_name": trace.model, "model_version": trace.version}
     if trace.request_id:
         head["request_id"] = trace.request_id
@@ -140,7 +141,8 @@ def to_json(number: int, trace: Trace, level: int, parent: int = 0) -> bytes:
 
 
 def _text(tensor: Tensor) -> str:
-    """The elements as Triton prints them: %g for floats, quoted strings, and nothing for the 16-bit floats."""
+    """A tensor's elements as Triton prints them: %g for floats, quoted strings, and an empty text for the 16-bit
+    floats."""
     datatype = BY_NAME[tensor.datatype]
     if datatype is BYTES:
         try:

@@ -1,7 +1,7 @@
-"""Triton's trace files: a JSON array in one file, or in files with an index behind the name. Runs in the tracer.
+"""Triton's trace files: a JSON array in one file, or in files with numbers behind the name. Runs in the tracer.
 
-The one file is valid JSON after every write, so what was collected outlives its collector; Triton keeps it in memory
-until it ends.
+The one file is valid JSON after every write, so collected traces survive the tracer; Triton keeps them in memory until
+it ends.
 """
 
 import logging
@@ -12,10 +12,10 @@ _log = logging.getLogger(__name__)
 
 
 class TraceFile:
-    """What `--trace-config triton,file=` names.
+    """The trace file or files that `--trace-config triton,file=` names.
 
-    What was written since `since_s` (wall clock) is an earlier tracer's of the same server, and is continued; what is
-    older is overwritten, as Triton does.
+    A file written since `since_s` (wall clock) is an earlier tracer's of this server, and is continued; an older one is
+    overwritten, as Triton does.
     """
 
     def __init__(self, name: str, since_s: float) -> None:
@@ -25,13 +25,13 @@ class TraceFile:
         self._index = _next_index(self._path, since_s)
 
     def append(self, traces: list[bytes]) -> None:
-        """Add to the one file."""
+        """Append traces, as JSON texts, to the one file."""
         text = b",".join(traces)
         try:
-            # Empty is what a tracer leaves that is killed between making its file and writing into it.
+            # A tracer that is killed between making its file and writing into it leaves an empty file.
             if self._is_begun and self._path.stat().st_size:
                 with self._path.open("r+b") as file:
-                    file.seek(-1, 2)  # the bracket
+                    file.seek(-1, 2)  # the closing bracket
                     file.write(b"," + text + b"]")
             else:
                 self._path.write_bytes(b"[" + text + b"]")
@@ -40,7 +40,7 @@ class TraceFile:
             _log.error("failed creating trace file: %s", error)
 
     def write_indexed(self, traces: list[bytes]) -> None:
-        """Write a file of their own, with the next index."""
+        """Write traces, as JSON texts, to a file of their own, with the next number."""
         path = self._path.with_name(f"{self._path.name}.{self._index}")
         self._index += 1
         try:
