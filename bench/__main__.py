@@ -58,7 +58,7 @@ disturbs little; instructions per request, where perf is installed (apt install 
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "scripts/bench",
         description=HELP,
@@ -114,16 +114,16 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 class Named(Protocol):
-    """What can be chosen on the command line."""
+    """A peer, workload or situation that can be chosen on the command line."""
 
     @property
     def name(self) -> str:
-        """What is written there."""
+        """The name by which it is chosen."""
         ...
 
     @property
     def title(self) -> str:
-        """What it is."""
+        """The description in --help."""
         ...
 
 
@@ -142,7 +142,7 @@ def _listing(title: str, every: Sequence[Named]) -> str:
 
 
 def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
-    """The chapter on Shoal and its peers, over HTTP or over gRPC."""
+    """Measure the chapter on Shoal and its peers, over HTTP or over gRPC; returns its rows."""
     workloads: list[Workload] = options.workloads
     peers: list[Peer] = options.peers
     rows = {
@@ -151,7 +151,7 @@ def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
         for peer in peers
         if peer.can_serve(each.model) and (not options.grpc or grpc_chapter.is_measured(peer, each))
     }
-    # Servers are started once for all workloads of a model.
+    # Servers are started once for all workloads with the same model.
     groups = [list(group) for _, group in groupby(workloads, lambda each: (each.model, each.encoding))]
     visits = [[rows[peer, each] for each in group for peer in peers if (peer, each) in rows] for group in groups]
     _repeat(bench, options.rounds, visits)
@@ -170,7 +170,7 @@ def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
 
 
 def measure_flatness(bench: Bench, options: argparse.Namespace) -> list[Row]:
-    """The chapter on Shoal beside itself."""
+    """Measure the chapter that compares Shoal with itself; returns its rows."""
     comparisons: list[Comparison] = options.comparisons
     pairs = {each: (Row(each.plain, WORKLOAD, []), Row(each.other, WORKLOAD, [])) for each in comparisons}
     every = [row for pair in pairs.values() for row in pair]
@@ -183,7 +183,7 @@ def measure_flatness(bench: Bench, options: argparse.Namespace) -> list[Row]:
 
 
 def measure_isolation(options: argparse.Namespace) -> int:
-    """The chapter on a model that is idle: 1 where a situation could not be measured."""
+    """Measure the chapter on an idle model; returns 1 where a situation could not be measured."""
     checkouts = [Checkout.at(folder) for folder in (options.beside, ROOT) if folder is not None]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         rows = chapter.measure(options.situations, checkouts, options.rounds, Path(folder))
@@ -207,9 +207,9 @@ def _write(chapter: str, text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 1 where a server could not be measured."""
+    """Run the benchmark; returns 1 where a server could not be measured."""
     options = parse_arguments(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped before the exit
     if options.isolation is not None:
         return measure_isolation(options)
     run = measure_peers if options.flat is None else measure_flatness

@@ -1,4 +1,4 @@
-"""The bench: servers are started, their answers checked, loaded in turns, their costs read, checked again, stopped."""
+"""The bench: starts servers, checks their answers, loads them in turns, reads their costs, checks again, stops them."""
 
 import functools
 import sys
@@ -18,7 +18,7 @@ from bench.workloads import Model, Workload, expected, verify
 
 
 class Bench:
-    """What all measurements of one invocation share."""
+    """The state that all measurements of one invocation share."""
 
     def __init__(self, generator: Generator, perf: str | None, folder: Path, seconds: int) -> None:
         self.generator = generator
@@ -29,23 +29,23 @@ class Bench:
         self.versions: dict[str, str] = {}
 
     def visit(self, rows: Sequence[Row]) -> None:
-        """A sample for each of these rows, all of one model and encoding; a row with a fault gets none.
+        """Take a sample for each of these rows, which have one model and encoding; a row with a fault gets none.
 
-        Their servers are all up at once, and servers that are not loaded idle.
+        Their servers all run at once; servers that are not loaded idle.
         """
         with ExitStack() as stack:
             running: dict[Peer, tuple[Server, float]] = {}
             for peer in dict.fromkeys(row.peer for row in rows if not row.fault):
                 mine = [row for row in rows if row.peer is peer]
                 with _faults_go_to(mine):
-                    stack.enter_context(_faults_go_to(mine))  # and those of its end
+                    stack.enter_context(_faults_go_to(mine))  # and faults of the server's end
                     running[peer] = stack.enter_context(self._running(peer, mine[0].workload))
             for workload in dict.fromkeys(row.workload for row in rows):
                 self._measure([row for row in rows if row.workload is workload and not row.fault], running)
 
     @contextmanager
     def _running(self, peer: Peer, workload: Workload) -> Iterator[tuple[Server, float]]:
-        """The server, and how long it took to start; its answer is right before the load and after it."""
+        """A running server, and how long it took to start; its answer is checked before the load and after it."""
         model, encoding = workload.model, workload.encoding
         request = peer.request(model, encoding)
         check = functools.partial(_check, peer, model)
@@ -62,7 +62,7 @@ class Bench:
             server.stop()
 
     def _measure(self, rows: Sequence[Row], running: Mapping[Peer, tuple[Server, float]]) -> None:
-        """One workload: servers in turns; a server without others is loaded without a break."""
+        """Measure one workload: servers in turns; a single server is loaded without a break."""
         every: list[tuple[Row, Slices]] = []
         for row in rows:
             with _faults_go_to([row]):
@@ -93,7 +93,7 @@ class Bench:
 
 @contextmanager
 def _faults_go_to(rows: Sequence[Row]) -> Iterator[None]:
-    """What could not be measured is said in the tables, and the others are measured all the same."""
+    """Note a BenchmarkError as the fault of these rows, for the tables, and go on with the others."""
     try:
         yield
     except BenchmarkError as error:
@@ -123,5 +123,5 @@ def _brief(sample: Sample) -> str:
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print a line of progress to stderr."""
     print(line, file=sys.stderr, flush=True)

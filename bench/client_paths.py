@@ -1,9 +1,9 @@
-"""All ways to ask a server on the same host, side by side: python -m bench.client_paths [--write]
+"""Compares all ways to ask a server on this host: python -m bench.client_paths [--write]
 
-The same model in ONNX at every size, one request at a time, in turns, and the median counts; then what the server
-spends where sixteen requests are open at once. Triton, where .venv-bench has it, is asked through regions of shared
-memory as Shoal is. --write puts the table into docs/client.md and the picture beside it. On a busy machine compare
-within one run, and rather what stands still there: instructions, and the quickest calls.
+Each way asks one ONNX model at every size, one request at a time, in turns, and the median counts; then the server's
+cost is read where sixteen requests are open at once. Triton, where .venv-bench has it, is asked through regions of
+shared memory as Shoal is. --write puts the table into docs/client.md and the picture beside it. On a busy machine
+compare only within one run, and rather the stable figures: instructions, and the quickest calls.
 """
 
 import argparse
@@ -51,17 +51,17 @@ DOCUMENT = ROOT / "docs" / "client.md"
 PICTURE = "![The time of a call against the size of its tensors](client.svg)"
 #: Elements of one tensor, in FP32.
 SIZES = (64, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-#: In the table; the picture has all.
+#: The sizes in the table; the picture has all.
 SHOWN = (SIZES[0], SIZES[3], SIZES[5], SIZES[6])
 AT_ONCE = 16
-#: A turn takes about as long at every size, and has at least so many calls.
+#: Seconds of a turn at every size, and the least number of calls in it.
 TURN_S, MIN_CALLS = 0.05, 4
 _CHAPTER = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU time of one request, with AT_ONCE open: the server's, the client's, and how many requests shared an
+    """CPU time of one request, in the server and in the client, with AT_ONCE open, and how many requests shared an
     execution."""
 
     title: str
@@ -74,7 +74,7 @@ Times = dict[tuple[str, int], list[float]]
 
 
 def models(file: Path, sizes: Sequence[int]) -> list[Model]:
-    """One for each size, so that the server knows how large its results are. The first can be batched."""
+    """A model for each size, so that the server knows how large its results are. The first can be batched."""
     return [
         Model(f"double_{nbytes}", ("x",), (nbytes // 4,), ("y",), (nbytes // 4,), 32 if nbytes == sizes[0] else 1, file)
         for nbytes in sizes
@@ -82,7 +82,7 @@ def models(file: Path, sizes: Sequence[int]) -> list[Model]:
 
 
 def serve(folder: Path, every: Sequence[Model]) -> tuple[Server, Places]:
-    """`shoal serve`, not started yet."""
+    """A server that is not started yet, and its addresses."""
     http_port, grpc_port, metrics_port = free_ports(3)
     path = str(folder / "socket")
     flags = [
@@ -100,7 +100,7 @@ def serve(folder: Path, every: Sequence[Model]) -> tuple[Server, Places]:
 
 
 def wait_until_ready(port: int) -> None:
-    """Raises BenchmarkError where that takes too long."""
+    """Wait until the server is ready. Raises BenchmarkError where that takes too long."""
     end_s, url = time.monotonic() + START_DEADLINE_S, f"http://127.0.0.1:{port}/v2/health/ready"
     while time.monotonic() < end_s:
         with (
@@ -114,7 +114,7 @@ def wait_until_ready(port: int) -> None:
 
 
 def measure_times(places: Places, every: Sequence[Model], num_rounds: int) -> Times:
-    """µs of each call, by way and size."""
+    """The duration of each call in µs, by way and size."""
     times: Times = {}
     for model in every:
         with ExitStack() as stack:
@@ -131,7 +131,7 @@ def measure_times(places: Places, every: Sequence[Model], num_rounds: int) -> Ti
 
 
 def check(title: str, model: Model, call: Call) -> None:
-    """Raises BenchmarkError unless the answers are right, from the second on, too."""
+    """Raise BenchmarkError unless the answers are right, from the second on, too."""
     for _ in range(3):
         if not np.array_equal(call(), array_of(model) * 2):
             raise BenchmarkError(f"{title}: a wrong answer of {model.name}")
@@ -155,7 +155,7 @@ def _told(times: Times, nbytes: int) -> list[str]:
 
 
 def ask_as_coroutines(path: str, model: Model, num_each: int) -> None:
-    """AsyncClient."""
+    """Send `num_each` requests from each of AT_ONCE coroutines, through one AsyncClient."""
     inputs = {"x": array_of(model)}
 
     async def ask(client: AsyncClient) -> None:
@@ -170,7 +170,7 @@ def ask_as_coroutines(path: str, model: Model, num_each: int) -> None:
 
 
 def ask_as_threads(path: str, model: Model, num_each: int) -> None:
-    """One Client."""
+    """Send `num_each` requests from each of AT_ONCE threads, through one Client."""
     inputs = {"x": array_of(model)}
     with Client(path) as client, ThreadPoolExecutor(AT_ONCE) as pool:
 
@@ -184,7 +184,7 @@ def ask_as_threads(path: str, model: Model, num_each: int) -> None:
 def cost(
     title: str, load: Callable[[str, Model, int], None], server: Server, path: str, model: Model, num_each: int
 ) -> Cost:
-    """What it takes."""
+    """Measure what requests cost in the server and the client while `load` sends them."""
     load(path, model, num_each // 10)
     with Client(path) as client:
         before = client.statistics(model.name)[0]["execution_count"]
@@ -200,7 +200,7 @@ def cost(
 
 
 def document(times: Times, costs: Sequence[Cost]) -> str:
-    """The chapter of docs/client.md."""
+    """The chapter of docs/client.md, as Markdown."""
     rows = ["| one request at a time, p50 | " + " | ".join(map(size, SHOWN)) + " |", "| --- |" + " ---: |" * len(SHOWN)]
     for way in WAYS:
         cells = [_cell(times.get((way.name, nbytes))) for nbytes in SHOWN]
@@ -221,7 +221,7 @@ def _cell(took: Sequence[float] | None) -> str:
 
 
 def picture(times: Times) -> str:
-    """The picture beside it."""
+    """The picture of times against sizes, as SVG."""
     lines = {
         way.title: [(nbytes, median(took)) for (name, nbytes), took in times.items() if name == way.name]
         for way in WAYS
@@ -230,7 +230,7 @@ def picture(times: Times) -> str:
 
 
 def targets(times: Times, costs: Sequence[Cost]) -> str:
-    """What the order asks, beside what was measured; by the medians."""
+    """The targets of the client, beside the medians that were measured."""
     p50 = {key: median(took) for key, took in times.items()}
     small, *_, large = sorted({nbytes for _, nbytes in times})
     lines = [
@@ -248,7 +248,7 @@ def targets(times: Times, costs: Sequence[Cost]) -> str:
 def run(
     folder: Path, sizes: Sequence[int], num_rounds: int, num_requests: int, *, with_triton: bool
 ) -> tuple[Times, list[Cost]]:
-    """All of it."""
+    """Measure all ways and costs."""
     save_onnx(folder / "double.onnx")
     every = models(folder / "double.onnx", sizes)
     server, places = serve(folder, every)
@@ -270,7 +270,7 @@ def run(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, tell, and write where that is wanted."""
+    """Run the benchmark; print the tables, and write them where --write says so."""
     parser = argparse.ArgumentParser("python -m bench.client_paths", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="turns of each way at each size (default: 20)")
     parser.add_argument("--requests", type=int, default=20_000, help="of each kind, many at once (default: 20000)")

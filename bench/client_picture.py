@@ -1,4 +1,4 @@
-"""Time against size as a picture: a line per way, both axes in powers of ten. Pure."""
+"""A picture of time against size: a line per way to ask, both axes in powers of ten. Pure."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -7,8 +7,8 @@ from math import ceil, floor, log10
 from bench.picture import STYLE
 
 WIDTH, HEIGHT = 760, 430
-LEFT, RIGHT, TOP, BOTTOM = 60, 560, 16, 390  # of the lines; the ways' names are right of them
-LINE = 15  # between two of those
+LEFT, RIGHT, TOP, BOTTOM = 60, 560, 16, 390  # of the lines; the names of the ways are right of them
+LINE = 15  # between two names
 COLOURS = ("#7a5195", "#bc5090", "#ef5675", "#ff764a", "#ffa600", "#4c9f70", "#0a7ea4", "#2aa7d1", "#9aa4b2")
 
 LINES = """\
@@ -20,7 +20,7 @@ Point = tuple[int, float]  # bytes, µs
 
 
 def svg(lines: Mapping[str, Sequence[Point]]) -> str:
-    """The picture; `lines` has a few points or more under each name."""
+    """The picture as SVG; `lines` has a few points or more under each name."""
     points = [point for line in lines.values() for point in line]
     across = Axis(min(x for x, _ in points), max(x for x, _ in points), LEFT, RIGHT)
     low, high = floor(log10(min(y for _, y in points))), ceil(log10(max(y for _, y in points)))
@@ -30,7 +30,7 @@ def svg(lines: Mapping[str, Sequence[Point]]) -> str:
         f'<text class="size" x="{across(nbytes):.0f}" y="{BOTTOM + 18}">{size(nbytes)}</text>'
         for nbytes in sorted({x for x, _ in points})
     ]
-    # The slowest at the largest size first, each name beside where its line ends, as far as there is room.
+    # The slowest at the largest size first, each name beside the end of the way's line, as far as there is room.
     ends = sorted(lines, key=lambda name: up(lines[name][-1][1]) if lines[name][-1][0] == max(points)[0] else 0.0)
     y = 0.0
     for name in ends:
@@ -44,7 +44,7 @@ def svg(lines: Mapping[str, Sequence[Point]]) -> str:
 
 
 class Axis:
-    """Where a number is drawn."""
+    """A logarithmic axis: from a number to a coordinate of the picture."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         self._low, self._start = log10(low), start
@@ -60,7 +60,7 @@ def _grid(label: str, y: float) -> str:
 
 
 def size(nbytes: int) -> str:
-    """In the largest unit that it is a whole number of."""
+    """A size in the largest unit of which it is a whole number."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes // unit} {name}"
@@ -68,7 +68,7 @@ def size(nbytes: int) -> str:
 
 
 def duration(us: float) -> str:
-    """In the largest unit that it has one of."""
+    """A duration in the largest unit of which it has at least one."""
     for unit, name in ((1e6, "s"), (1e3, "ms")):
         if us >= unit:
             return f"{us / unit:.0f} {name}"

@@ -1,6 +1,6 @@
-"""The ways to ask a model on the same host, for client_paths.py: each makes a call that is asked again and again.
+"""The ways to ask a model on this host, for client_paths.py: each makes a call that is repeated.
 
-A call has its input where that way wants it, and ends with the output as an array. The model doubles its input.
+A call has its input in the form that its way needs, and returns the output as an array. The model doubles its input.
 """
 
 import functools
@@ -27,7 +27,7 @@ from shoal import Client
 
 Array: TypeAlias = NDArray[np.float32]
 Call: TypeAlias = Callable[[], Array]
-#: Numbers in JSON take 20 bytes each: larger tensors would only make the run longer.
+#: The most numbers in JSON, which take 20 bytes each: larger tensors would only make the run longer.
 MAX_JSON_FLOATS = 65_536
 _names = itertools.count()
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
@@ -35,7 +35,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the servers are. `triton` is 0 where there is none."""
+    """The addresses of the servers. `triton` is 0 where there is none."""
 
     http: int
     grpc: int
@@ -45,7 +45,8 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One of them. `open` gets the model and what its call needs until the end; None where it is not measured."""
+    """A way to ask. `open` gets the model, and an ExitStack for what the call needs; None where this way is not
+    measured."""
 
     name: str
     title: str
@@ -54,12 +55,12 @@ class Way:
 
 @functools.cache
 def array_of(model: Model) -> Array:
-    """What every call asks."""
+    """The input of every call."""
     return np.random.default_rng(1).random(model.shape, np.float32)
 
 
 def save_onnx(file: Path) -> None:
-    """The model: a row of numbers, doubled. Cheap, so that what is measured is the way."""
+    """Write the ONNX model: a row of numbers, doubled. It is cheap, so that the way is measured and not the model."""
     from onnx import TensorProto, helper, save
 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", "numbers"]) for name in "xy")
@@ -118,7 +119,7 @@ def _grpc(places: Places, model: Model, stack: ExitStack) -> Call:
 
 
 def _socket(places: Places, model: Model, stack: ExitStack) -> Call:
-    """No client library: the request's bytes are ready, and of the answer no more is read than where it ends."""
+    """A call without a client library: the request's bytes are prepared, and of the answer only the end is found."""
     array = array_of(model)
     tensor = {"name": "x", "shape": array.shape, "datatype": "FP32", "parameters": {"binary_data_size": array.nbytes}}
     output = {"name": "y", "parameters": {"binary_data": True}}
@@ -144,7 +145,7 @@ def _socket(places: Places, model: Model, stack: ExitStack) -> Call:
 
 
 def _region(port: int, model: Model, stack: ExitStack) -> Call:
-    """Both tensors in regions of the client's, as Triton's own clients have it."""
+    """A call with both tensors in regions of the client's shared memory, by Triton's own client."""
     client, array, places = _http_client(port, stack), array_of(model), []
     for _ in "xy":
         name = f"shoal-bench-{os.getpid()}-{next(_names)}"

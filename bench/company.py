@@ -1,7 +1,7 @@
-"""What a server has to bear while it is measured: a crowd of connections, or large bodies again and again.
+"""Company for a server that is measured: a crowd of connections, or large bodies again and again.
 
-Each is a context manager with a thread of its own in this process, at the lowest priority: clients would be elsewhere.
-Leaving it raises BenchmarkError where the server had not to bear what was promised: then the figures mean nothing.
+Each is a context manager with a thread in this process, at the lowest priority: real clients would be elsewhere.
+Leaving it raises BenchmarkError where the server did not bear what was promised: then the figures mean nothing.
 """
 
 import http.client
@@ -19,7 +19,7 @@ from bench.server import ask
 from bench.workloads import Request
 
 SETTLE_S = 20.0  # at most
-#: A guest whose connection the server has closed comes again after so long: closing must not make it a flood.
+#: Seconds before a client whose connection the server has closed comes again, so that closing causes no flood.
 RETURN_S = 5.0
 TICK_S = 0.05
 SIP_BYTES, SIP_S = 4096, 1.0
@@ -28,14 +28,14 @@ _READ_BYTES = 64 * 1024
 
 
 def raw(request: Request) -> bytes:
-    """The request as it goes over the wire."""
+    """The bytes of a request in HTTP."""
     headers = {"Host": "127.0.0.1", **request.headers, "Content-Length": str(len(request.body))}
     lines = [f"POST {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + request.body
 
 
 def content_length(head: bytes | bytearray) -> int | None:
-    """The length of the body behind an answer's head; None where the head does not say it."""
+    """The length of the body behind an answer's head; None where the head has none."""
     _, found, rest = head.lower().partition(b"\r\ncontent-length: ")
     return int(rest.partition(b"\r\n")[0]) if found else None
 
@@ -47,16 +47,16 @@ class Guest:
     socket: socket.socket
     unsent: memoryview
     # Changed by the crowd's thread.
-    begins: bytes = b""  # the first bytes that it was answered
-    is_registered: bool = True  # False: a slow reader, which looks when it is its turn
+    begins: bytes = b""  # the first bytes of the answer
+    is_registered: bool = True  # False: a slow reader, which reads in turn
     is_gone: bool = False
     returns_at_s: float = 0.0
 
 
 class Crowd:
-    """`size` connections: each sends `opening`, then nothing. It reads at once, or in sips as a slow reader does.
+    """`size` connections: each sends `opening`, then nothing. Each reads at once, or in sips as a slow reader does.
 
-    `stays` demands that each was answered with 200 and none was closed, as idle connections must.
+    `stays` demands that each connection is answered with 200 and none is closed, as for idle connections.
     """
 
     def __init__(self, port: int, size: int, opening: bytes, *, sips: bool = False, stays: bool = False) -> None:
@@ -118,7 +118,7 @@ class Crowd:
             self._settled.set()
 
     def _is_settled(self) -> bool:
-        """Whether the server has done what the openings ask of it, and only bears the crowd from now on."""
+        """Whether the server has answered the openings as far as it must, and only bears the crowd from now on."""
         asks = self._sips or self._stays
         return not any(guest.unsent or (asks and not guest.begins) for guest in self._guests)
 
@@ -152,7 +152,7 @@ class Crowd:
                 self._leave(guest)
 
     def _wait(self, guest: Guest) -> None:
-        """The opening has been sent."""
+        """Wait for the answer, once the opening has been sent."""
         if self._sips:
             self._selector.unregister(guest.socket)
             guest.is_registered = False
@@ -166,7 +166,7 @@ class Crowd:
             self._leave(guest)
 
     def _let_sip(self) -> None:
-        """A few of them at a time, in turns: all at once would take the cores for longer than any request does."""
+        """Let a few slow readers read, in turns: all at once would take the cores for longer than any request does."""
         for _ in range(math.ceil(self._size * TICK_S / SIP_S)):
             guest = self._guests[self._next_to_sip]
             self._next_to_sip = (self._next_to_sip + 1) % self._size
@@ -174,7 +174,7 @@ class Crowd:
                 try:
                     self._read(guest, SIP_BYTES)
                 except BlockingIOError:
-                    continue  # not answered yet
+                    continue  # no answer yet
                 except OSError:
                     self._leave(guest)
 
@@ -194,7 +194,7 @@ class Crowd:
 
 
 class Bodies:
-    """One request, repeated on one connection at a time; the first answer is checked against `right`."""
+    """One request, repeated on one connection at a time; the first answer is compared with `right`."""
 
     def __init__(self, port: int, request: Request, right: bytes) -> None:
         self._port = port

@@ -1,7 +1,7 @@
-"""Shoal beside itself: what must not make an ordinary request dearer or slower, and by how much it may.
+"""Comparisons of Shoal with itself: what must not make an ordinary request dearer or slower, and by how much it may.
 
-Each comparison is one workload under two settings of Shoal, which differ in one thing. A setting is a Peer: it is
-started, asked and checked as the others are.
+Each comparison is one workload under two settings of Shoal that differ in one thing. A setting is a Peer: it is
+started, asked and checked as any other peer.
 """
 
 import functools
@@ -20,13 +20,14 @@ NUM_MODELS, NUM_INSTANCES = 200, 8
 NUM_GUESTS, NUM_LARGE_READERS = 1000, 50
 LARGE_BODY_BYTES = 60_000_000
 WORKLOAD = next(each for each in WORKLOADS if each.name == "binary-c10")
-#: Loaded beside the model that is asked, since some company asks them; plain, too, so that nothing else differs.
+#: Models loaded beside the measured one, for company that asks them; in the plain setting, too, so that only one thing
+#: differs.
 ANY_SIZE = Model("identity_any", ("INPUT0",), (-1,), ("OUTPUT0",), (-1,), 0)
 BESIDE = (IDENTITY_IMAGE, ANY_SIZE)
 
 
 class Figure(Enum):
-    """What a comparison is about."""
+    """The figure that a comparison is about."""
 
     RATE = "requests/s"
     P99 = "p99"
@@ -34,7 +35,7 @@ class Figure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Shoal in two settings. `target`: the rate at least, or the p99 at most, as a multiple of the plain one's."""
+    """Shoal in two settings. `target` is the least rate, or the largest p99, as a multiple of the plain setting's."""
 
     name: str
     title: str
@@ -77,7 +78,7 @@ def _large_bodies(port: int) -> Bodies:
 
 @functools.cache
 def _large_json() -> tuple[Request, bytes]:
-    """A request of LARGE_BODY_BYTES of JSON, answered in binary, and the bytes its answer ends with."""
+    """A request of LARGE_BODY_BYTES of JSON, answered in binary, and the last bytes of the right answer."""
     numbers = random.Random(2)
     few = [round(numbers.uniform(0.1, 1), 8) for _ in range(1000)]
     text = ",".join(f"{number:.8f}" for number in few)

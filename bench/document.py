@@ -1,6 +1,6 @@
-"""docs/benchmarks.md: how its chapters lie in it, and the first of them, on Shoal and its peers.
+"""docs/benchmarks.md: the order of its chapters, and the text of the first, on Shoal and its peers.
 
-A chapter has the tables, what they were measured on, and how to measure again.
+A chapter has tables, the conditions of the measurement, and how to measure again.
 """
 
 import os
@@ -25,7 +25,7 @@ HEAD = """\
 Written by `scripts/bench`, a chapter at a time; do not edit.
 """
 
-#: The chapters in their order; a comment in the document says where each begins.
+#: The chapters in order; a comment in the document marks where each begins.
 CHAPTERS = ("others", "grpc", "itself")
 
 TEXT = """\
@@ -71,7 +71,7 @@ scripts/bench --help
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the figures depend on."""
+    """The conditions on which the figures depend."""
 
     seconds: int
     rounds: int
@@ -83,7 +83,7 @@ class Conditions:
 def conditions(
     generator: str, seconds: int, rounds: int, peers: Sequence[Peer], versions: Mapping[str, str]
 ) -> Conditions:
-    """Read from this machine, now."""
+    """The conditions of a measurement on this machine, now."""
     cpus = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
     kernel = re.match(r"[0-9.]*[0-9]", platform.release())
@@ -98,7 +98,7 @@ def conditions(
 
 
 def _python() -> str:
-    """The interpreter, and whose it is where it came with the system: others may be compiled otherwise."""
+    """The interpreter, with the system that brought it, since others may be compiled otherwise."""
     name = f"Python {platform.python_version()}"
     if Path(sys.executable).resolve().parent == Path("/usr/bin"):
         with suppress(OSError):
@@ -107,12 +107,12 @@ def _python() -> str:
 
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:
-    """The chapter on Shoal and its peers."""
+    """The chapter on Shoal and its peers, as Markdown."""
     return TEXT.format(**figures(rows, where))
 
 
 def figures(rows: Sequence[Row], where: Conditions) -> dict[str, object]:
-    """What a chapter on several servers has in its text: the tables, and what they were measured on."""
+    """The parts of a chapter on several servers: the tables, and the conditions."""
     ours = by_process({row.workload.title: row for row in rows if row.peer.name == OURS})
     return {
         "rounds": where.rounds,
@@ -128,7 +128,7 @@ def figures(rows: Sequence[Row], where: Conditions) -> dict[str, object]:
 
 
 def others(rows: Sequence[Row]) -> str:
-    """What else ran on the machine meanwhile, as an item of a list."""
+    """The load of other programs during the measurement, as an item of a list."""
     foreign = [sample.foreign for row in rows for sample in row.samples]
     mean, worst = (fmean(foreign), max(foreign)) if foreign else (0, 0)
     return (
@@ -139,7 +139,7 @@ def others(rows: Sequence[Row]) -> str:
 
 
 def put(document: str, name: str, chapter: str) -> str:
-    """The document with this chapter in its place, new or instead of the one that was there; others are left alone."""
+    """The document with this chapter in its place, new or replacing an older one; other chapters are left alone."""
     _, *parts = re.split(r"^<!-- chapter: (\w+) -->\n", document, flags=re.MULTILINE)
     chapters = dict(zip(parts[::2], parts[1::2], strict=True)) | {name: chapter}
     texts = [f"<!-- chapter: {each} -->\n{chapters[each].strip()}\n" for each in CHAPTERS if each in chapters]

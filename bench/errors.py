@@ -1,5 +1,5 @@
-"""The one error of the benchmark: something could not be measured, and its sentence says why."""
+"""The benchmark's error: something could not be measured, and the sentence says why."""
 
 
 class BenchmarkError(Exception):
-    """A server that does not start, an answer that is wrong, a tool that is missing."""
+    """Raised where a server does not start, an answer is wrong, or a tool is missing."""

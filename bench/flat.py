@@ -1,4 +1,4 @@
-"""The chapter of docs/benchmarks.md on Shoal beside itself: does cost stay flat? Pure."""
+"""The chapter of docs/benchmarks.md that compares Shoal with itself: does cost stay flat? Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +34,8 @@ do not agree, or others took more than {max_foreign:.0%} of the cores, that is u
 
 {details}"""
 
-#: Where others took more of the cores than this, a rate or a p99 says nothing about Shoal (ours: seen with 5 to 75 %).
+#: Where other programs took more of the cores than this, a rate or a p99 says nothing about Shoal (ours: seen with 5 to
+#: 75 %).
 MAX_FOREIGN = 0.15
 NO_PERF = " Here perf is missing or may not count, so there are none."
 
@@ -48,12 +49,12 @@ def summary(rows: Mapping[Comparison, Sequence[Row]]) -> str:
 
 
 def details(rows: Mapping[Comparison, Sequence[Row]]) -> str:
-    """A table per comparison with everything that was measured."""
+    """A table per comparison with all figures."""
     return "\n".join(f"#### {each.title}\n\n{detail(pair)}" for each, pair in rows.items())
 
 
 def markdown(rows: Mapping[Comparison, Sequence[Row]], where: Conditions) -> str:
-    """The chapter."""
+    """The chapter, as Markdown."""
     every = [row for pair in rows.values() for row in pair]
     return TEXT.format(
         workload=every[0].workload.title,
@@ -71,7 +72,8 @@ def markdown(rows: Mapping[Comparison, Sequence[Row]], where: Conditions) -> str
 
 
 def verdict(comparison: Comparison, plain: Row, other: Row) -> str:
-    """Whether the target is met; unclear where others took too much of the cores, or the rounds do not agree."""
+    """Whether the target is met; unclear where other programs took too much of the cores, or the rounds do not
+    agree."""
     if is_missing(plain) or is_missing(other):
         return "not measured"
     if errors := plain.median.errors + other.median.errors:

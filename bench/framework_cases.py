@@ -1,7 +1,7 @@
 """The models that bench/frameworks.py measures: one of 5 ms or more per batch of each framework.
 
-Frameworks are imported as the backends import them, which has consequences that both sides must share: idle threads
-sleep in the framework's own loop, too, and nothing is reported to anyone. They are given a thread per core.
+Frameworks are imported as the backends import them, since that has consequences which both sides must share: idle
+threads sleep in the framework's own loop, too, and no telemetry is sent. Each gets a thread per core.
 """
 
 import importlib
@@ -18,29 +18,29 @@ from numpy.typing import NDArray
 from shoal.workers import backends
 
 Array: TypeAlias = NDArray[np.float32]
-NUM_CPUS = len(os.sched_getaffinity(0))  # of this process
-INPUT, OUTPUT = "input__0", "output__0"  # as forests must have it, and PyTorch may
+NUM_CPUS = len(os.sched_getaffinity(0))  # available to this process
+INPUT, OUTPUT = "input__0", "output__0"  # as forests must have them, and PyTorch may
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A framework, and a model of one FP32 input and one FP32 output, of these sizes a row."""
+    """A framework, and a model with one FP32 input and one FP32 output, with these sizes per row."""
 
-    config: str  # of config.pbtxt: what names the backend
+    config: str  # the lines of config.pbtxt that name the backend
     filename: str
     features: int
     outputs: int
     save: Callable[[Path], None]  # makes the model's file
-    open: Callable[[Path], Callable[[Array], Array]]  # has the framework load it; what it returns runs a batch
+    open: Callable[[Path], Callable[[Array], Array]]  # loads the file in the framework; the result runs a batch
 
 
 def _imported(package: str, backend: str) -> Any:
-    """A framework. Raises UnsupportedError where it is not installed."""
+    """Import a framework. Raises UnsupportedError where it is not installed."""
     return vars(sys.modules[type(backends.create(backend)).__module__])[package]
 
 
 def _layers() -> list[Array]:
-    """The weights of a perceptron, eight layers of 1024 and one of 10; each is followed by ReLU."""
+    """The weights of a perceptron: eight layers of 1024 and one of 10, each followed by ReLU."""
     random = np.random.default_rng(0)
     return [random.normal(0, 1 / 32, (1024, size)).astype(np.float32) for size in [1024] * 8 + [10]]
 
@@ -94,7 +94,7 @@ def _open_onnxruntime(file: Path) -> Callable[[Array], Array]:
     onnxruntime = _imported("onnxruntime", "onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = NUM_CPUS
-    # As the backend sets it: the other processes need the cores on which threads would spin.
+    # As the backend sets it: other processes need the cores on which idle threads would spin.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
@@ -121,7 +121,7 @@ def _open_openvino(file: Path) -> Callable[[Array], Array]:
 
 
 def _save_forest(file: Path) -> None:
-    """A thousand trees of depth eight over 32 features: fifty that are drawn by lot, each twenty times."""
+    """Write a forest of a thousand trees of depth eight over 32 features: fifty random trees, each twenty times."""
     treelite = _imported("treelite", "fil")
     building = importlib.import_module("treelite.model_builder")
     num_trees, num_inner, random = 50, 255, np.random.default_rng(0)
@@ -185,7 +185,7 @@ def _open_saved_model(file: Path) -> Callable[[Array], Array]:
     return run
 
 
-#: By backend.
+#: Cases by the name of their backend.
 CASES = {
     "pytorch": Case('backend: "pytorch"', "model.pt", 1024, 10, _save_torchscript, _open_torchscript),
     "onnxruntime": Case('backend: "onnxruntime"', "model.onnx", 1024, 10, _save_onnx, _open_onnxruntime),

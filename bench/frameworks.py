@@ -1,9 +1,9 @@
-"""What a framework computes in a loop of its own, and through Shoal: python -m bench.frameworks [NAME...]
+"""Compares a framework in a loop of its own with the framework in Shoal: python -m bench.frameworks [NAME...]
 
-The same file, the same batches, the same number of threads on the same cores; in turns, and the medians count. Through
-Shoal, three connections of wrk ask for one whole batch each, so that the next one is always at hand. With --own-cores
-the framework has the first cores for itself, as the machine of a server that is not used up has them, and wrk and the
-server's other processes the rest; without, all share all, and a batch waits for its last thread. The models are in
+Both have the same file, batches, number of threads and cores; they take turns, and the medians count. Through Shoal,
+three connections of wrk ask for one whole batch each, so that the next batch is always there. With --own-cores the
+framework has the first cores for itself, as on a machine with cores to spare, and wrk and the server's other processes
+have the rest; without, all share all cores, and a batch waits for its last thread. The models are in
 framework_cases.py. On a busy machine, compare the CPU time.
 """
 
@@ -35,14 +35,15 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Who runs where; the same cores for both where they are shared."""
+    """The cores of the framework and those of all other processes; equal where they are shared."""
 
     framework: frozenset[int]
     others: frozenset[int]
 
     @classmethod
     def divided(cls, own: int) -> "Cores":
-        """The first `own` cores for the framework alone; 0 = all are shared."""
+        """The first `own` cores for the framework alone; 0: all cores are shared. Raises BenchmarkError where none
+        would be left for the others."""
         every = sorted(os.sched_getaffinity(0))
         if own >= len(every):
             raise BenchmarkError(f"of {len(every)} cores at most {len(every) - 1} can be the framework's own")
@@ -50,12 +51,12 @@ class Cores:
 
     @property
     def policy(self) -> list[str]:
-        """What `shoal serve` is told."""
+        """The flags by which `shoal serve` keeps instances on the framework's cores."""
         parts = ",".join(f"{core}-{core}" for core in sorted(self.framework))
         return [f"--host-policy=cpu,cpu-cores={parts}"]
 
     def keep_apart(self, server: int) -> None:
-        """Move whatever of a server's processes is no instance, and all threads of each, to the others' cores."""
+        """Move all threads of a server's processes, except of its instances, to the others' cores."""
         for stat in measure.process_tree(server):
             if instructions.role(instructions.title(stat.pid)) != "worker":
                 with suppress(FileNotFoundError, ProcessLookupError):  # ended since the listing
@@ -65,20 +66,20 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One measurement."""
+    """The result of one measurement."""
 
     rows_per_s: float
-    framework_ms: float  # of CPU per batch: the process that has the framework, with all that it does for a server
-    cpu_ms: float  # the same of all processes that take part but wrk
+    framework_ms: float  # of CPU per batch: the process with the framework, with all that it does for a server
+    cpu_ms: float  # of CPU per batch: all processes that take part but wrk
 
 
 def batch_of(rows: int, case: Case) -> Array:
-    """What is asked, each time."""
+    """The input of each request."""
     return np.random.default_rng(rows).normal(size=(rows, case.features)).astype(np.float32)
 
 
 class Bare:
-    """The framework's own loop, in a process of its own."""
+    """The framework's own loop, in a process without a server."""
 
     def __init__(self, name: str, file: Path, cores: Cores) -> None:
         listed = ",".join(map(str, cores.framework))
@@ -87,7 +88,7 @@ class Bare:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def measure(self, rows: int, seconds: float) -> Speed:
-        """Batches of `rows`, one after the other."""
+        """Run batches of `rows`, one after another. Raises BenchmarkError where the loop's process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{rows} {seconds}\n")
@@ -98,13 +99,13 @@ class Bare:
         return Speed(*json.loads(answer))
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.communicate()
 
 
 def run_bare(case: Case, file: Path) -> None:
-    """What that process does: a line of rows and seconds in, a line with the Speed out."""
+    """Run the framework's own loop: reads a line with rows and seconds, writes a line with the Speed."""
     run = case.open(file)
     for line in sys.stdin:
         rows, seconds = int(line.split()[0]), float(line.split()[1])
@@ -121,7 +122,7 @@ def run_bare(case: Case, file: Path) -> None:
 
 
 class Served:
-    """A server with the case's model, and wrk."""
+    """A server with the case's model, loaded by wrk."""
 
     def __init__(self, name: str, file: Path, most_rows: int, folder: Path, cores: Cores) -> None:
         case = CASES[name]
@@ -146,7 +147,8 @@ class Served:
         self._server.start()
 
     def measure(self, rows: int, seconds: float) -> Speed:
-        """Requests for `rows` each, after one whose answer is compared with the framework's own."""
+        """Send requests for `rows` each, after one whose answer is compared with the framework's own. Raises
+        BenchmarkError where that answer is wrong."""
         batch = batch_of(rows, self._case)
         request, expected = self._request(batch), self._run(batch)
 
@@ -180,12 +182,12 @@ class Served:
         return Request(f"/v2/models/{self._name}/infer", headers, head + raw)
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._server.stop()
 
 
 def compare(name: str, sizes: Sequence[int], seconds: float, num_rounds: int, own_cores: int) -> str:
-    """A table of both speeds at each size of batch, and the ratio at the best."""
+    """A table of both speeds at each size of batch, and the ratio at the fastest."""
     cores = Cores.divided(own_cores)
     with tempfile.TemporaryDirectory(prefix="shoal-frameworks-") as folder:
         file = Path(folder, CASES[name].filename)
@@ -218,7 +220,7 @@ def compare(name: str, sizes: Sequence[int], seconds: float, num_rounds: int, ow
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure the cases named, or all."""
+    """Measure the named cases, or all."""
     parser = argparse.ArgumentParser("bench.frameworks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(CASES)} (default: all)")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64], help="sizes of batches")

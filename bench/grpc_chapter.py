@@ -1,4 +1,4 @@
-"""The chapter of docs/benchmarks.md on gRPC: servers, workloads, and goals."""
+"""The chapter of docs/benchmarks.md on gRPC: servers, workloads, and targets."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ PEERS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What Shoal is to reach under a workload: at least, or at most, so much, or so many times what Triton does."""
+    """A target of Shoal under a workload: at least, or at most, a figure, or a multiple of Triton's."""
 
     workload: str
     title: str
@@ -91,7 +91,7 @@ class Target:
     unit: float = 1.0  # of the figure as it is shown
 
     def is_met(self, figure: float) -> bool:
-        """Whether this will do."""
+        """Whether this figure meets the target."""
         return figure <= self.bound if self.is_most else figure >= self.bound
 
 
@@ -105,17 +105,17 @@ TARGETS = (
 
 
 def is_measured(peer: Peer, workload: Workload) -> bool:
-    """The crowd of streams is a test of our own HTTP/2."""
+    """Whether a peer takes part in a workload: the crowd of streams tests only Shoal's own HTTP/2."""
     return workload.streams == 1 or peer.name == OURS
 
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:
-    """The chapter."""
+    """The chapter, as Markdown."""
     return TEXT.format(**figures(rows, where), targets=targets(rows), streams=streams(rows))
 
 
 def targets(rows: Sequence[Row]) -> str:
-    """A line per target."""
+    """A table with a line per target."""
     found = {(row.workload.name, row.peer.name): row for row in rows}
     lines = head(["workload", "", "Shoal", "Triton", "×", "wanted", "met"])
     for each in TARGETS:
@@ -133,7 +133,7 @@ def targets(rows: Sequence[Row]) -> str:
 
 
 def _reached(target: Target, ours: Row, theirs: Row | None) -> list[float]:
-    """Per round."""
+    """The figures compared with the target, one per round."""
     if not target.is_ratio:
         return [target.figure(sample) for sample in ours.samples]
     pairs = zip(ours.samples, theirs.samples if theirs is not None else (), strict=False)
@@ -148,7 +148,7 @@ def _shown(target: Target, row: Row | None) -> str:
 
 
 def streams(rows: Sequence[Row]) -> str:
-    """Whether a connection or a call starves where there are many."""
+    """A table that shows whether a connection or a call starves where there are many."""
     crowded = [row for row in rows if row.workload.streams > 1 and not is_missing(row)]
     if not crowded:
         return ""

@@ -1,8 +1,8 @@
-"""Closed-loop load over gRPC: h2load keeps so many calls open on so many connections.
+"""Closed-loop load over gRPC: h2load keeps a number of calls open on a number of connections.
 
-Runs h2load and reads its figures; knows no server. h2load is written in C and knows HTTP/2, but nothing of gRPC: a call
-that was refused is a success to it, since HTTP's status says so. So bytes are counted as well: each right answer has as
-many as the one that was checked, and a refusal has none.
+Runs h2load and reads its figures; knows no server. h2load is written in C and knows HTTP/2, but not gRPC: a refused
+call counts as a success, since its HTTP status is 200. So bytes are counted as well: each right answer has as many as
+the one that was checked, and a refusal has none.
 """
 
 import re
@@ -26,7 +26,7 @@ _PER_CONNECTION = re.compile(r"^req/s\s*:\s*([\d.]+)\s+([\d.]+)", re.MULTILINE)
 
 
 class H2load:
-    """The generator, and grpcio to ask a single time. Raises BenchmarkError where it is not installed."""
+    """The load generator h2load, with grpcio for single requests. Raises BenchmarkError where it is not installed."""
 
     def __init__(self) -> None:
         found = shutil.which("h2load")
@@ -38,12 +38,12 @@ class H2load:
 
     @property
     def title(self) -> str:
-        """Its name and version."""
+        """The generator's name and version."""
         said = subprocess.run([self._path, "--version"], capture_output=True, text=True, check=True).stdout
         return said.strip().replace(" nghttp2/", " ")
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
-        """One call on a connection of its own. Raises OSError with the status where that is not OK."""
+        """Make one call on a connection of its own. Raises OSError with the status where that is not OK."""
         import grpc
 
         with channel(port) as opened:
@@ -55,8 +55,8 @@ class H2load:
         return 200, {}, answer
 
     def shoot(self, target: Target, seconds: float, rate: float | None = None, prefix: Sequence[str] = ()) -> Load:
-        """Like `Generator.shoot`. A `rate` sets the number of calls: none of them is cut off, and all bytes count.
-        Raises BenchmarkError."""
+        """Like `Generator.shoot`. A `rate` sets the number of calls: then none is cut off, and all bytes count. Raises
+        BenchmarkError."""
         port, request = target.port, target.request
         answer_nbytes = PREFIX_BYTES + len(self.ask(port, request)[2])
         num_at_once = target.connections * target.streams
@@ -76,7 +76,7 @@ class H2load:
 
 
 def parse(output: str, log: str, answer_nbytes: int, cpu_s: float) -> Load:
-    """What h2load prints, and its log of calls: when begun, HTTP status, microseconds until the whole answer.
+    """The load from h2load's output and its log of calls: when begun, HTTP status, microseconds until the whole answer.
 
     Raises BenchmarkError where figures are missing or nothing was answered.
     """
@@ -86,7 +86,7 @@ def parse(output: str, log: str, answer_nbytes: int, cpu_s: float) -> Load:
     if not (requests and data and rate and per_connection):
         raise BenchmarkError(f"h2load printed no figures: {output.strip()!r}")
     num_ended, num_failed = int(requests[1]), int(requests[2])
-    # Of calls that were cut off at the end bytes may have come, too.
+    # Calls that were cut off at the end may have received bytes, too.
     num_answered = min(num_ended, int(data[1]) // answer_nbytes)
     errors = num_failed + num_ended - num_answered
     times_us = [int(line.split("\t")[2]) for line in log.splitlines()]

@@ -1,4 +1,4 @@
-"""What is asked over gRPC, and what an answer means: Triton's messages, as tritonclient ships them."""
+"""Requests and answers of gRPC: Triton's messages, as tritonclient has them."""
 
 from array import array
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from bench.workloads import Model, Request
 
 SERVICE = "/inference.GRPCInferenceService/"
 METHOD = SERVICE + "ModelInfer"
-#: In front of each message: whether it is compressed, and its length.
+#: The prefix of each message: whether it is compressed, and its length.
 PREFIX_BYTES = 5
-#: Of every channel of grpcio.
+#: Options of every channel of grpcio.
 CHANNEL = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: one that failed makes no other wait
+    ("grpc.use_local_subchannel_pool", 1),  # a connection per channel: a failed one delays no other
 ]
 
 
@@ -26,7 +26,7 @@ def channel(port: int) -> Any:
 
 
 def grpc_request(model: Model, _encoding: str = "") -> Request:
-    """An inference with raw tensors, uncompressed; its body as gRPC sends it."""
+    """An inference with raw tensors, uncompressed; the body has gRPC's prefix."""
     import tritonclient.grpc.service_pb2 as service
 
     message: Any = service.ModelInferRequest(model_name=model.name)
@@ -48,10 +48,10 @@ def grpc_answer(_headers: Mapping[str, str], body: bytes) -> "array[float]":
 
 
 def prefixed(packed: bytes) -> bytes:
-    """A message as gRPC sends it, uncompressed."""
+    """A message with gRPC's prefix, uncompressed."""
     return b"\0" + len(packed).to_bytes(PREFIX_BYTES - 1, "big") + packed
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """RFC 9113, section 4.1: length (3 bytes), type, flags, stream, payload."""
+    """A frame of HTTP/2 (RFC 9113, section 4.1): length (3 bytes), type, flags, stream, payload."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload

@@ -1,7 +1,7 @@
 """User instructions by process, as `perf stat` counts them while a load runs.
 
-Of all figures this is the one that a busy machine leaves alone: other programs take time and caches, not instructions.
-It leaves out what the kernel does for a server. Knows processes by their titles; Shoal's have names of their own.
+A busy machine does not change this figure: other programs take time and caches, not instructions. Instructions of the
+kernel are left out. Processes are known by their titles; Shoal's have names of their own.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.errors import BenchmarkError
 from bench.measure import process_tree
 
-#: How a process's title begins, and what it is called in the tables. Whatever has another title is the rest.
+#: The beginning of a process's title, and its name in the tables. Processes with other titles are the rest.
 ROLES = (
     ("shoal http", "lane"),
     ("shoal batcher", "batcher"),
@@ -36,12 +36,12 @@ def find_perf() -> str | None:
 
 
 def role(title: str) -> str:
-    """What the process with this title is called."""
+    """The name in the tables of a process with this title."""
     return next((name for beginning, name in ROLES if title.startswith(beginning)), REST)
 
 
 def parse(output: str) -> int | None:
-    """The count in the output of `perf stat -x,`; None where it says that it cannot count."""
+    """The count in the output of `perf stat -x,`; None where perf reports that it cannot count."""
     for line in output.splitlines():
         count, *fields = line.split(",")
         if EVENT in fields and count == "<not counted>":
@@ -52,7 +52,7 @@ def parse(output: str) -> int | None:
 
 
 class Counter:
-    """Counts a server's instructions during one command: `prefix` goes before the words of it."""
+    """Counts a server's instructions while one command runs, which is called with `prefix` before its words."""
 
     def __init__(self, perf: str, folder: Path, root: int) -> None:
         self._folder = folder
@@ -80,7 +80,7 @@ class Counter:
 
 
 def title(pid: int) -> str:
-    """What a process calls itself. Empty for a process that has ended, waited for or not; perf would refuse it."""
+    """A process's title. Empty for a process that has ended, waited for or not; perf would refuse it."""
     try:
         return Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What a small inference costs a lane alone, in instructions: python -m bench.lane_cost [CASE...]
+"""Measures the instructions of a lane alone for a small inference: python -m bench.lane_cost [CASE...]
 
 The lane runs its own loop, over real sockets and real shared memory, in this one process. Between two passes of the
 loop the program plays all other processes: clients, batcher and worker. Only what the lane does is counted, so two
@@ -43,18 +43,18 @@ from shoal.shm.doorbell import Doorbell
 from shoal.star.place import Place
 from tests.frontend.lane_star import Star
 
-#: The star's own model of that form, with little and with much in it.
+#: The star's own model in that form, with little and with much data.
 SMALL = replace(IDENTITY_16, name="same", dims=(1, 16), input_names=("A",), output_names=("OUT_A",))
 LARGE = replace(SMALL, dims=(1, 3 * 224 * 224))
-#: Each output ends with it, and no input has it, so it is counted in what a client receives: each is an answer.
+#: The end of each output, which no input has: a client counts answers by it.
 MARK = array("f", range(100, 116)).tobytes()
 SLAB_BYTES = 64 << 20
 WARM_UP_CALLS = 500
-GRACE_S = 5.0  # for the lane, when its clients have hung up
+GRACE_S = 5.0  # seconds for the lane to end, when its clients have closed their connections
 
 
 class World(Star):
-    """The star with a bell of the lane's own, in which every request has the same answer."""
+    """The star with a bell for the lane, in which every request has the same answer."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(SLAB_BYTES)
@@ -68,7 +68,7 @@ class World(Star):
         self._answer = block.ref, layout.pack_span(nbytes, len(header))
 
     def reply_to_all(self) -> None:
-        """What batcher and workers do; the block may be given back as often as it likes."""
+        """Answer all requests, as batcher and workers would; the block may be freed any number of times."""
         asked = [each[1] for each in self._requests.drain() if each[0] == layout.REQUEST]
         for number in asked:
             words = layout.record(layout.REPLY, number)
@@ -79,7 +79,7 @@ class World(Star):
 
 
 class Client:
-    """One connection that asks so many things at once, and again as soon as all are answered."""
+    """One connection that sends a number of requests at once, and again as soon as all are answered."""
 
     def __init__(self, port: int, model: Model, num_at_once: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -90,16 +90,16 @@ class Client:
         # Changed by ask and hear.
         self._num_waiting = 0
         self._unsent = memoryview(b"")
-        self._end = b""  # of what was received: a mark may come in two pieces
+        self._end = b""  # of the received bytes: a mark may arrive in two pieces
 
     def ask(self) -> None:
-        """All at once, in one write where the socket takes it."""
+        """Send all requests, in one write where the socket takes it."""
         self._num_waiting = self._num_at_once
         self._unsent = memoryview(b"".join([self.request() for _ in range(self._num_at_once)]))
         self._send()
 
     def hear(self) -> int:
-        """How many answers have come since; asks again after the last."""
+        """The number of answers that have arrived; after the last one, the requests are sent again."""
         self._send()
         try:
             data = self._end + self._socket.recv(1 << 20)
@@ -118,11 +118,11 @@ class Client:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
     def close(self) -> None:
-        """Hang up, whatever is to come."""
+        """Close the connection, whatever is still to arrive."""
         self._socket.close()
 
     def request(self) -> bytes:
-        """The bytes of the next one."""
+        """The bytes of the next request; subclasses implement this."""
         raise NotImplementedError
 
 
@@ -134,13 +134,13 @@ class HttpClient(Client):
         self._bytes = raw(v2_request(model, "binary"))
 
     def request(self) -> bytes:
-        """Like `Client.request`."""
+        """The bytes of the next request, always the same."""
         return self._bytes
 
 
 class GrpcClient(Client):
-    """A stream each time: HEADERS with nothing but references into the table, as soon as that is filled, and DATA in
-    frames as large as most clients make them. Like h2load, and unlike others, it says how long the body is."""
+    """A gRPC client with a stream for each request: HEADERS of references into the table, once that is filled, and DATA
+    in frames as large as most clients make them. Like h2load, and unlike others, it sends a content-length."""
 
     HEAD = (
         (":method", "POST"), (":scheme", "http"), (":path", METHOD), (":authority", "localhost:8001"),
@@ -156,12 +156,12 @@ class GrpcClient(Client):
         self._head = (*self.HEAD, ("content-length", str(len(body))))
         self._encoder = Encoder()
         self._stream_id = -1
-        # Windows for all that will ever come.
+        # Windows for all data that will ever arrive.
         settings = frame(4, 0, 0, b"\0\4\x7f\xff\xff\xff") + frame(8, 0, 0, b"\x7f\0\0\0")
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
 
     def request(self) -> bytes:
-        """Like `Client.request`."""
+        """The frames of the next request."""
         self._stream_id += 2
         frames = [frame(1, 4, self._stream_id, self._encoder.encode(self._head))]
         frames += [frame(0, is_last, self._stream_id, piece) for piece, is_last in self._pieces]
@@ -170,7 +170,7 @@ class GrpcClient(Client):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A lane under a load."""
+    """A lane under one load."""
 
     name: str
     lane: type[Lane[Any]]
@@ -192,7 +192,7 @@ CASES = (
 
 
 class Opcodes:
-    """Counts bytecodes by function while it is switched on; a hundred times slower."""
+    """Counts bytecodes by function while it is switched on, which makes them a hundred times slower."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -209,7 +209,7 @@ class Opcodes:
 
 
 class Run:
-    """A case, from the first connection on. The lane asks between two passes whether it is to go on."""
+    """A case, from the first connection on. Between two passes the lane calls `is_alive`."""
 
     def __init__(self, case: Case, num_calls: int, opcodes: Opcodes | None) -> None:
         self._case = case
@@ -223,11 +223,11 @@ class Run:
         self._silent: deque[Client] = deque()  # clients that have not sent a request yet
         self._num_warm_up = WARM_UP_CALLS if case.model is SMALL else WARM_UP_CALLS // 10
         self._mark, self._mark_s = 0, 0.0
-        #: Figures of the lane, since it was warm.
+        #: Figures of the lane since it was warm.
         self.instructions, self.cpu_s, self.num_answers, self.num_passes = 0, 0.0, 0, 0
 
     def run(self) -> None:
-        """All of it."""
+        """Run the lane until the calls are answered."""
         case, world = self._case, self._world
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         road, road_end = socket.socketpair()
@@ -247,7 +247,8 @@ class Run:
             each.close()
 
     def is_alive(self) -> bool:
-        """A pass of the lane has ended, another one is to begin; not for ever."""
+        """Called by the lane between two passes: counts the last pass, and plays the other processes; False ends the
+        lane."""
         if self.num_answers >= self._num_calls:
             self._world.reply_to_all()
             return False
@@ -277,7 +278,7 @@ class Run:
 
 
 def report(case: Case, num_calls: int, with_opcodes: bool, say: Callable[[str], object] = print) -> None:
-    """Run and print."""
+    """Run a case and print its figures."""
     opcodes = Opcodes() if with_opcodes else None
     run = Run(case, num_calls, opcodes)
     run.run()
@@ -294,7 +295,7 @@ def report(case: Case, num_calls: int, with_opcodes: bool, say: Callable[[str], 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the cases of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(case.name for case in CASES))
     parser.add_argument("--calls", type=int, default=5000, help="per case (default: 5000)")

@@ -1,7 +1,7 @@
-"""Closed-loop load: wrk keeps a number of connections busy, each asking again as soon as it was answered.
+"""Closed-loop load: wrk keeps a number of connections busy, each with a new request as soon as the last is answered.
 
 Runs wrk and reads its figures; knows no server. wrk is written in C and so cheap that the servers get nearly all of the
-machine.
+machine's CPU time.
 """
 
 import math
@@ -25,16 +25,16 @@ _FAULTS = ("connect", "read", "write", "status", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of wrk saw."""
+    """The figures of one run of a load generator."""
 
     requests: int
     duration_s: float
     p50_us: int
     p99_us: int
-    cpu_s: float  # of wrk itself
-    errors: int  # connections that failed, answers that were not 2xx or not gRPC's OK, timeouts
-    slowest_us: int = 0  # where the generator tells: of all requests
-    least_per_s: float = 0.0  # and the requests a second of the connection with the fewest of them
+    cpu_s: float  # of the generator itself
+    errors: int  # failed connections, answers that were not 2xx or not gRPC's OK, timeouts
+    slowest_us: int = 0  # of all requests, where the generator reports it
+    least_per_s: float = 0.0  # requests a second of the connection with the fewest, and of the one with the most
     most_per_s: float = 0.0
 
     @property
@@ -45,38 +45,39 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is loaded, and how."""
+    """The server and request of a load, and the number of connections."""
 
     port: int
     request: Request
     body: Path  # holds the request's body
     connections: int
-    streams: int = 1  # requests at a time on each connection, which takes HTTP/2
+    streams: int = 1  # requests at a time on each connection, by HTTP/2
 
 
 class Generator(Protocol):
-    """What makes the load, and how it asks a single time."""
+    """A load generator, with a way to send a single request."""
 
     @property
     def title(self) -> str:
-        """Its name and version."""
+        """The generator's name and version."""
         ...
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
-        """One request on a connection of its own: status, headers with lower-case names, body."""
+        """Send one request on a connection of its own; returns status, headers with lower-case names, body."""
         ...
 
     def shoot(self, target: Target, seconds: float, rate: float | None = None, prefix: Sequence[str] = ()) -> Load:
-        """Load the server for `seconds`.
+        """Load the server for `seconds`; returns the figures.
 
-        `rate` is that of a load before, where there was one. `prefix` are words of a command that runs the rest of its
-        line as a command.
+        `rate` is the rate of an earlier load, where there was one. `prefix` are the words of a command that runs the
+        rest of its line.
         """
         ...
 
 
 class Wrk:
-    """HTTP's. Raises BenchmarkError, with the command that installs it, where there is none."""
+    """The load generator wrk, for HTTP. Raises BenchmarkError, with the command that installs it, where it is
+    missing."""
 
     def __init__(self) -> None:
         found = shutil.which("wrk")
@@ -86,23 +87,23 @@ class Wrk:
 
     @property
     def title(self) -> str:
-        """Like `Generator.title`."""
-        # wrk -v names the version and ends with exit code 1.
+        """The generator's name and version."""
+        # wrk -v prints the version and ends with exit code 1.
         said = subprocess.run([self._path, "-v"], capture_output=True, text=True, check=False).stdout
         version = re.match(r"wrk (?:debian/)?([0-9.]+)", said)
         return f"wrk {version[1]}" if version else "wrk"
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
-        """Like `Generator.ask`."""
+        """Send one request over HTTP, as `Generator.ask` says."""
         return ask(port, request)
 
     def shoot(self, target: Target, seconds: float, rate: float | None = None, prefix: Sequence[str] = ()) -> Load:
-        """Like `Generator.shoot`. wrk takes whole seconds: in the middle of one it is interrupted. Raises
+        """Like `Generator.shoot`. wrk runs for whole seconds, so it is interrupted in the middle of one. Raises
         BenchmarkError."""
         del rate
         request = target.request
         is_cut = seconds % 1 != 0
-        # Before wrk listens an interrupt would end it without a figure; so it is lost, and wrk takes the whole second.
+        # Before wrk handles signals, an interrupt would end it without figures; ignored, it is lost, and wrk runs on.
         deaf = ["env", "--ignore-signal=INT"] if is_cut else []
         command = [*prefix, *deaf, self._path, "-t1", f"-c{target.connections}", f"-d{math.ceil(seconds)}s"]
         command += ["--timeout=10s", "-s", str(SCRIPT), f"http://127.0.0.1:{target.port}{request.path}"]

@@ -1,28 +1,28 @@
-"""What a server costs: processor time and memory of its whole process tree, as the kernel counts them in /proc.
+"""The costs of a server: CPU time and memory of its whole process tree, from /proc.
 
-Only reads. Processor time includes children that have ended, where their parent has waited for them.
+Only reads. CPU time includes children that have ended, where their parent has waited for them.
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # 100 everywhere: 10 ms is the resolution, fine over seconds
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # 100 on every system: a resolution of 10 ms, fine over seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The fields of /proc/PID/stat that matter here."""
+    """The fields of /proc/PID/stat that are used here."""
 
     pid: int
     parent: int
     session: int
     ticks: int  # utime + stime + cutime + cstime
-    started: int  # ticks after boot: with the pid it names a process for good
+    started: int  # ticks after boot: with the pid, an identity that is never used again
 
 
 def parse_stat(line: str) -> Stat:
-    """One line of /proc/PID/stat; the command's name in it may hold spaces and parentheses."""
+    """A line of /proc/PID/stat; the command's name in it may have spaces and parentheses."""
     head, _, rest = line.rpartition(") ")
     fields = rest.split()  # from the third field of proc(5) on: state, ppid, pgrp, session, …
     return Stat(
@@ -31,7 +31,7 @@ def parse_stat(line: str) -> Stat:
 
 
 def processes() -> list[Stat]:
-    """Everything that runs on this machine."""
+    """All processes of this machine."""
     stats = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -43,7 +43,7 @@ def processes() -> list[Stat]:
 
 
 def process_tree(root: int) -> list[Stat]:
-    """`root`, everything below it, and what else is in its session (a child whose parent has ended)."""
+    """The processes of the tree below `root`, with others of its session (a child whose parent has ended)."""
     stats = {stat.pid: stat for stat in processes()}
 
     def belongs(stat: Stat) -> bool:
@@ -56,12 +56,12 @@ def process_tree(root: int) -> list[Stat]:
 
 
 def cpu_s(root: int) -> float:
-    """Processor time of the tree so far, in seconds."""
+    """CPU time of the tree so far, in seconds."""
     return sum(stat.ticks for stat in process_tree(root)) / TICKS_PER_S
 
 
 def pss_bytes(root: int) -> int:
-    """Memory of the tree, shared pages divided among those who share them (proportional set size)."""
+    """Memory of the tree in bytes, with shared pages divided among those that share them (proportional set size)."""
     total = 0
     for stat in process_tree(root):
         try:
@@ -73,7 +73,7 @@ def pss_bytes(root: int) -> int:
 
 
 def machine_cpu_s() -> float:
-    """Time that the cores have spent on anything but waiting, in seconds; what a hypervisor took counts as spent."""
+    """CPU time of the whole machine in seconds, without idle and I/O wait; time taken by a hypervisor counts."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     )

@@ -1,4 +1,4 @@
-"""User instructions of this thread, read whenever wanted: perf_event_open(2), which perf uses for others."""
+"""User instructions of this thread, read at any time: perf_event_open(2), which perf uses for other processes."""
 
 import ctypes
 import os
@@ -13,10 +13,11 @@ _PINNED, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 2, 1 << 5, 1 << 6  # pinned
 
 
 class OwnInstructions:
-    """A counter that runs from now on. Raises BenchmarkError where the kernel or a hypervisor does not count."""
+    """A counter of instructions that runs from its creation. Raises BenchmarkError where the kernel or hypervisor does
+    not count."""
 
     def __init__(self) -> None:
-        # struct perf_event_attr, as long as it was at first: type, size, config; no samples, no format; flags.
+        # struct perf_event_attr in its first version: type, size, config; no samples, no format; flags.
         flags = _PINNED | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
         fields = _HARDWARE, 64, _INSTRUCTIONS, 0, 0, 0, flags, 0, 0, 0
         attributes = ctypes.create_string_buffer(struct.pack("=IIQQQQQIIQ", *fields), 64)
@@ -25,16 +26,17 @@ class OwnInstructions:
         self._fd = libc.syscall(number, ctypes.byref(attributes), 0, -1, -1, 0)
         if self._fd < 0:
             raise BenchmarkError(f"instructions cannot be counted here: {os.strerror(ctypes.get_errno())}")
-        #: What two readings differ by where nothing happens between them.
+        #: The difference of two readings with nothing between them.
         self.own = min(-self.read() + self.read() for _ in range(100))
 
     def read(self) -> int:
-        """How many since it was made. Raises BenchmarkError where too many others count on this core."""
+        """The instructions since the counter was made. Raises BenchmarkError where this core has too many other
+        counters."""
         count = os.read(self._fd, 8)
         if not count:
             raise BenchmarkError("instructions cannot be counted here: the core's counters are taken")
         return int.from_bytes(count, "little")
 
     def close(self) -> None:
-        """Count no more: a core has few counters."""
+        """Close the counter: a core has only a few."""
         os.close(self._fd)

@@ -1,7 +1,7 @@
-"""The servers under comparison: how each is started with one model, and which requests it gets.
+"""The servers under comparison: how each is started with one model, and its requests and answers.
 
-Every server has one instance of the model and otherwise its own defaults; what differs from that is said in `notes`,
-which the document prints.
+Every server has one instance of the model and otherwise its own defaults; differences from these are in `notes`, which
+the document prints.
 """
 
 import json
@@ -30,7 +30,7 @@ NUM_CPUS = len(os.sched_getaffinity(0))
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One server to compare."""
+    """A server of the comparison."""
 
     name: str
     title: str
@@ -38,10 +38,10 @@ class Peer:
     launch: Callable[[Path, Model, str], Server]  # (folder for its files, model, encoding) → not started yet
     request: Callable[[Model, str], Request]
     answer: Callable[[Mapping[str, str], bytes], "array[float]"]
-    version: Callable[[int], str]  # port of the running server → what was measured
+    version: Callable[[int], str]  # port of the running server → its version, as printed
     notes: str
-    company: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → what else it has to bear
-    runs_python: bool = False  # a model.py as it is
+    company: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → the server's company under load
+    runs_python: bool = False  # runs a model.py unchanged
 
     def can_serve(self, model: Model) -> bool:
         """Whether the peer can serve this model."""
@@ -49,7 +49,7 @@ class Peer:
 
 
 def _environment(**more: str) -> dict[str, str]:
-    """The environment of peers: their own packages, and this folder's modules."""
+    """The environment variables of peers: their own packages, and this folder's modules."""
     site_packages = sysconfig.get_path("purelib")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}:{site_packages}", **more}
@@ -67,9 +67,9 @@ def launch_shoal(
     num_instances: int = 1,
     grpc: Sequence[str] | None = None,
 ) -> Server:
-    """`shoal serve`, not started yet, with other models beside the measured one.
+    """A `shoal serve` that is not started yet, with other models beside the measured one.
 
-    It is measured over HTTP, or over gRPC if `grpc` has flags for that, even none.
+    The server is measured over HTTP, or over gRPC if `grpc` is a list of flags, which may be empty.
     """
     http_port, metrics_port, grpc_port = free_ports(3)
     models = repository.write_for_shoal(folder, model, others, num_instances)
@@ -80,7 +80,7 @@ def launch_shoal(
 
 
 def shoal_version(_port: int) -> str:
-    """Shoal's version, from its own environment."""
+    """The versions of Shoal and its packages, from Shoal's own environment."""
     program = (
         "from importlib.metadata import version as v\n"
         "print(', '.join(f'{name} {v(name)}' for name in ('shoal', 'gunicorn', 'numpy', 'onnxruntime')))"
@@ -89,12 +89,12 @@ def shoal_version(_port: int) -> str:
 
 
 def launch_triton(folder: Path, model: Model, _encoding: str, *, is_grpc: bool = False) -> Server:
-    """The real `tritonserver`, not started yet, asked over HTTP or gRPC."""
+    """A real `tritonserver` that is not started yet, to be asked over HTTP or gRPC."""
     return serve_with_triton(folder, repository.write_for_triton(folder, model), is_grpc=is_grpc)
 
 
 def serve_with_triton(folder: Path, models: Path, *, is_grpc: bool = False) -> Server:
-    """The real `tritonserver` with a repository, not started yet. Raises BenchmarkError if it is not installed."""
+    """A real `tritonserver` with a repository, not started yet. Raises BenchmarkError if Triton is not installed."""
     spec = util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise BenchmarkError("nvidia-pytriton is not installed")
@@ -103,7 +103,7 @@ def serve_with_triton(folder: Path, models: Path, *, is_grpc: bool = False) -> S
     stub = triton / "python_backend_stubs" / python / "triton_python_backend_stub"
     if not stub.exists():
         raise BenchmarkError(f"nvidia-pytriton has no Python backend for Python {python}")
-    # The server looks for the stub beside the backend; the wheel has one per version of Python elsewhere.
+    # The server looks for the Python stub beside the backend; the wheel has one per version of Python elsewhere.
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True, exist_ok=True)
     for file in (*(triton / "backends" / "python").iterdir(), stub):
@@ -129,7 +129,7 @@ def _triton_version(port: int) -> str:
 
 
 def triton_title(version: str) -> str:
-    """The real tritonserver in words: its version, and those of its packages."""
+    """The version of the real tritonserver and of its packages, in words."""
     return f"tritonserver {version} ({_packages('nvidia-pytriton', 'numpy', 'onnxruntime')})"
 
 

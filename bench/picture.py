@@ -1,4 +1,4 @@
-"""The requests/s of a run as a picture: for each workload a bar per server, as long as its share of the best. Pure."""
+"""A picture of a run's requests/s: for each workload a bar per server, as long as its share of the best. Pure."""
 
 from collections.abc import Sequence
 from html import escape
@@ -6,13 +6,13 @@ from html import escape
 from bench.results import Row
 
 WIDTH = 760
-LEFT = 150  # of the bars; the servers' names are left of it
+LEFT = 150  # of the bars; the names of the servers are left of it
 LONGEST = 500
 BAR = 15
 TITLE = 26
 GAP = 12
 
-# Readable on white and on black: pictures in Markdown do not learn the page's colours, only the reader's preference.
+# Readable on white and on black: a picture in Markdown follows the reader's preference, not the page's colours.
 STYLE = """\
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .title { font-weight: 600 }
@@ -23,7 +23,7 @@ rect { fill: #9aa4b2 }
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """The picture."""
+    """The picture as SVG."""
     parts = []
     y = GAP
     for workload in dict.fromkeys(row.workload for row in rows):

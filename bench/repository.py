@@ -1,4 +1,4 @@
-"""Model repositories for the servers that read one: the same config.pbtxt for Shoal and Triton but for its backend."""
+"""Model repositories for the servers that read one: Shoal's and Triton's config.pbtxt differ only in the backend."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ ONNX_MODEL = TRITON_MODEL.with_name("onnx_model.py")
 
 
 def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
-    """The configuration: instances on the CPU, batching without delay where the model can be batched."""
+    """The config.pbtxt of a model: instances on the CPU, batching without delay where the model can be batched."""
     parts = [
         f'name: "{model.name}"',
         f'backend: "{backend}"',
@@ -34,7 +34,7 @@ def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
 
 
 def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), num_instances: int = 1) -> Path:
-    """A repository with this model and `others` beside it, each with so many instances; the folder of it."""
+    """Write a repository with this model and `others`, each with a number of instances; returns its folder."""
     repository = folder / "-".join(["shoal", model.name, str(len(others)), str(num_instances)])
     for each in (model, *others):
         backend = "python" if each.is_python else "onnxruntime" if each.file else "identity"
@@ -46,7 +46,7 @@ def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), nu
 
 
 def write_onnx_for_triton(folder: Path, models: Sequence[Model]) -> Path:
-    """Models with files in ONNX, in Triton's Python backend."""
+    """Write ONNX models for Triton's Python backend; returns the repository's folder."""
     repository = folder / "triton-onnx"
     for each in models:
         assert each.file is not None
@@ -55,7 +55,7 @@ def write_onnx_for_triton(folder: Path, models: Sequence[Model]) -> Path:
 
 
 def write_for_triton(folder: Path, model: Model) -> Path:
-    """Write the model for Triton's Python backend."""
+    """Write a model for Triton's Python backend; returns the repository's folder."""
     file = model.file if model.file and model.is_python else TRITON_MODEL
     links = {"model.py": file}
     if model.table_rows:
@@ -64,7 +64,7 @@ def write_for_triton(folder: Path, model: Model) -> Path:
 
 
 def _table(folder: Path, model: Model) -> Path:
-    """The model's table, written by the first caller."""
+    """The file of the model's table, written by the first call."""
     file = folder / f"{model.name}.npy"
     if not file.exists():
         import numpy as np

@@ -1,4 +1,4 @@
-"""Figures: one per round, and the median over the rounds. Pure."""
+"""Figures of the benchmark: a sample per round, and the median over the rounds. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -10,7 +10,7 @@ from bench.workloads import Workload
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one round measured of one server under one workload."""
+    """The figures of one server under one workload in one round."""
 
     requests_per_s: float
     p50_us: float
@@ -19,22 +19,22 @@ class Sample:
     pss_bytes: float  # of the process tree, after the load
     start_s: float  # from exec to the first right answer
     errors: float
-    foreign: float  # share of the cores that went to neither the server nor the load
+    foreign: float  # share of the cores that neither the server nor the load generator used
     instructions: Mapping[str, float] = field(default_factory=dict)  # per request, by process; empty without perf
-    slowest_us: float = 0.0  # of all requests, where the load tells
+    slowest_us: float = 0.0  # of all requests, where the generator reports it
     least_per_s: float = 0.0  # requests a second of the connection with the fewest, and of the one with the most
     most_per_s: float = 0.0
-    slices: tuple[float, ...] = ()  # requests/s of each, in their order
+    slices: tuple[float, ...] = ()  # requests/s of each slice, in order
 
     @property
     def total_instructions(self) -> float:
-        """Per request, over the process tree; 0 without perf."""
+        """Instructions per request, over the process tree; 0 without perf."""
         return sum(self.instructions.values())
 
 
 @dataclass(slots=True)
 class Row:
-    """One server under one workload: a sample per round, or why there is none."""
+    """One server under one workload: a sample per round, or the reason why there is none."""
 
     peer: Peer
     workload: Workload
@@ -60,7 +60,7 @@ class Row:
 
 
 def slice_ratios(ours: Sample, theirs: Sample) -> tuple[float, float, float] | None:
-    """The quartiles of our requests/s as multiples of theirs in the slice beside it; None where there are no such."""
+    """The quartiles of the ratio of our requests/s to theirs in the neighbouring slice; None without at least two."""
     ratios = [mine / other for mine, other in zip(ours.slices, theirs.slices, strict=False)]
     if len(ratios) < 2:
         return None

@@ -1,6 +1,6 @@
-"""A server under test: one process tree, from exec to the last process's end.
+"""A server under test: one process tree, from exec to the end of the last process.
 
-Starts it in a session of its own, waits for the first right answer, and leaves nothing running.
+The server is started in a session of its own, and no process of it is left after `stop`.
 """
 
 import http.client
@@ -17,14 +17,14 @@ from bench.errors import BenchmarkError
 from bench.measure import process_tree, processes
 from bench.workloads import Request
 
-START_DEADLINE_S = 120.0  # a hundred models take 12 s on two quiet cores
+START_DEADLINE_S = 120.0  # seconds; a hundred models take 12 s on two quiet cores
 STOP_DEADLINE_S = 10.0
 POLL_S = 0.005
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports without a listener."""
+    """Ports of this host without a listener."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in sockets]
@@ -34,7 +34,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def ask(port: int, request: Request, method: str = "POST") -> tuple[int, dict[str, str], bytes]:
-    """One request on a connection of its own: status, headers with lower-case names, body."""
+    """Send one request on a connection of its own; returns status, headers with lower-case names, body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request(method, request.path, request.body, dict(request.headers))
@@ -48,10 +48,10 @@ Ask: TypeAlias = Callable[[int, Request], tuple[int, Mapping[str, str], bytes]]
 
 
 class Server:
-    """A running server; `port` is the one that it was told to listen on.
+    """A server's process tree; `port` is the port on its command line.
 
-    `memory_prefix` is how names in /dev/shm begin that no other process makes, and that a killed server would leave
-    there. It runs in `folder`, or where we run.
+    `memory_prefix` begins the names in /dev/shm that no other process makes, and that a killed server would leave
+    there. The server's working directory is `folder`, or this process's.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The root of the process tree."""
+        """The pid at the root of the process tree."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Exec."""
+        """Start the root process."""
         with self._log.open("wb") as log:
             self._started_s = time.perf_counter()
             self._process = subprocess.Popen(
@@ -95,7 +95,8 @@ class Server:
     def wait_for_answer(
         self, request: Request, check: Callable[[Mapping[str, str], bytes], None], ask: Ask = ask
     ) -> float:
-        """Ask until the answer is right; seconds since exec. Raises BenchmarkError where that does not happen."""
+        """Send the request until the answer is right; returns the seconds since exec. Raises BenchmarkError where none
+        is in time."""
         assert self._process is not None
         fault = "it does not listen"
         while time.perf_counter() - self._started_s < START_DEADLINE_S:
@@ -113,7 +114,8 @@ class Server:
         raise BenchmarkError(f"no answer within {START_DEADLINE_S:.0f} s ({fault}): {self._last_words()}")
 
     def stop(self) -> None:
-        """SIGTERM to the root, and SIGKILL to whatever of the tree outlives it by ten seconds; no memory stays."""
+        """Send SIGTERM to the root, and SIGKILL to processes of the tree that are left after ten seconds; remove
+        leftover memory."""
         if self._process is None:
             return
         tree = {(stat.pid, stat.started) for stat in process_tree(self.pid)}

@@ -1,7 +1,7 @@
-"""One server's part of a measurement: short loads, between which the other servers have theirs, and what they come to.
+"""Slices: one server's short loads, between which the other servers have theirs, and the sample that they add up to.
 
-A machine that is fast at one time and slow at another makes the rates of long loads swing twofold. Servers that take
-turns of half a second meet the same machine, so the ratio of neighbouring slices says which of them is faster.
+A machine that is fast at one time and slow at another makes the rates of long loads vary twofold. Servers that take
+turns of half a second meet the same machine, so the ratio of neighbouring slices shows which one is faster.
 """
 
 import time
@@ -17,19 +17,20 @@ from bench.results import Sample
 
 SLICE_S = 0.5
 
-#: Load a server: seconds, the rate of a load before, words before the generator's command → what it saw.
+#: Loads a server: seconds, the rate of an earlier load, words before the generator's command → the figures.
 Shoot: TypeAlias = Callable[[float, float | None, Sequence[str]], Load]
 T = TypeVar("T")
 
 
 def turns(every: Sequence[T], number: int) -> Iterator[T]:
-    """So many turns of each, there and back (A B B A …): a machine that slows down meanwhile favours none of them."""
+    """Each element `number` times, forwards and backwards in turn (A B B A …), so that a machine that slows down
+    favours none."""
     for turn in range(number):
         yield from reversed(every) if turn % 2 else every
 
 
 class Slices:
-    """Those of the server whose processes are below `root`, under one workload."""
+    """The slices of the server whose processes are below `root`, under one workload."""
 
     def __init__(self, root: int, start_s: float, shoot: Shoot) -> None:
         self._root = root
@@ -41,11 +42,11 @@ class Slices:
         self._used_s = self._foreign_s = 0.0
 
     def warm_up(self) -> None:
-        """The first seconds are unlike the others: caches, buffers, branch predictors."""
+        """Load the server for a second that does not count: caches, buffers and branch predictors are cold."""
         self._rate = self._shoot(1, None, ()).requests_per_s
 
     def load(self, seconds: float) -> None:
-        """One slice more."""
+        """Load the server for one slice."""
         before_s, machine_before_s = measure.cpu_s(self._root), measure.machine_cpu_s()
         own_before_s = time.process_time()
         seen = self._shoot(seconds, self._rate, ())
@@ -55,10 +56,10 @@ class Slices:
         self._foreign_s += machine_s - used_s - seen.cpu_s - (time.process_time() - own_before_s)
 
     def sample(self, perf: str | None, folder: Path) -> Sample:
-        """What all slices came to."""
+        """The sample that all slices add up to."""
         pss = measure.pss_bytes(self._root)
         loads, errors, counted = self._loads, 0, dict[str, float]()
-        if perf:  # a second of its own, since counting is not free
+        if perf:  # a second of its own, since counting costs time
             counter = instructions.Counter(perf, folder, self._root)
             again = self._shoot(1, self._rate, counter.prefix)
             errors, counted = again.errors, dict(counter.per_request(again.requests))

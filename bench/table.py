@@ -28,7 +28,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def details(rows: Sequence[Row]) -> str:
-    """A table per workload with everything that was measured."""
+    """A table per workload with all figures."""
     return "\n".join(
         f"#### {workload.title}\n\n{detail([row for row in rows if row.workload is workload])}"
         for workload in dict.fromkeys(row.workload for row in rows)
@@ -36,15 +36,15 @@ def details(rows: Sequence[Row]) -> str:
 
 
 def ratio(ours: Row, theirs: Row | None, figure: Callable[[Sample], float]) -> str:
-    """Ours as a multiple of theirs; a dash where one is missing."""
+    """Our figure as a multiple of theirs; a dash where one is missing."""
     if theirs is None or is_missing(ours) or is_missing(theirs) or not figure(theirs.median):
         return "–"
     return f"{figure(ours.median) / figure(theirs.median):.2f}"
 
 
 def rate_ratio(ours: Row, theirs: Row | None) -> str:
-    """Our requests/s as a multiple of theirs: where they were loaded in turns, the median of neighbouring slices, and
-    between which values half of those lie."""
+    """Our requests/s as a multiple of theirs: where they were loaded in turns, the median over neighbouring slices,
+    with the quartiles."""
     quartiles = None
     if theirs is not None and not (is_missing(ours) or is_missing(theirs)):
         quartiles = slice_ratios(ours.median, theirs.median)
@@ -55,7 +55,7 @@ def rate_ratio(ours: Row, theirs: Row | None) -> str:
 
 
 def detail(rows: Sequence[Row]) -> str:
-    """A table with a line per server."""
+    """A table with a line per server and all figures."""
     columns = ["server", "requests/s (range)", "p50 ms", "p99 ms", "CPU µs/request", "memory MiB", "start s", "others"]
     with_perf = any(row.samples and row.median.instructions for row in rows)
     if with_perf:
@@ -85,7 +85,7 @@ def detail(rows: Sequence[Row]) -> str:
 
 
 def by_process(rows: Mapping[str, Row]) -> str:
-    """A line per name with the instructions of each process of Shoal. Empty without perf."""
+    """A table with a line per name and the instructions of each process of Shoal. Empty without perf."""
     counted = {name: row.median for name, row in rows.items() if not is_missing(row) and row.median.instructions}
     if not counted:
         return ""
@@ -98,12 +98,12 @@ def by_process(rows: Mapping[str, Row]) -> str:
 
 
 def is_missing(row: Row) -> bool:
-    """Whether there are no figures."""
+    """Whether a row has no figures."""
     return bool(row.fault) or not row.samples
 
 
 def count(number: float) -> str:
-    """A number that is counted, not weighed."""
+    """A number in whole, with commas."""
     return f"{number:,.0f}"
 
 
@@ -113,7 +113,7 @@ def head(columns: Sequence[str]) -> list[str]:
 
 
 def line(cells: Iterable[str]) -> str:
-    """A line of a table."""
+    """A line of a table in Markdown."""
     return f"| {' | '.join(cells)} |"
 
 

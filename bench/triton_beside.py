@@ -1,8 +1,8 @@
-"""The real Triton for a benchmark that runs in Shoal's own environment: a process of the peers' environment keeps it.
+"""The real Triton for a benchmark in Shoal's own environment: a process of the peers' environment runs it.
 
     .venv-bench/bin/python -m bench.triton_beside FOLDER REPOSITORY
 
-prints the port when it is asked to listen, and stops it when its standard input ends.
+prints the port when Triton has been started, and stops it when standard input ends.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
 @contextmanager
 def triton_beside(folder: Path, repository: Path) -> Iterator[int]:
-    """The HTTP port of a Triton that is about to listen. Raises BenchmarkError where there is none."""
+    """A context with a starting Triton; yields its HTTP port. Raises BenchmarkError where Triton is not installed."""
     if not PEERS_PYTHON.exists():
         raise BenchmarkError("Triton is not installed; scripts/bench --quick does that")
     command = [str(PEERS_PYTHON), "-m", __name__, str(folder), str(repository)]
@@ -36,7 +36,7 @@ def triton_beside(folder: Path, repository: Path) -> Iterator[int]:
 
 
 def main(folder: Path, repository: Path) -> None:
-    """Keep one."""
+    """Run Triton until standard input ends."""
     server = serve_with_triton(folder, repository)
     server.start()
     try:

@@ -1,7 +1,7 @@
-"""What is asked: the models, the request bodies in the words of each protocol, and the right answers.
+"""Workloads: the models, the requests in each protocol, and the right answers.
 
 Pure but for `expected`, which runs the mlp in ONNX Runtime. Two protocols: Triton's (v2, with its binary extension)
-and, for servers without one of their own, the plainest that would do (a list of floats, or just the bytes).
+and, for servers without one of their own, the plainest possible (a list of floats, or just the bytes).
 """
 
 import json
@@ -17,12 +17,13 @@ from bench.errors import BenchmarkError
 _SAMPLES = Path(__file__).parents[1] / "model_repository"
 _SERVED = Path(__file__).parent / "served"
 MLP = _SAMPLES / "mlp" / "1" / "model.onnx"
-MLP_THREADS = 1  # of ONNX Runtime, for every server: the cores are shared with the rest of the server and the load
+MLP_THREADS = 1  # threads of ONNX Runtime: the cores are shared with the rest of the server and the load
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Tensors in, all with the same numbers in them, FP32 tensors out; identity unless it has a file."""
+    """A model: input tensors, all with the same numbers in them, and FP32 output tensors; the identity unless it has a
+    file."""
 
     name: str
     input_names: tuple[str, ...]
@@ -31,16 +32,16 @@ class Model:
     output_dims: tuple[int, ...]
     max_batch_size: int  # 0: never batched, as in config.pbtxt
     file: Path | None = None  # in ONNX, or a model.py of Triton's Python backend
-    table_rows: int = 0  # of the table that its inputs, INT64 ids, look into; otherwise they are FP32
+    table_rows: int = 0  # rows of the table for its inputs, INT64 ids; 0: the inputs are FP32
 
     @property
     def is_python(self) -> bool:
-        """Whether it is a model.py, which only some servers run."""
+        """Whether the model is a model.py, which only some servers run."""
         return self.file is not None and self.file.suffix == ".py"
 
     @property
     def datatype(self) -> str:
-        """Datatype of its inputs."""
+        """The datatype of the model's inputs."""
         return "INT64" if self.table_rows else "FP32"
 
     @property
@@ -50,7 +51,7 @@ class Model:
 
     @property
     def values(self) -> "array[float] | array[int]":
-        """What every request asks: the same random numbers each time."""
+        """The numbers of every request: random, and the same each time."""
         numbers = random.Random(1)
         if self.table_rows:
             return array("q", (numbers.randrange(self.table_rows) for _ in range(prod(self.dims))))
@@ -63,20 +64,20 @@ MLP_512 = Model("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
 ADD_SUB = Model(
     "add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SAMPLES / "add_sub" / "1" / "model.py"
 )
-#: Number by number, row by row, a table has 0, 1, 2 … up to what a float holds exactly, and again.
+#: A table's numbers, row by row: 0, 1, 2 … up to what a float holds exactly, and again.
 TABLE_MODULO = 2**24
-#: 512 MB. Triton has no backend for it, so it is a model.py there.
+#: 512 MB. Triton has no backend for tables, so it is a model.py there.
 EMBEDDING = Model(
     "embedding", ("ids",), (64,), ("vectors",), (64, 128), 32, _SERVED / "embedding_model.py", table_rows=1_000_000
 )
-#: Small, and never asked: what one more model costs.
+#: Small, and never asked: it shows what one more model costs.
 DIGITS = Model("digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx")
 MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512, ADD_SUB, EMBEDDING)}
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One line of the comparison."""
+    """A workload of the comparison."""
 
     name: str
     title: str
@@ -84,7 +85,7 @@ class Workload:
     encoding: str  # "json", "binary" or "grpc"
     connections: int
     keep_alive: bool = True
-    streams: int = 1  # requests at a time on each connection, which takes HTTP/2
+    streams: int = 1  # requests at a time on each connection, by HTTP/2
 
 
 WORKLOADS = (
@@ -107,7 +108,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One POST."""
+    """One POST request."""
 
     path: str
     headers: Mapping[str, str]
@@ -150,14 +151,14 @@ def plain_request(model: Model, encoding: str) -> Request:
 
 
 def plain_answer(headers: Mapping[str, str], body: bytes) -> "array[float]":
-    """The numbers in an answer that is nothing but these, in JSON or as they lie in memory."""
+    """The numbers in an answer that has nothing else, in JSON or as they lie in memory."""
     if headers.get("content-type", "").startswith("application/json"):
         return array("f", json.loads(body))
     return array("f", body)
 
 
 def expected(model: Model) -> "array[float]":
-    """The right answer."""
+    """The right answer of a model."""
     if model is ADD_SUB:
         return array("f", [*(number + number for number in model.values), *(0.0 for _ in model.values)])
     if model.table_rows:
@@ -176,7 +177,7 @@ def expected(model: Model) -> "array[float]":
 
 
 def verify(model: Model, answer: "array[float]", right: "array[float]") -> None:
-    """Raises BenchmarkError unless it is the right answer: to the bit, or for the mlp as exactly as batches allow."""
+    """Raise BenchmarkError unless the answer is right: to the bit, or for the mlp as exactly as batches allow."""
     if model is not MLP_512:
         correct = answer == right
     else:

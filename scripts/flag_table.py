@@ -1,6 +1,6 @@
 """The tables of flags in docs/migrate-from-triton.md, written from shoal/cli/flags.py.
 
-`python scripts/flag_table.py` writes the page anew where a flag has moved; a test tells when that is due.
+`python scripts/flag_table.py` rewrites the tables; a test fails when the page differs from the flags.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ def tables() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its tables written anew."""
+    """The page's text with its tables replaced."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{tables()}\n{END}{after}"

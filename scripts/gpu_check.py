@@ -1,8 +1,9 @@
-"""What only a GPU can show: right answers, where instances run, what a server costs (run through scripts/gpu-check).
+"""A check on a GPU: right answers, the placement of instances, and the cost of the server (run through
+scripts/gpu-check).
 
-A model of 4096 hidden units is served by ONNX Runtime and by TensorRT on the first GPU, and asked with requests of 1, 8
-and 32 rows; the same is run in this process without a server. A Python model says which GPU and cores it was given.
-With --on-cpu ONNX Runtime does it all on the CPU: that tries this script, and no GPU.
+A model of 4096 hidden units is served by ONNX Runtime and by TensorRT on the first GPU, with requests of 1, 8 and 32
+rows; the frameworks are measured in this process, too, without a server. A Python model reports the GPU and cores of
+its process. With --on-cpu ONNX Runtime does everything on the CPU, which tries this script without a GPU.
 """
 
 import argparse
@@ -33,7 +34,7 @@ NO_GPU = 2
 BATCHES = (1, 8, 32)
 MOST, CLIENTS = 32, 4
 WIDTHS = (1024, 4096, 1000)
-#: Of answers of about 1: TensorRT computes FP32 in TF32 where the GPU can.
+#: The largest error of answers of about 1: TensorRT computes FP32 in TF32 where the GPU can.
 TOLERANCE = 1e-2
 DEVICES_CODE = """
 import os
@@ -55,7 +56,7 @@ Run = Callable[[Array], Array]
 
 
 class Row(NamedTuple):
-    """One framework at one batch size."""
+    """The results of one framework at one batch size."""
 
     framework: str
     batch: int
@@ -66,7 +67,7 @@ class Row(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As they are printed."""
+        """The cells of the printed table."""
         verdict = "right" if self.error <= TOLERANCE else "WRONG"
         ratio = f"{self.shoal_rows_s / self.bare_rows_s:.0%}"
         rates = f"{self.bare_rows_s:,.0f}", f"{self.shoal_rows_s:,.0f}"
@@ -85,7 +86,7 @@ HEADINGS = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code: 0 where all is right, 1 where something is not, 2 where there is no GPU."""
+    """Run the check; returns 0 where all is right, 1 where something is not, 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="scripts/gpu-check", description=__doc__)
     parser.add_argument("--on-cpu", action="store_true", help="try this script where there is no GPU")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default: 5)")
@@ -100,12 +101,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check(directory: Path, gpu: Gpu | None, seconds: float) -> int:
-    """Everything, on this GPU or on the CPU; the exit code."""
+    """Check and measure on this GPU, or on the CPU; returns the exit code."""
     onnx_file = directory / "model.onnx"
     make_model(onnx_file)
     expect = onnxruntime_run(onnx_file, "CPUExecutionProvider")
     frameworks = ("onnxruntime", "tensorrt") if gpu else ("onnxruntime",)
-    with seeing_only(gpu):  # not the server, to which it would be number 0
+    with seeing_only(gpu):  # without the server, for which this GPU would be number 0
         repository = make_repository(directory / "repository", onnx_file, frameworks, gpu)
     rows: list[Row] = []
     with serving(repository) as server:
@@ -119,7 +120,7 @@ def check(directory: Path, gpu: Gpu | None, seconds: float) -> int:
             for batch in BATCHES:
                 bare_rows_s = rate(functools.partial(bare, sample(batch)), seconds) * batch
                 rows.append(Row(framework, batch, errors[batch], copies(gpu is None), bare_rows_s, served[batch]))
-        server.stop()  # its workers' ends are in its log
+        server.stop()  # so that the ends of its workers are in its log
     print_table(rows)
     is_placed = gpu is None or is_beside(said, gpu)
     verdict = "right" if is_placed else "WRONG"
@@ -132,7 +133,8 @@ def check(directory: Path, gpu: Gpu | None, seconds: float) -> int:
 
 @contextmanager
 def seeing_only(gpu: Gpu | None) -> Iterator[None]:
-    """CUDA, which reads this when this process first uses it, has this GPU alone, as device 0; None: as it is."""
+    """Let this process see one GPU only, as device 0; None: no change. CUDA reads the variable when it is first
+    used."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if gpu is not None:
@@ -146,7 +148,7 @@ def seeing_only(gpu: Gpu | None) -> Iterator[None]:
 
 
 def make_model(path: Path) -> None:
-    """X [-1, 1024] → relu → Y [-1, 1000]; the same weights every time."""
+    """Write an ONNX model X [-1, 1024] → relu → Y [-1, 1000], with equal weights every time."""
     generator = np.random.default_rng(0)
     first, second = (
         (generator.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32) for shape in (WIDTHS[:2], WIDTHS[1:])
@@ -167,7 +169,7 @@ def make_model(path: Path) -> None:
 
 
 def make_repository(path: Path, onnx_file: Path, frameworks: Sequence[str], gpu: Gpu | None) -> Path:
-    """One model per framework, and `devices`."""
+    """Write a repository with one model per framework, and the model `devices`."""
     kind, gpus = ("CPU", "[]") if gpu is None else ("GPU", f"[{gpu.id}]")
     for name in (*frameworks, "devices"):
         (path / name / "1").mkdir(parents=True)
@@ -190,13 +192,13 @@ def make_repository(path: Path, onnx_file: Path, frameworks: Sequence[str], gpu:
 
 
 def bare_run(framework: str, file: Path, config: Any, *, on_cpu: bool) -> Run:
-    """The framework without a server, in this process: device 0 is its default."""
+    """A framework without a server, in this process, on the framework's default device."""
     if framework == "onnxruntime":
         return onnxruntime_run(file, "CPUExecutionProvider" if on_cpu else "CUDAExecutionProvider")
     from shoal.workers.backends.backend import Device, Model
     from shoal.workers.backends.tensorrt.backend import TensorrtBackend
 
-    # TensorRT has no call of its own that takes an array: our backend's, then, with nothing around it.
+    # TensorRT has no call of its own that takes an array, so this uses Shoal's backend.
     backend = TensorrtBackend()
     model = Model(framework, 1, f"{framework}_0_0", str(file.parent), str(file), {"model_warmup": [], **config}, {})
     backend.load(model, Device("KIND_GPU", 0, (0,)))
@@ -204,7 +206,7 @@ def bare_run(framework: str, file: Path, config: Any, *, on_cpu: bool) -> Run:
 
 
 def onnxruntime_run(file: Path, provider: str) -> Run:
-    """A session, asked as its own examples do."""
+    """A session of ONNX Runtime, used as in its own examples."""
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
     if hasattr(onnxruntime, "preload_dlls"):
@@ -223,12 +225,12 @@ def onnxruntime_run(file: Path, provider: str) -> Run:
 
 
 def sample(rows: int) -> Array:
-    """An input of that many rows, the same in every call."""
+    """An input of that many rows, equal in every call."""
     return np.random.default_rng(rows).standard_normal((rows, WIDTHS[0])).astype(np.float32)
 
 
 def ask(client: Any, model: str, array: Array) -> Array:
-    """One request, in binary."""
+    """Send one request with binary tensors; returns the output."""
     tensor = triton.InferInput("X", list(array.shape), "FP32")
     tensor.set_data_from_numpy(array)
     answer: Array = client.infer(model, [tensor]).as_numpy("SAID" if model == "devices" else "Y")
@@ -236,20 +238,20 @@ def ask(client: Any, model: str, array: Array) -> Array:
 
 
 def ask_devices(server: Server) -> str:
-    """What the Python model says of its process."""
+    """The GPU and cores that the Python model reports of its process."""
     with triton.InferenceServerClient(server.url) as client:
         said: bytes = ask(client, "devices", np.zeros(1, np.float32)).item()
         return said.decode()
 
 
 def is_beside(said: str, gpu: Gpu) -> bool:
-    """Whether an instance on this GPU sees that alone, from cores beside it."""
+    """Whether an instance on this GPU sees that GPU alone, and runs on cores beside it."""
     uuid, _, cores = said.partition(" ")
     return uuid == gpu.uuid and {int(core) for core in cores.strip("[]").split(",")} <= set(gpu.cores)
 
 
 def worst_error(server: Server, model: str, batch: int, expect: Run) -> float:
-    """The largest difference of an answer."""
+    """The largest difference between served and expected answers."""
     array = sample(batch)
     with triton.InferenceServerClient(server.url) as client:
         return float(np.abs(ask(client, model, array) - expect(array)).max())
@@ -268,7 +270,7 @@ def served_rows_s(server: Server, model: str, batch: int, seconds: float) -> flo
 
 
 def rate(call: Callable[[], object], seconds: float) -> float:
-    """Calls a second, after one that does not count."""
+    """Calls per second, after a first call that is not counted."""
     call()
     start_s, count = time.perf_counter(), 0
     while (elapsed_s := time.perf_counter() - start_s) < seconds:
@@ -278,12 +280,13 @@ def rate(call: Callable[[], object], seconds: float) -> float:
 
 
 def copies(on_cpu: bool) -> str:
-    """Copies of a request that is alone in its batch, after the socket; with cuda-python, which its extras bring."""
+    """The copies made of a request that is alone in its batch, after the socket; with cuda-python, which the extras
+    install."""
     return "0 (a view)" if on_cpu else "1 (page-locked, read by the GPU)"
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """In Markdown, for docs/gpu.md."""
+    """Print the results in Markdown, for docs/gpu.md."""
 
     def lines() -> Iterator[Sequence[str]]:
         yield HEADINGS

@@ -1,8 +1,8 @@
 """Makes the sample models in model_repository/ (run it through scripts/make-models).
 
-Owns the models simple, simple_int8, simple_string, simple_identity, simple_sequence, simple_dyna_sequence, mlp and
-digits, and the held-out digits in tests/data/; all of it is committed. The same package versions on the same kind of
-processor write the same bytes. Opset 17 and IR version 8, so that every ONNX Runtime since 1.17 runs them.
+Makes the models simple, simple_int8, simple_string, simple_identity, simple_sequence, simple_dyna_sequence, mlp and
+digits, and the held-out digits in tests/data/; all files are committed. Equal package versions on one kind of processor
+write equal bytes. Opset 17 and IR version 8, so that every ONNX Runtime since 1.17 runs the models.
 """
 
 import json
@@ -31,7 +31,7 @@ IR_VERSION = 8
 
 Array = npt.NDArray[np.generic]
 
-# One process on the CPU: a start of the sample repository stays quick on any machine.
+# One instance on the CPU: the sample repository starts quickly on any machine.
 ONE_CPU_INSTANCE = """\
 instance_group [
   {
@@ -41,7 +41,7 @@ instance_group [
 ]
 """
 
-# The two configurations with Triton's own names, INPUT0 and INPUT1 -> OUTPUT0 (sum) and OUTPUT1 (difference).
+# The configuration of models with Triton's own tensors, INPUT0 and INPUT1 -> OUTPUT0 (sum) and OUTPUT1 (difference).
 SUM_AND_DIFFERENCE_CONFIG = """\
 name: "{name}"
 platform: "onnxruntime_onnx"
@@ -92,7 +92,7 @@ output [
 ]
 """
 
-# Triton's two models for clients of sequences: what the batcher says of a request comes in tensors of its own.
+# Triton's two models for clients of sequences: flags and correlation id come as control tensors.
 SEQUENCE_CONFIG = """\
 name: "{name}"
 platform: "onnxruntime_onnx"
@@ -205,14 +205,15 @@ The answer's `data` lists them as probability, index and label: `{classes}`.
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Writes a file and the folders above it, and says so."""
+    """Writes a file and its parent directories, and prints its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 
 
 def write_model(name: str, config: str, model: onnx.ModelProto | None) -> None:
-    """Writes version 1 of a model with one CPU instance; without an ONNX model the version folder is kept empty."""
+    """Writes version 1 of a model with one CPU instance; without an ONNX model the version's directory is kept
+    empty."""
     write(REPOSITORY / name / "config.pbtxt", config + ONE_CPU_INSTANCE)
     if model is None:
         write(REPOSITORY / name / "1" / ".gitkeep", "")
@@ -228,7 +229,7 @@ def onnx_model(
     outputs: Sequence[onnx.ValueInfoProto],
     weights: dict[str, Array] | None = None,
 ) -> onnx.ModelProto:
-    """An ONNX model of our opset."""
+    """An ONNX model of the opset OPSET."""
     initializers = [numpy_helper.from_array(array, tensor) for tensor, array in (weights or {}).items()]
     graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
     return helper.make_model(
@@ -237,12 +238,12 @@ def onnx_model(
 
 
 def tensor(name: str, datatype: int, *dims: int) -> onnx.ValueInfoProto:
-    """An input or output whose first dimension is the batch."""
+    """A tensor's description whose first dimension is the batch."""
     return helper.make_tensor_value_info(name, datatype, ["batch", *dims])
 
 
 def simple() -> onnx.ModelProto:
-    """INT32[16] twice -> their sum and their difference."""
+    """The model `simple`: INT32[16] twice -> their sum and their difference."""
     nodes = [
         helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
         helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
@@ -253,7 +254,8 @@ def simple() -> onnx.ModelProto:
 
 
 def simple_sequence() -> onnx.ModelProto:
-    """INT32[1] -> the number, and one more at the start of a sequence; 0 for a slot that has no request."""
+    """The model `simple_sequence`: INT32[1] -> the number, plus one at the start of a sequence; 0 for a slot without a
+    request."""
     nodes = [
         helper.make_node("Add", ["INPUT", "START"], ["sum"]),
         helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
@@ -263,7 +265,8 @@ def simple_sequence() -> onnx.ModelProto:
 
 
 def simple_dyna_sequence() -> onnx.ModelProto:
-    """INT32[1] -> the number, one more at the start of a sequence, and at its end its correlation id more."""
+    """The model `simple_dyna_sequence`: INT32[1] -> the number, plus one at the start of a sequence, plus the
+    correlation id at its end."""
     nodes = [
         helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
         helper.make_node("Mul", ["id", "END"], ["id_at_end"]),
@@ -277,7 +280,7 @@ def simple_dyna_sequence() -> onnx.ModelProto:
 
 
 def simple_cast(name: str, datatype: int) -> onnx.ModelProto:
-    """`simple` for numbers of another datatype, computed as INT32; as strings they are written in decimal."""
+    """The model `simple` for another datatype, computed as INT32; strings are decimal numbers."""
     nodes = [
         helper.make_node("Cast", ["INPUT0"], ["left"], to=TensorProto.INT32),
         helper.make_node("Cast", ["INPUT1"], ["right"], to=TensorProto.INT32),
@@ -292,7 +295,7 @@ def simple_cast(name: str, datatype: int) -> onnx.ModelProto:
 
 
 def mlp() -> onnx.ModelProto:
-    """512 -> 1024 -> 10 with random weights of a fixed seed: work for the batcher, no task."""
+    """The model `mlp`: 512 -> 1024 -> 10 with random weights of a fixed seed, as a load for the batcher."""
     random = np.random.Generator(np.random.PCG64(seed=0))
 
     def weight(rows: int, columns: int) -> Array:
@@ -315,7 +318,7 @@ def mlp() -> onnx.ModelProto:
 
 
 def make_digits(hidden: int = 256) -> None:
-    """Trains, exports, measures and describes the digits classifier."""
+    """Trains, exports, measures and describes the model `digits`."""
     images, labels = load_digits(return_X_y=True)
     train_images, test_images, train_labels, test_labels = train_test_split(
         images.astype(np.float32), labels, test_size=0.25, random_state=0, stratify=labels
@@ -355,7 +358,8 @@ def make_digits(hidden: int = 256) -> None:
 
 
 def digits_request(image: Array) -> str:
-    """A request for one image and its three likeliest digits, the pixels row by row on lines of their own."""
+    """A request in JSON for one image and its three likeliest digits, with the pixels row by row on lines of their
+    own."""
     rows = ",\n".join("    " + ", ".join(f"{int(pixel):2}" for pixel in row) for row in image.reshape(8, 8))
     return (
         '{\n  "inputs": [{"name": "image", "shape": [1, 64], "datatype": "FP32", "data": [\n'

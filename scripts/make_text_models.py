@@ -1,8 +1,8 @@
-"""Makes what the text samples are made of: the tokenizer's vocabulary, the encoder, the embedding table, their page.
+"""Makes the files of the text samples: the tokenizer's vocabulary, the encoder, the embedding table, and their page.
 
-Run by scripts/make-models. Nothing here needs a deep-learning framework: pieces of words get vectors from the company
-that they keep (positive pointwise mutual information, then its singular vectors), an attention layer lets the pieces of
-a sentence that resemble each other strengthen each other, and a linear layer trained by scikit-learn names the topic.
+Run by scripts/make-models. No deep-learning framework is needed: pieces of words get vectors from the pieces that they
+occur with (positive pointwise mutual information, then its singular vectors), an attention layer lets similar pieces of
+a sentence strengthen each other, and a linear layer trained by scikit-learn names the topic.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from scripts.topics import TOPICS, composed, held_out
 VOCABULARY_SIZE = 640
 DIMENSIONS = 64
 SENTENCES_PER_TOPIC = 600
-#: How much more a piece attends to its like: the scale before the softmax.
+#: The scale before the softmax: how much more a piece attends to similar ones.
 ATTENTION_SCALE = 4.0
 
 Array = npt.NDArray[np.float32]
@@ -83,7 +83,7 @@ def main() -> None:
     table = train_embeddings(rows)
     untrained = np.zeros((DIMENSIONS, len(TOPICS)), np.float32)
     embeddings = run(encoder(table, untrained, np.zeros(len(TOPICS), np.float32)), "embedding", rows)
-    # The vectors have length 1, so the weights may grow large before they say anything: hardly any regularisation.
+    # The vectors have length 1, so large weights are needed: hardly any regularisation.
     head = LogisticRegression(C=100, max_iter=1000).fit(embeddings, topics)
     model = encoder(table, head.coef_.T.astype(np.float32), head.intercept_.astype(np.float32))
     write_model("encoder", ENCODER_CONFIG, model)
@@ -98,7 +98,8 @@ def main() -> None:
 
 
 def train_vocabulary(texts: list[str]) -> list[str]:
-    """Letters, at the start of a word and within it, then again and again the most frequent pair as one piece."""
+    """A vocabulary by byte-pair merging: letters, at the start of a word and within it, then again and again the most
+    frequent pair as one piece."""
     counts = Counter(word for text in texts for word in text.split())
     letters = sorted({letter for word in counts for letter in word})
     words = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in counts}
@@ -122,7 +123,7 @@ def train_vocabulary(texts: list[str]) -> list[str]:
 
 
 def load_tokenizer() -> Any:
-    """The sample model itself, so that texts are tokenized here as they will be there."""
+    """The sample model `tokenizer`, so that texts are tokenized here as by the server."""
     path = REPOSITORY / "tokenizer" / "1" / "model.py"
     spec = importlib.util.spec_from_file_location("tokenizer", path)
     assert spec is not None
@@ -139,7 +140,7 @@ def load_tokenizer() -> Any:
 
 
 def train_embeddings(rows: list[list[int]]) -> Array:
-    """A vector per piece: pieces that occur in the same sentences get similar ones."""
+    """A vector per piece of the vocabulary: pieces that occur in the same sentences get similar ones."""
     present = np.zeros((len(rows), VOCABULARY_SIZE))
     for number, row in enumerate(rows):
         present[number, row] = 1
@@ -154,7 +155,8 @@ def train_embeddings(rows: list[list[int]]) -> Array:
 
 
 def encoder(table: Array, weight: Array, bias: Array) -> onnx.ModelProto:
-    """Ids and mask -> the mean of the attended vectors, brought to length 1, and a linear layer on it."""
+    """The encoder as an ONNX model: ids and mask -> the mean of the attended vectors, brought to length 1, and a linear
+    layer on it."""
     weights: dict[str, npt.NDArray[np.generic]] = {
         "table": table,
         "scale": np.array(ATTENTION_SCALE, np.float32),
@@ -168,7 +170,7 @@ def encoder(table: Array, weight: Array, bias: Array) -> onnx.ModelProto:
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["vectors"]),
         helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        # Each piece looks at all others, but not at padding.
+        # Each piece attends to all others, but not to padding.
         helper.make_node("Transpose", ["vectors"], ["columnwise"], perm=[0, 2, 1]),
         helper.make_node("MatMul", ["vectors", "columnwise"], ["likeness"]),
         helper.make_node("Mul", ["likeness", "scale"], ["scores"]),
@@ -200,7 +202,7 @@ def encoder(table: Array, weight: Array, bias: Array) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, output: str, rows: list[list[int]]) -> Array:
-    """An output for these rows of ids."""
+    """An output of the encoder for these rows of ids."""
     input_ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
     attention_mask = np.zeros_like(input_ids)
     for number, row in enumerate(rows):
@@ -216,7 +218,7 @@ def run(model: onnx.ModelProto, output: str, rows: list[list[int]]) -> Array:
 
 
 def write_page(tokenizer: Any, model: onnx.ModelProto, num_train: int) -> None:
-    """Measures the encoder with the sentences written by hand, and writes what came out."""
+    """Measures the encoder on the sentences written by hand, and writes the results into the page."""
     test = held_out()
     logits = run(model, "logits", [tokenizer.tokenize(sentence.text) for sentence in test])
     num_right = int((logits.argmax(1) == [sentence.topic for sentence in test]).sum())
@@ -225,7 +227,7 @@ def write_page(tokenizer: Any, model: onnx.ModelProto, num_train: int) -> None:
         "model_name": "text_classification",
         "model_version": "1",
         "label": list(TOPICS)[int(logits[0].argmax())],
-        "probability": float(str(powers.max() / powers.sum())),  # as few digits as tell an FP32 from its neighbours
+        "probability": float(str(powers.max() / powers.sum())),  # as few digits as tell one FP32 from the next
     }
     page = PAGE.format(
         dimensions=DIMENSIONS,

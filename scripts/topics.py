@@ -1,7 +1,7 @@
-"""The text that the text samples are made of: sentences on five topics, some composed of word lists, some by hand.
+"""The sentences of the text samples, on five topics: some composed of word lists, some written by hand.
 
-The composed ones train the tokenizer and the encoder (`scripts/make_text_models.py`); the ones written by hand are only
-ever tested with. All of it was written for Shoal, and stands in topics.json.
+The composed sentences train the tokenizer and the encoder (`scripts/make_text_models.py`); those written by hand are
+only tested with. All were written for Shoal, and stand in topics.json.
 """
 
 import json
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 
 class Topic(NamedTuple):
-    """How sentences on a topic are composed: `{name}` in a pattern stands for a word of that list."""
+    """A topic and the parts of its sentences: `{name}` in a pattern stands for a word of that list."""
 
     patterns: list[str]
-    words: dict[str, str]  # by name, the words of a list, separated by commas
+    words: dict[str, str]  # by list name, its words, separated by commas
     held_out: list[str]
 
 
 _TEXTS = json.loads(Path(__file__).with_suffix(".json").read_text())
-#: Words that belong to no topic.
+#: Lists of words that belong to no topic.
 COMMON: dict[str, str] = _TEXTS["common"]
 TOPICS = {name: Topic(**topic) for name, topic in _TEXTS["topics"].items()}
 
@@ -33,7 +33,7 @@ class Labelled(NamedTuple):
 
 
 def composed(per_topic: int) -> list[Labelled]:
-    """So many sentences of each topic, every pattern as often as the others, the words drawn."""
+    """So many sentences of each topic, with every pattern equally often and random words."""
     draw = random.Random(0)
     found = []
     for index, topic in enumerate(TOPICS.values()):
@@ -46,5 +46,5 @@ def composed(per_topic: int) -> list[Labelled]:
 
 
 def held_out() -> list[Labelled]:
-    """The sentences that were written by hand."""
+    """The sentences written by hand."""
     return [Labelled(text, index) for index, topic in enumerate(TOPICS.values()) for text in topic.held_out]

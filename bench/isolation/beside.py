@@ -1,4 +1,4 @@
-"""A paced client in quiet, then beside a crowd: what most situations of isolation measure."""
+"""A paced client without load, then beside a crowd: the measurement of most situations of isolation."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from bench.isolation.probe import LONG_PATIENCE_S, PATIENCE_S, Probe, paced
 from bench.isolation.site import warm
 
 QUIET_S, LOADED_S = 1.5, 2.5
-#: After a crowd has gone, until the last of its requests has been cancelled or answered.
+#: Seconds after a crowd has gone, until the last of its requests has been cancelled or answered.
 _REST_S = 1.0
 
 
 def beside(probe: Probe, load: Crowd, loaded_s: float = LOADED_S) -> Measure:
-    """In quiet, then beside this crowd."""
+    """Measure a probe without load, then beside this crowd."""
     with warm(probe):
         quiet = paced(probe, QUIET_S)
         with load:
@@ -22,10 +22,11 @@ def beside(probe: Probe, load: Crowd, loaded_s: float = LOADED_S) -> Measure:
 
 
 def beside_either(probe: Probe, reading: Crowd, load: Crowd) -> Measure:
-    """Beside a crowd that reads, whose figure stands for quiet, then beside one that asks the same and does not.
+    """Measure a probe beside a crowd that reads, in place of quiet, then beside one that asks the same and does not
+    read.
 
-    A crowd that reads keeps the model for seconds. So a request may take longer than those, and one that is lost
-    beside that crowd does not count: this row is about the crowd that does not read.
+    A crowd that reads keeps the model busy for seconds. So a request may take longer than those, and one that is lost
+    beside that crowd does not count: the row is about the crowd that does not read.
     """
     with warm(probe):
         with reading:

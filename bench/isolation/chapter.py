@@ -1,4 +1,4 @@
-"""scripts/bench --isolation: every situation on a server of its own, checkouts in turns, and their table."""
+"""scripts/bench --isolation: each situation on a server of its own, checkouts in turns, and the table."""
 
 import re
 import tempfile
@@ -14,7 +14,8 @@ BEGIN, END = "<!-- isolation: written by scripts/bench --isolation --write -->\n
 
 
 def measure(situations: Sequence[Situation], checkouts: Sequence[Checkout], num_rounds: int, folder: Path) -> list[Row]:
-    """A row for each situation and checkout; one that fails says so, and the others are measured all the same."""
+    """Measure all situations; returns a row for each situation and checkout. One that fails has a fault in its row, and
+    the others are measured all the same."""
     rows = {(each, checkout): Row(each, checkout.title, []) for each in situations for checkout in checkouts}
     for round_number in range(num_rounds):
         say(f"== round {round_number + 1} of {num_rounds}")
@@ -49,12 +50,12 @@ def _brief(row: Row) -> str:
 
 
 def section(rows: Sequence[Row], machine: Sequence[str], num_rounds: int) -> str:
-    """The table with what it was measured on."""
+    """The table of isolation, with the conditions."""
     return f"{table(rows)}\nRounds: {num_rounds}. {'; '.join(machine)}.\n"
 
 
 def put(document: str, text: str) -> str:
-    """The document with this between its two marks. Raises BenchmarkError where it has none."""
+    """The document with this text between its two marks. Raises BenchmarkError where it has none."""
     found = re.search(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", document, re.DOTALL)
     if found is None:
         raise BenchmarkError("the document has no place for the table of isolation")

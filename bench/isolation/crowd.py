@@ -1,7 +1,8 @@
 """A crowd of clients in a process of its own: `python -m bench.isolation.crowd`, begun by `Crowd`.
 
-Its first line of input is its task; it prints a line once all clients have asked, and ends, with a last line of counted
-answers, when its input ends or its time is over. It runs at the lowest priority, since real clients run elsewhere.
+The first line of its input is the task; the process prints a line once all clients have asked, and ends, with a last
+line of counted answers, when its input ends or its time is over. It has the lowest priority, since real clients run
+elsewhere.
 """
 
 import asyncio
@@ -27,31 +28,31 @@ from bench.isolation.figures import OK, REFUSED
 ROOT = Path(__file__).parents[2]
 NICE = 19
 SETTLE_S = 30.0
-#: Seconds of a crowd's life: longer than any situation lasts.
+#: Seconds that a crowd lives: longer than any situation.
 LIFE_S = 90.0
-#: Seconds before a refused or disconnected client comes again.
+#: Seconds before a refused or disconnected client asks again.
 PAUSE_S = 1.0
-#: Seconds after its start from which a call counts as under way.
+#: Seconds after its start at which a call counts as under way.
 START_S = 0.2
 _READ_BYTES = 262144
-#: A slow reader reads this often (s), and the kernel buffers this much for it.
+#: A slow reader reads once in SIP_S seconds, and the kernel buffers SIP_BUFFER_BYTES for it.
 SIP_S, SIP_BUFFER_BYTES = 0.05, 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Guests:
-    """Clients over HTTP: each sends one of the requests, and again when it has been answered."""
+    """Clients over HTTP: each sends one of the requests, and again when it has the answer."""
 
     port: int
     requests: Sequence[str]  # request bytes, as Latin-1
     count: int
-    every_s: float = 0.0  # all send at the same moments, so far apart; 0: at once when answered
+    every_s: float = 0.0  # seconds between moments at which all send; 0: each sends when it has the answer
     bytes_per_s: float | None = None  # how fast each reads; 0: never
 
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """Calls over gRPC, so many open at once on these connections, or streams; with `is_silent` no response is read."""
+    """Calls over gRPC, a number open at once on these connections, or streams; with `is_silent` no response is read."""
 
     port: int
     message: str  # a ModelInferRequest, in Latin-1
@@ -63,7 +64,7 @@ class Callers:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One connection on which prepared bytes are sent, one piece after the other; responses are read."""
+    """One connection on which prepared bytes are sent, one piece after another; responses are read."""
 
     port: int
     opening: str  # in Latin-1
@@ -73,7 +74,7 @@ class Raw:
 
 
 class Crowd:
-    """A context in which such clients ask; `said` are their counted answers, once it has been left."""
+    """A context in which clients ask; `said` counts their answers, once the context has been left."""
 
     def __init__(self, spec: Guests | Callers | Raw) -> None:
         self._spec = spec
@@ -147,7 +148,7 @@ class _Guest:
         self.has_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Send the request, and again when answered, until cancelled."""
+        """Send the request, and again after each answer, until cancelled."""
         while True:
             try:
                 status = await self._ask()
@@ -189,7 +190,7 @@ class _Guest:
         return int(top[9:12])
 
     async def _read(self, connection: socket.socket) -> bytes:
-        """Some bytes, slowly if so configured. Raises ConnectionResetError at the end."""
+        """Read some bytes, slowly if so configured. Raises ConnectionResetError at the end."""
         nbytes = _READ_BYTES
         if self._spec.bytes_per_s:
             await asyncio.sleep(SIP_S)
@@ -201,7 +202,7 @@ class _Guest:
 
 
 class _RawClient:
-    """One connection that is sent prepared bytes."""
+    """One connection on which prepared bytes are sent."""
 
     def __init__(self, spec: Raw, said: Counter[str]) -> None:
         self._spec = spec
@@ -209,7 +210,7 @@ class _RawClient:
         self.has_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Send and read until the server hangs up."""
+        """Send and read until the server closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._spec.port)
         writer.write(self._spec.opening.encode("latin-1"))
         await writer.drain()
@@ -230,7 +231,7 @@ class _RawClient:
 
 
 class _Caller:
-    """Calls over gRPC one after the other, or streams one after the other, or a stream of which nothing is read."""
+    """Calls over gRPC one after another, or streams one after another, or a stream of which nothing is read."""
 
     def __init__(self, spec: Callers, channel: Any, said: Counter[str]) -> None:
         self._spec = spec
@@ -292,11 +293,11 @@ async def _run(spec: Guests | Callers | Raw, said: Counter[str]) -> None:
         said["too long"] += 1
     print(json.dumps(said), flush=True)
     del tasks
-    os._exit(0)  # calls and sockets end with the process: ending each by itself takes seconds
+    os._exit(0)  # calls and sockets end with the process: closing them one by one takes seconds
 
 
 def main() -> None:
-    """Do the task in the first line of standard input."""
+    """Run the clients of the task in the first line of standard input."""
     told = json.loads(sys.stdin.readline())
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

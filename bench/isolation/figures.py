@@ -1,4 +1,4 @@
-"""The figures of isolation: what an answer came to, a situation's bar, and rows of a Markdown table. Pure."""
+"""The figures of isolation: answers of a paced client, a situation's bar, and rows of a Markdown table. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 from bench.table import count, head, line
 
 OK, REFUSED = 200, 503
-#: Of an answer that never came, or is no answer.
+#: The status of an answer that never came, or cannot be read.
 FAILED = 0
 
 
@@ -24,12 +24,12 @@ class Answer:
 
     @property
     def time_s(self) -> float:
-        """Since it was due: a client that could not ask in time hides nothing."""
+        """Seconds since the request was due: so a client that asked late hides nothing."""
         return self.end_s - self.due_s
 
 
 class Unit(Enum):
-    """What a situation's figures count."""
+    """The unit of a situation's figures."""
 
     MS = "ms"
     CPU_US = "µs of CPU"
@@ -38,9 +38,9 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a loaded figure may be at most: so many times the quiet one, or so much.
+    """The limit of a figure under load: a multiple of the figure in quiet, or an absolute one.
 
-    With `is_least` the figure must be at least that. Neither requests refused (503) nor failed ones meet any bar.
+    With `is_least` the figure must be at least that. A situation with refused (503) or failed requests meets no bar.
     """
 
     times: float = 3.0
@@ -52,38 +52,40 @@ class Bar:
         return f"{sign} {self.times:g} ×" if self.limit is None else f"{sign} {self.limit:g}"
 
     def is_met(self, measure: "Measure") -> bool:
-        """Whether it is."""
+        """Whether a measure meets this bar."""
         bound = self.times * measure.quiet if self.limit is None else self.limit
         is_within = measure.loaded >= bound if self.is_least else measure.loaded <= bound
         return is_within and not (measure.num_refused or measure.num_failed or measure.is_cut)
 
 
 RATIO = Bar()
-#: A takeover of the batcher, whatever users' code does.
+#: The bar of a takeover of the batcher, whatever users' code does.
 TAKEOVER = Bar(limit=100)
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What one round found out: a figure in quiet, the same one under load, and what the paced client lost."""
+    """The result of one round: a figure in quiet, the figure under load, and how many requests the paced client
+    lost."""
 
     quiet: float
     loaded: float
     num_refused: int = 0
     num_failed: int = 0
     note: str = ""
-    is_cut: bool = False  # the loaded figure is at least that: the measurement ended then
+    is_cut: bool = False  # the figure under load is a lower bound: the measurement ended then
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One line: what an idle model lies beside, and how that is measured on a server with these models and flags."""
+    """A line of the table: what an idle model lies beside, and how that is measured on a server with these models and
+    flags."""
 
     name: str
     title: str
     figure: str
     measure: Callable[[Any], Measure]
-    models: Mapping[str, str] = field(hash=False)  # name → its config.pbtxt's first words; see models.py
+    models: Mapping[str, str] = field(hash=False)  # name → the first lines of its config.pbtxt; see models.py
     flags: tuple[str, ...] = ()
     bar: Bar = RATIO
     unit: Unit = Unit.MS
@@ -91,7 +93,7 @@ class Situation:
 
 @dataclass(slots=True)
 class Row:
-    """A situation on one checkout: a measure per round, or why there is none."""
+    """A situation on one checkout: a measure per round, or the reason why there is none."""
 
     situation: Situation
     server: str
@@ -101,7 +103,7 @@ class Row:
 
     @property
     def median(self) -> Measure:
-        """Each figure's median over the rounds; requests lost are added up, and every note is kept once."""
+        """Each figure's median over the rounds; lost requests are added up, and every note is kept once."""
         return Measure(
             median(each.quiet for each in self.measures),
             median(each.loaded for each in self.measures),
@@ -113,25 +115,25 @@ class Row:
 
 
 def p99_ms(answers: Sequence[Answer]) -> float:
-    """Of the times of all, answered or not; 0 of nothing."""
+    """The p99 in ms of all requests, answered or not; 0 without any."""
     times_s = [each.time_s for each in answers]
     return 1000 * (quantiles(times_s, n=100, method="inclusive")[98] if len(times_s) > 1 else sum(times_s))
 
 
 def compared(quiet: Sequence[Answer], loaded: Sequence[Answer], patience_s: float, note: str = "") -> Measure:
-    """The p99 of a paced client in quiet and under load; what it lost in quiet counts as well."""
+    """The p99 of a paced client in quiet and under load; requests lost in quiet count as well."""
     figure, most = p99_ms(loaded), 1000 * patience_s
     return Measure(p99_ms(quiet), min(figure, most), *lost([*quiet, *loaded]), note, figure >= most)
 
 
 def lost(answers: Sequence[Answer]) -> tuple[int, int]:
-    """How many were refused, and how many failed."""
+    """How many requests were refused, and how many failed."""
     num_refused = sum(each.status == REFUSED for each in answers)
     return num_refused, sum(each.status != OK for each in answers) - num_refused
 
 
 def longest_silence_s(answers: Sequence[Answer], since_s: float) -> float:
-    """From `since_s` on, the longest time in which no right answer came; until the last of all answers."""
+    """The longest time in seconds without a right answer, from `since_s` until the last of all answers."""
     ends = sorted(each.end_s for each in answers if each.status == OK and each.end_s > since_s)
     last = max((each.end_s for each in answers), default=since_s)
     moments = [since_s, *ends, max(since_s, last)]
@@ -139,14 +141,14 @@ def longest_silence_s(answers: Sequence[Answer], since_s: float) -> float:
 
 
 def verdict(row: Row) -> str:
-    """Whether the bar is met."""
+    """Whether the bar is met, in words."""
     if row.fault or not row.measures:
         return "not measured"
     return "yes" if row.situation.bar.is_met(row.median) else "**no**"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line per situation and checkout, then what could not be measured and what else was seen."""
+    """A line per situation and checkout, then faults and notes."""
     lines = head(["beside", "checkout", "figure", "quiet", "loaded", "×", "refused", "failed", "bar", "met"])
     remarks = []
     for row in rows:
@@ -168,5 +170,5 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, or the whole number."""
+    """A number with three digits, or in whole if it has more."""
     return count(value) if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""The models of isolation: a repository in which each has one input and one output of any number of floats."""
+"""The models of isolation: a repository of models with one input and one output of any number of floats."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +26,7 @@ class TritonPythonModel:
     def begin(self):
         open(self.begun, "w").close()
 """
-#: Sleeps for as many seconds as its input's first number says, with the GIL free.
+#: Sleeps, without the GIL, for as many seconds as the first number of the input says.
 _TASK = """
     def one(self, request, numbers):
         seconds = float(numbers[0])
@@ -36,7 +36,7 @@ _TASK = """
             time.sleep(seconds)
         return self.answer(numbers[:1].copy())
 """
-#: Has called another model, and then holds its GIL for so long in native code.
+#: Has called another model, and then holds its GIL in native code for that many seconds.
 _HOLDER = """
     def one(self, request, numbers):
         seconds = int(numbers[0])
@@ -47,7 +47,7 @@ _HOLDER = """
         ctypes.PyDLL(None).sleep(seconds)
         return self.answer(numbers[:1].copy())
 """
-#: Answers with as many floats as its input's first number says.
+#: Answers with as many floats as the first number of the input says.
 _SIZED = """
     def one(self, request, numbers):
         count = max(1, int(numbers[0]))
@@ -55,7 +55,7 @@ _SIZED = """
             self.kept[count] = np.zeros(count, np.float32)
         return self.answer(self.kept[count])
 """
-#: Decoupled: so many responses of so many floats, sent within execute.
+#: Decoupled: sends a number of responses with a number of floats each, within execute.
 _STREAM = """
     def execute(self, requests):
         for request in requests:
@@ -72,13 +72,13 @@ _SOURCES = {"task": _TASK, "holder": _HOLDER, "sized": _SIZED, "stream": _STREAM
 
 
 def identity(delay_ms: int = 0, count: int = 1) -> str:
-    """The identity backend; it takes so long for each request."""
+    """The configuration of a model of the identity backend that takes `delay_ms` for each request."""
     delay = f'parameters [{{ key: "execute_delay_ms" value: {{ string_value: "{delay_ms}" }} }}]' if delay_ms else ""
     return f'backend: "identity"\n{_instances(count)}{delay}\n'
 
 
 def python(source: str, count: int = 1) -> str:
-    """One of the Python models here; the comment says which."""
+    """The configuration of one of the Python models here, named in a comment."""
     decoupled = "model_transaction_policy { decoupled: true }\n" if source == "stream" else ""
     return f'backend: "python" # {source}\n{_instances(count)}{decoupled}'
 
@@ -88,7 +88,7 @@ def _instances(count: int) -> str:
 
 
 def write(folder: Path, models: Mapping[str, str]) -> Path:
-    """A repository of these: name → what `identity` or `python` made."""
+    """Write a repository of these models: name → configuration made by `identity` or `python`."""
     for name, start in models.items():
         version = folder / name / "1"
         version.mkdir(parents=True)

@@ -10,17 +10,17 @@ from bench.grpc_words import METHOD, SERVICE, channel
 from bench.isolation.figures import FAILED, REFUSED, Answer
 from bench.workloads import Request
 
-#: For one answer: far beyond any bar, and as long as nothing is learnt by waiting longer.
+#: Seconds to wait for one answer: far beyond any bar.
 PATIENCE_S = 2.0
-#: Where executions of seconds are what is waited for.
+#: Seconds to wait where executions take seconds.
 LONG_PATIENCE_S = 6.0
 INTERVAL_S = 0.01
-#: What grpcio calls UNAVAILABLE by itself: no refusal of the server's.
+#: Words in grpcio's own UNAVAILABLE errors, which are no refusals by the server.
 _BROKEN = ("connect", "Socket closed", "GOAWAY", "reset", "Broken pipe")
 
 
 def infer(model: str, numbers: Sequence[float]) -> Request:
-    """An inference over HTTP, in JSON, its answer in binary."""
+    """An inference over HTTP, in JSON, answered in binary."""
     data = ",".join(f"{each:g}" for each in numbers)
     body = (
         f'{{"inputs":[{{"name":"INPUT0","datatype":"FP32","shape":[{len(numbers)}],"data":[{data}]}}],'
@@ -30,7 +30,7 @@ def infer(model: str, numbers: Sequence[float]) -> Request:
 
 
 def message(model: str, numbers: Sequence[float]) -> bytes:
-    """A request over gRPC."""
+    """An inference as a packed message of gRPC."""
     import tritonclient.grpc.service_pb2 as service
 
     made: Any = service.ModelInferRequest(model_name=model)
@@ -41,19 +41,19 @@ def message(model: str, numbers: Sequence[float]) -> bytes:
 
 
 class Probe(Protocol):
-    """Something that can be asked, again and again."""
+    """A client that can ask again and again."""
 
     def ask(self, timeout_s: float) -> int:
-        """The status; FAILED where there is none within that time."""
+        """Send the request; returns the status, FAILED where there is none within that time."""
         ...
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         ...
 
 
 class HttpProbe:
-    """One request, sent on several connections by turns; a lost connection is made anew."""
+    """One request, sent on several connections by turns; a lost connection is replaced."""
 
     def __init__(self, port: int, request: Request | bytes, num_connections: int = 1) -> None:
         self._port = port
@@ -64,15 +64,15 @@ class HttpProbe:
 
     @property
     def ports(self) -> list[int]:
-        """Of this side, of each connection that there is."""
+        """This side's port of each open connection."""
         return [each.getsockname()[1] for each in self._connections if each is not None]
 
     def connect(self, index: int) -> None:
-        """Make one connection now. Raises OSError."""
+        """Open one connection now. Raises OSError."""
         self._connections[index] = self._connect(PATIENCE_S)
 
     def ask(self, timeout_s: float) -> int:
-        """On the next connection."""
+        """Send the request on the next connection."""
         index = self._next
         self._next = (index + 1) % len(self._connections)
         end_s = time.monotonic() + timeout_s
@@ -91,7 +91,7 @@ class HttpProbe:
             return FAILED
 
     def close(self) -> None:
-        """All of them; the next request makes its own anew."""
+        """Close all connections; the next request opens its own."""
         for index, connection in enumerate(self._connections):
             if connection is not None:
                 connection.close()
@@ -104,7 +104,7 @@ class HttpProbe:
 
 
 def _status(connection: socket.socket, end_s: float) -> int:
-    """The status of a whole answer with a Content-Length, or in chunks. Raises OSError or ValueError if there is
+    """The status of a whole answer with a Content-Length, or in chunks. Raises OSError or ValueError where there is
     none."""
     received = bytearray()
     while True:
@@ -123,7 +123,7 @@ def _status(connection: socket.socket, end_s: float) -> int:
 
 
 class GrpcProbe:
-    """ModelInfer on one connection."""
+    """ModelInfer, again and again on one connection."""
 
     def __init__(self, port: int, packed: bytes) -> None:
         self._packed = packed
@@ -131,11 +131,11 @@ class GrpcProbe:
         self._call: Any = self._channel.unary_unary(METHOD)
 
     def ask(self, timeout_s: float) -> int:
-        """One call."""
+        """Make one call."""
         return _outcome(lambda: self._call(self._packed, timeout=timeout_s))
 
     def close(self) -> None:
-        """The channel."""
+        """Close the channel."""
         self._channel.close()
 
 
@@ -146,17 +146,17 @@ class LiveProbe:
         self._port = port
 
     def ask(self, timeout_s: float) -> int:
-        """One call."""
+        """Make one call."""
         with channel(self._port) as opened:
             call: Any = opened.unary_unary(SERVICE + "ServerLive")
             return _outcome(lambda: call(b"", timeout=timeout_s))
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no connection stays open."""
 
 
 class StreamProbe:
-    """ModelStreamInfer on one connection, a stream for each request; answered with the first response."""
+    """ModelStreamInfer on one connection, with a stream for each request; the first response is the answer."""
 
     def __init__(self, port: int, packed: bytes) -> None:
         self._packed = packed
@@ -164,7 +164,7 @@ class StreamProbe:
         self._call: Any = self._channel.stream_stream(SERVICE + "ModelStreamInfer")
 
     def ask(self, timeout_s: float) -> int:
-        """One stream."""
+        """Open one stream and read its first response."""
         import tritonclient.grpc.service_pb2 as service
 
         def call() -> None:
@@ -178,7 +178,7 @@ class StreamProbe:
             return FAILED
 
     def close(self) -> None:
-        """The channel."""
+        """Close the channel."""
         self._channel.close()
 
     def _stream(self, timeout_s: float) -> Any:
@@ -204,9 +204,10 @@ def paced(
     event: Callable[[], object] | None = None,
     patience_s: float = PATIENCE_S,
 ) -> list[Answer]:
-    """Everything that was due in so many seconds, answered or not; `event` happens after the first few.
+    """All requests that were due in so many seconds, answered or not; `event` is called after the first few.
 
-    A request that is late is sent at once. What has not been asked when the last one's patience is over has failed.
+    A request that is late is sent at once. A request that could not be sent before the last one's time is over has
+    failed.
     """
     answers: list[Answer] = []
     begin_s = time.monotonic()

@@ -1,6 +1,6 @@
-"""Situations of clients that do not read, or read slowly: beside an idle model, and beside others of the same model.
+"""Situations with clients that do not read, or read slowly: beside an idle model, and beside others of the same model.
 
-What such clients ask of a model takes its instance's time whether they read or not. So others of the same model are
+The requests of such clients take the instance's time whether they read or not. So other clients of the model are
 compared with how they fare beside the same clients when those read at once.
 """
 
@@ -14,11 +14,11 @@ from bench.isolation.probe import Probe, StreamProbe, message
 from bench.isolation.site import Site
 from bench.isolation.windows import closed_windows
 
-#: Calls on one connection, of 1 MiB each.
+#: Calls on one connection, with 1 MiB each.
 CLOSED, CLOSED_FLOATS = 90, 262_144
-#: HTTP clients, of 6 MB each.
+#: HTTP clients, with 6 MB each.
 READERS, LARGE_FLOATS = 16, 1_500_000
-#: Bytes of a stream: more than any window and slab hold.
+#: A stream's responses and their floats: more bytes than any window and slab hold.
 RESPONSES, RESPONSE_FLOATS = 400, 262_144
 _GRPC = ("--grpc-process-count=1",)
 _SAME = "p99; quiet: they read"
@@ -47,7 +47,7 @@ def _same(
 
 
 def _beside_same(name: str, what: str, bytes_per_s: float) -> Situation:
-    """Other clients of a model whose large answers are read at this pace."""
+    """The situation of other clients of a model whose large answers are read at this pace."""
     measure = _same(
         lambda site: site.http("sized", [16]),
         lambda site: _readers(site, None),

@@ -1,4 +1,6 @@
-"""A running server of one checkout of Shoal: its ports, its processes by their titles, and what can be done to them."""
+"""A running server of one checkout of Shoal, for a situation: its ports, its processes by title, and what may be done
+to them.
+"""
 
 import os
 import select
@@ -22,12 +24,12 @@ from bench.measure import process_tree
 from bench.server import Server, ask, free_ports
 from bench.workloads import Request
 
-#: Of anything that takes milliseconds: a standby's start, the beginning of an execution.
+#: Seconds for anything that takes milliseconds: a standby's start, the beginning of an execution.
 DEADLINE_S = 15.0
 POLL_S = 0.005
 _ESTABLISHED = "01"
 MODELS, SOCKET = "models", "socket"  # in a server's folder
-#: Run by the checkout's own Python.
+#: A program for the checkout's own Python.
 _CLIENTS = """
 import sys, numpy as np, shoal
 clients = [shoal.Client(sys.argv[2]) for _ in range(int(sys.argv[1]))]
@@ -40,14 +42,15 @@ sys.stdin.read()
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A working tree of Shoal with an environment of its own in .venv."""
+    """A working tree of Shoal with an environment in .venv."""
 
     folder: Path
     title: str
 
     @staticmethod
     def at(folder: Path) -> "Checkout":
-        """Named after its commit. Raises BenchmarkError where Shoal is not installed in it."""
+        """The checkout in a folder, named after its commit. Raises BenchmarkError where Shoal is not installed
+        there."""
         folder = folder.resolve()
         if not (folder / ".venv" / "bin" / "shoal").exists():
             raise BenchmarkError(f"{folder} has no .venv with Shoal: run scripts/serve there once")
@@ -57,7 +60,7 @@ class Checkout:
 
 
 class Site:
-    """What a situation works with."""
+    """A server, as a situation uses it."""
 
     def __init__(
         self, checkout: Checkout, server: Server, folder: Path, http_port: int, grpc_port: int, metrics_port: int
@@ -68,11 +71,11 @@ class Site:
         self.http_port, self.grpc_port, self.metrics_port = http_port, grpc_port, metrics_port
 
     def http(self, model: str, numbers: Sequence[float] = (1.0,), num_connections: int = 1) -> HttpProbe:
-        """A paced client over HTTP."""
+        """A paced client over HTTP for this model."""
         return HttpProbe(self.http_port, infer(model, numbers), num_connections)
 
     def grpc(self, model: str, numbers: Sequence[float] = (1.0,)) -> GrpcProbe:
-        """A paced client over gRPC."""
+        """A paced client over gRPC for this model."""
         return GrpcProbe(self.grpc_port, message(model, numbers))
 
     def guests(
@@ -82,7 +85,7 @@ class Site:
         every_s: float = 0.0,
         bytes_per_s: float | None = None,
     ) -> Crowd:
-        """Clients over HTTP of these models."""
+        """A crowd of clients over HTTP for these models."""
         datas = [raw(infer(*each)).decode("latin-1") for each in requests]
         return Crowd(Guests(self.http_port, datas, count, every_s, bytes_per_s))
 
@@ -96,13 +99,14 @@ class Site:
         is_stream: bool = False,
         is_silent: bool = False,
     ) -> Crowd:
-        """Clients over gRPC of this model."""
+        """A crowd of clients over gRPC for this model."""
         packed = message(model, numbers).decode("latin-1")
         return Crowd(Callers(self.grpc_port, packed, count, channels, is_stream, is_silent))
 
     @contextmanager
     def clients(self, count: int) -> Iterator[None]:
-        """While so many `shoal.Client` of this checkout have asked once, and are idle."""
+        """A context in which this many `shoal.Client` of the checkout have asked once, and are idle. Raises
+        BenchmarkError where they could not."""
         command = [f"{self._folder / '.venv' / 'bin' / 'python'}", "-c", _CLIENTS, str(count), f"{self._socket}"]
         process = subprocess.Popen(command, cwd=self._folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
@@ -119,7 +123,7 @@ class Site:
 
     @contextmanager
     def executing(self, model: str, seconds: float) -> Iterator[None]:
-        """While a worker of this model, which notes that it has begun, executes one request."""
+        """A context in which a worker of this model executes one request; the worker notes that it has begun."""
         begun = self._models / model / "begun"
         begun.unlink(missing_ok=True)
         with socket.create_connection(("127.0.0.1", self.http_port), DEADLINE_S) as connection:
@@ -128,11 +132,12 @@ class Site:
             yield
 
     def pids(self, title: str) -> list[int]:
-        """Processes that call themselves exactly that, or so and then a placement in parentheses."""
+        """The processes with exactly this title, or with this title and a placement in parentheses."""
         return [pid for pid, name in self._titles() if name.partition(" (CPU")[0] == title]
 
     def kill(self, title: str) -> float:
-        """SIGKILL to the first such process; when."""
+        """Send SIGKILL to the first process with this title; returns the time. Raises BenchmarkError where there is
+        none."""
         found = self.pids(title)
         if not found:
             raise BenchmarkError(f"no process is called '{title}'")
@@ -141,13 +146,13 @@ class Site:
         return now_s
 
     def wait_for_standby(self) -> None:
-        """Until a batcher serves and another stands by."""
+        """Wait until a batcher serves and another stands by."""
         wait_until(
             lambda: bool(self.pids("shoal batcher") and self.pids("shoal batcher (standby)")), "a batcher's standby"
         )
 
     def connections(self, title: str, port: int) -> dict[int, list[int]]:
-        """Processes of that title → the clients' ports of their connections at `port`, as the kernel tells."""
+        """The processes with this title → the clients' ports of their connections at `port`, from the kernel."""
         inodes = established(Path("/proc/net/tcp").read_text(), port)
         found = {}
         for pid in self.pids(title):
@@ -161,7 +166,8 @@ class Site:
 
 def established(table: str, port: int) -> dict[str, int]:
     """The connections in the lines of /proc/net/tcp: "socket:[inode]" of connections at this local port → the other
-    side's port."""
+    side's port.
+    """
     found = {}
     for row in table.splitlines()[1:]:
         cells = row.split()
@@ -185,12 +191,12 @@ def _link(file: Path) -> str:
 
 
 def cpu_us(pid: int) -> float:
-    """What the process has run on a core, as the scheduler counts it, in microseconds."""
+    """A process's CPU time in microseconds, as the scheduler counts it."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1000
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Poll. Raises BenchmarkError after DEADLINE_S."""
+    """Poll until `is_so` returns True. Raises BenchmarkError after DEADLINE_S."""
     end_s = time.monotonic() + DEADLINE_S
     while not is_so():
         if time.monotonic() > end_s:
@@ -200,7 +206,7 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def serving(checkout: Checkout, folder: Path, models: Mapping[str, str], flags: Sequence[str]) -> Iterator[Site]:
-    """A server of this checkout that answers; nothing of it is left afterwards."""
+    """A context with a running server of this checkout; afterwards the server is stopped and its files are removed."""
     http_port, grpc_port, metrics_port = free_ports(3)
     repository.write(folder / MODELS, models)
     command = [f"{checkout.folder / '.venv' / 'bin' / 'shoal'}", "serve", f"--model-repository={folder / MODELS}"]
@@ -222,7 +228,7 @@ def serving(checkout: Checkout, folder: Path, models: Mapping[str, str], flags: 
 
 @contextmanager
 def warm(probe: Probe, seconds: float = 0.5) -> Iterator[Probe]:
-    """A probe that has been answered for a while, closed afterwards."""
+    """A context with a probe that has been answered for a while; closed afterwards."""
     try:
         paced(probe, seconds)
         yield probe

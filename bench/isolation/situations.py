@@ -1,6 +1,6 @@
-"""The situations of isolation: what an idle model lies beside, each measured in quiet and then under its load.
+"""The situations of isolation: what an idle model lies beside, each measured in quiet and then under load.
 
-A situation gets a server of its own (`site.py`) and returns a `Measure`. Each wait in it has a deadline.
+A situation gets a server of its own (`site.py`) and returns a `Measure`. Every wait has a deadline.
 """
 
 import os
@@ -40,10 +40,10 @@ from bench.isolation.readers import SITUATIONS as READERS
 from bench.isolation.site import Site, cpu_us, wait_until, warm
 from bench.workloads import Request
 
-#: Of an execution that others must not wait for.
+#: Seconds of an execution that other requests must not wait for.
 EXECUTION_S = 5.0
 UNEVEN_S = 10.0
-#: After an event: until everything runs again, or what waits for an execution has been seen to.
+#: Seconds after an event until everything runs again, or what waits for an execution has been handled.
 AFTER_S = 1.5
 BACKLOG = 600
 CALLS = 1400
@@ -56,18 +56,18 @@ QUICK = identity()
 
 
 def http_backlog(site: Site) -> Measure:
-    """Two slow models, each with many requests waiting, but fewer than its queue may hold."""
+    """Two slow models, each with many requests waiting, but fewer than the queue may hold."""
     load = site.guests(("slow_a", [1]), ("slow_b", [1]), count=2 * BACKLOG)
     return beside(site.http("quick", num_connections=8), load)
 
 
 def grpc_backlog(site: Site) -> Measure:
-    """More calls of a slow model than a lane has in flight at once."""
+    """More calls for a slow model than a lane may have in flight at once."""
     return beside(site.grpc("quick"), site.callers("slow_a", [1], CALLS, channels=14))
 
 
 def _away(probe: Probe, event: Callable[[], float]) -> tuple[float, list[Answer]]:
-    """How long nothing is answered after the event, in ms, and everything that was asked."""
+    """How long no request is answered after the event, in ms, and all requests."""
     moments: list[float] = []
     answers = paced(probe, AFTER_S, event=lambda: moments.append(event()), patience_s=LONG_PATIENCE_S)
     if not moments:
@@ -76,11 +76,11 @@ def _away(probe: Probe, event: Callable[[], float]) -> tuple[float, list[Answer]
 
 
 def _kill_beside(site: Site, probe: Probe, title: str, model: str) -> Measure:
-    """A process is killed while nothing executes, and again while a worker of `model` does."""
+    """A process is killed while no worker executes, and again while a worker of `model` does."""
     with warm(probe):
         quiet_ms, _ = _away(probe, lambda: site.kill(title))
         site.wait_for_standby()
-        paced(probe, 0.3)  # a process that has just come has been answered, or has answered
+        paced(probe, 0.3)  # a fresh process is warm after that
         with site.executing(model, EXECUTION_S):
             loaded_ms, loaded = _away(probe, lambda: site.kill(title))
     return _of_event(quiet_ms, loaded_ms, loaded)
@@ -106,7 +106,7 @@ def takeover_gil(site: Site) -> Measure:
 def front_end_restart(site: Site) -> Measure:
     """The lane of gRPC is killed while a worker executes."""
     measure = _kill_beside(site, LiveProbe(site.grpc_port), "shoal grpc", "task")
-    # Connections of a lane that dies fail: only for how long counts.
+    # Connections of a lane that dies fail: only the time counts.
     return Measure(measure.quiet, measure.loaded, 0, 0, measure.note, measure.is_cut)
 
 
@@ -116,7 +116,8 @@ def worker_restart(site: Site) -> Measure:
 
 
 def stopped_lane(site: Site) -> Measure:
-    """The batcher is killed while a lane is stopped, as a debugger or a swapped-out process is."""
+    """The batcher is killed while a lane is stopped, as by a debugger. Raises BenchmarkError where no lane has the
+    probe's connection."""
     probe = site.http("quick")
     with warm(probe):
         quiet_ms, _ = _away(probe, lambda: site.kill("shoal batcher"))
@@ -130,13 +131,13 @@ def stopped_lane(site: Site) -> Measure:
             os.kill(others[0], signal.SIGSTOP)
             loaded_ms, loaded = _away(probe, lambda: site.kill("shoal batcher"))
         finally:
-            with suppress(ProcessLookupError):  # it may have been replaced
+            with suppress(ProcessLookupError):  # the lane may have been replaced
                 os.kill(others[0], signal.SIGCONT)
     return _of_event(quiet_ms, loaded_ms, loaded)
 
 
 def _spread(site: Site) -> tuple[list[int], HttpProbe]:
-    """Connections made one after the other; how many each lane has."""
+    """Connections made one after another; how many each lane has."""
     probe = HttpProbe(site.http_port, infer("quick", [1.0]), NUM_CONNECTIONS)
     begin_s = time.monotonic()
     for number in range(NUM_CONNECTIONS):
@@ -150,14 +151,14 @@ def _spread(site: Site) -> tuple[list[int], HttpProbe]:
 
 
 def lanes_shared(site: Site) -> Measure:
-    """How many connections the lane with the fewest has."""
+    """The number of connections of the lane with the fewest."""
     counts, probe = _spread(site)
     probe.close()
     return Measure(NUM_CONNECTIONS / NUM_LANES, min(counts), note="connections of each lane: " + _by_lane(counts))
 
 
 def lanes_busy(site: Site) -> Measure:
-    """Clients beside these connections that ask every 20 ms, with 20,000 floats in JSON each time."""
+    """Clients beside such connections that ask every 20 ms, with 20,000 floats in JSON each time."""
     counts, probe = _spread(site)
     measure = beside(probe, site.guests(("quick", [0.123456] * 20_000), count=4, every_s=0.02))
     return Measure(
@@ -171,7 +172,7 @@ def _by_lane(counts: Sequence[int]) -> str:
 
 
 def large_request(site: Site) -> Measure:
-    """16 MiB for a model with two instances, one of which executes. Apart by more than a segment is kept."""
+    """Requests of 16 MiB to a model with two instances, one of which executes; further apart than a segment is kept."""
     head = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[%d],"parameters":{"binary_data_size":%d}}]}'
     start = head % (LARGE_REQUEST_FLOATS, 4 * LARGE_REQUEST_FLOATS)
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(start))}
@@ -186,16 +187,16 @@ def large_request(site: Site) -> Measure:
 
 
 def uneven(site: Site) -> Measure:
-    """One client whose requests take 0.3 s beside fast ones, four of whose clients ask without a pause.
+    """One client whose requests take 0.3 s beside fast ones, of which four clients ask without a pause.
 
-    Long enough for what is only learnt from the first slow request to be less than a hundredth.
+    It runs long enough that the first slow request, which is not foreseen, is less than a hundredth of all.
     """
     with site.guests(("task", [0.0]), count=4):
         return beside(site.http("task", [0.0]), site.guests(("task", [0.3]), count=1), UNEVEN_S)
 
 
 def _metrics(site: Site, load: Crowd) -> Measure:
-    """GET /metrics, which those who watch a server need most when it is loaded."""
+    """GET /metrics beside a crowd: it is needed most when a server is loaded."""
     probe = HttpProbe(site.metrics_port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
     fresh = _Fresh(probe)
     with warm(fresh, 0.2):
@@ -206,24 +207,24 @@ def _metrics(site: Site, load: Crowd) -> Measure:
 
 
 class _Fresh:
-    """A probe that makes its connection anew for every request."""
+    """A probe that opens a new connection for every request."""
 
     def __init__(self, probe: HttpProbe) -> None:
         self._probe = probe
 
     def ask(self, timeout_s: float) -> int:
-        """And hangs up."""
+        """Send the request, and close the connection."""
         try:
             return self._probe.ask(timeout_s)
         finally:
             self._probe.close()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: no connection stays open."""
 
 
 def metrics_gzip(site: Site) -> Measure:
-    """/metrics beside clients that would take gzip, of a model that takes its time."""
+    """/metrics beside clients of a slow model that accept gzip."""
     request = infer("slow_a", [1.0])
     zipped = Request(request.path, {**request.headers, "Accept-Encoding": "gzip"}, request.body)
     return _metrics(site, Crowd(Guests(site.http_port, [raw(zipped).decode("latin-1")], ZIPPERS)))
@@ -236,9 +237,10 @@ def metrics_chunked(site: Site) -> Measure:
 
 
 def batcher_cpu(site: Site) -> Measure:
-    """What a lone request costs the batcher, with every instance of another model at work and clients that are idle.
+    """The batcher's CPU time for a lone request, while all instances of another model execute and other clients are
+    idle.
 
-    The least of several slices: whatever else runs on the machine only adds to it.
+    The least of several slices counts: other programs on the machine can only add to it.
     """
     probe = site.http("quick")
 

@@ -1,4 +1,4 @@
-"""A client of gRPC that never gives the server a window: what it sends, as bytes. Pure; grpcio cannot do this."""
+"""A client of gRPC that never gives the server a window: the bytes that it sends. Pure; grpcio cannot do this."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _NUM_LIVE = 200
 
 
 def call(stream: int, method: str, packed: bytes) -> bytes:
-    """A unary call: its headers, which refer to no earlier ones, and its message."""
+    """The frames of a unary call: headers that refer to no earlier ones, and the message."""
     from hpack import Encoder
 
     encoder = Encoder()
@@ -28,7 +28,7 @@ def call(stream: int, method: str, packed: bytes) -> bytes:
 
 
 def closed_windows(port: int, model: str, numbers: Sequence[float], count: int) -> Raw:
-    """So many calls of this model on one connection, and ServerLive every LIVE_S."""
+    """The bytes of `count` calls for this model on one connection, and of ServerLive every LIVE_S."""
     packed = message(model, numbers)
     opening = _PREFACE + frame(_SETTINGS, 0, 0, _INITIAL_WINDOW_SIZE.to_bytes(2, "big") + bytes(4))
     opening += frame(_SETTINGS, _ACK, 0, b"")

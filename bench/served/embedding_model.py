@@ -1,4 +1,4 @@
-"""Vectors out of a mapped table, as one writes it for Triton's Python backend."""
+"""Vectors from a mapped table, as a user writes it for Triton's Python backend."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,14 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """`ids` -> `vectors`, the rows of the table with these numbers."""
+    """The model: `ids` -> `vectors`, the rows of the table with these numbers."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Map the table."""
+        """Map the table into memory."""
         self.table = np.load(Path(__file__).with_name("table.npy"), mmap_mode="r")
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request by itself."""
+        """Answer each request separately."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The models inside a Flask application, as most people serve their first one: gunicorn …flask_app:create_app().
+"""The models in a Flask application, as most people serve their first one: gunicorn …flask_app:create_app().
 
-No batches: every request runs the model by itself, in the thread that took it.
+No batches: every request runs the model in the thread that handles it.
 """
 
 import os
@@ -12,7 +12,7 @@ from bench.workloads import MLP_512, MODELS
 
 
 def create_app() -> flask.Flask:
-    """The application for the model in the environment's MODEL."""
+    """The application for the model named by the environment variable MODEL."""
     app = flask.Flask(__name__)
     model = MODELS[os.environ["MODEL"]]
     if model is MLP_512:

@@ -1,6 +1,6 @@
 """The models in mosec, one worker each: python mosec_server.py --port N, with MODEL and ENCODING in the environment.
 
-orjson instead of mosec's json, and a model without a batch runs without waiting for one: what a careful user would do.
+With orjson in place of mosec's json, and no waiting for batches of a model without any, as a careful user would do.
 """
 
 import os
@@ -17,44 +17,44 @@ Floats = npt.NDArray[np.float32]
 
 
 class JsonIdentity(mosec.Worker):  # type: ignore[misc]  # mosec is not installed where mypy runs
-    """A list of floats, to an array and back."""
+    """The identity on a JSON list of floats."""
 
     def deserialize(self, data: bytes) -> Floats:
-        """From the body."""
+        """Decode the body."""
         return np.array(orjson.loads(data), np.float32)
 
     def forward(self, data: Floats) -> Floats:
-        """The model."""
+        """Run the model."""
         return data
 
     def serialize(self, data: Floats) -> bytes:
-        """To the body."""
+        """Encode the body."""
         return orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class BinaryIdentity(JsonIdentity):
-    """The identity with floats as they lie in memory."""
+    """The identity on floats as they lie in memory."""
 
     resp_mime_type = "application/octet-stream"
 
     def deserialize(self, data: bytes) -> Floats:
-        """From the body."""
+        """Decode the body."""
         return np.frombuffer(data, np.float32)
 
     def serialize(self, data: Floats) -> bytes:
-        """To the body."""
+        """Encode the body."""
         return data.tobytes()
 
 
 class Mlp(BinaryIdentity):
-    """A batch of rows through ONNX Runtime."""
+    """The model mlp: a batch of rows through ONNX Runtime."""
 
     def __init__(self) -> None:
         super().__init__()
         self._session = open_session()
 
     def forward(self, data: list[Floats]) -> list[Floats]:  # type: ignore[override]  # a list where mosec batches
-        """The model."""
+        """Run the model on a batch."""
         return list(self._session.run(None, {MLP_512.input_names[0]: np.stack(data)})[0])
 
 

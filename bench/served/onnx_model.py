@@ -1,4 +1,4 @@
-"""A model in ONNX, in Triton's Python backend, whose wheel has no other: one input, one output, one thread."""
+"""An ONNX model in Triton's Python backend, the only one in the wheel: one input, one output, one thread."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What the Python backend looks for in model.py."""
+    """The class that the Python backend looks for in model.py."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Called once."""
+        """Open the session."""
         config = json.loads(args["model_config"])
         self._input, self._output = config["input"][0]["name"], config["output"][0]["name"]
         options = onnxruntime.SessionOptions()
@@ -21,7 +21,7 @@ class TritonPythonModel:
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response per request."""
+        """Run the model for each request separately."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The mlp for servers that bring their own ONNX Runtime, with the options that Shoal's worker has."""
+"""The model mlp for servers that bring their own ONNX Runtime, with the session options of Shoal's worker."""
 
 import onnxruntime
 
@@ -6,7 +6,7 @@ from bench.workloads import MLP, MLP_THREADS
 
 
 def open_session() -> onnxruntime.InferenceSession:
-    """A session that runs batches of FP32[n, 512]."""
+    """A session for batches of FP32[n, 512]."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = MLP_THREADS
     options.inter_op_num_threads = 1

@@ -1,4 +1,4 @@
-"""The models in Triton's Python backend: identity, or the mlp, run once for all the requests that Triton batched."""
+"""The models in Triton's Python backend: identity, or the mlp, run once for all requests of a batch."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from bench.workloads import MLP_512, MODELS
 
 
 class TritonPythonModel:
-    """What the Python backend looks for in model.py."""
+    """The class that the Python backend looks for in model.py."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Called once."""
+        """Open the session of the mlp."""
         self._model = MODELS[args["model_name"]]
         self._session = open_session() if self._model is MLP_512 else None
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response per request."""
+        """Answer all requests of a batch."""
         inputs = [
             pb_utils.get_input_tensor_by_name(request, self._model.input_names[0]).as_numpy() for request in requests
         ]
