@@ -1,8 +1,8 @@
 """Shoal: a model server that takes Triton's place.
 
-The import name of everything, and what every process shares: errors, datatypes, requests, the model configuration and
+The import name of all of Shoal, and what every process shares: errors, datatypes, requests, the model configuration and
 the control plane. The processes and the medium between them are folders at the root of the repository (`frontend/`,
-`batcher/`, `workers/`, `shm/`), imported as `shoal.frontend` and so on. Importing this package runs nothing.
+`batcher/`, `workers/`, `shm/`), imported as `shoal.frontend` and so on. Importing this package imports nothing else.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """What users import from here, when they do: no process of the server needs it."""
+    """Import a public name when a user asks for it: no process of the server needs these. Raises AttributeError for
+    others."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,6 @@
-"""`--cache-config`: which response cache a server has, and its settings. Pure; Triton's sentences, where it has one."""
+"""`--cache-config`: the server's response cache and its settings. Pure; error sentences are Triton's where it has
+one.
+"""
 
 import re
 from collections.abc import Mapping
@@ -7,25 +9,25 @@ from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError
 
-#: The name of a cache and its settings, as text; {} where there is none.
+#: The name of a cache → its settings, as text; {} without a cache.
 CacheConfig = Mapping[str, Mapping[str, str]]
 
-#: The smallest response cache is about Triton's; the largest and what ensembles need fill a segment.
+#: The smallest response cache is about Triton's; the largest one and the blocks of ensembles fill a segment.
 MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1000, (1 << 32) - (17 << 20)
-#: What a server keeps of answers that are in Redis, too, where `size` does not say it (ours: Triton keeps none).
+#: Bytes of answers in Redis that a server also keeps itself, where `size` is not given (ours: Triton keeps none).
 REDIS_CACHE_BYTES = 64 << 20
-#: Redis's timeouts: for replies, for which requests wait, and for a connection, for which none waits. Triton's default
-#: is for ever, its wait for a connection is 100 ms.
+#: Redis's timeouts: for replies, for which requests wait, and for a connection, for which none waits. By Triton's
+#: default both are unlimited, and its wait for a connection is 100 ms.
 DEFAULT_SOCKET_TIMEOUT_MS, DEFAULT_CONNECT_TIMEOUT_MS = 100, 1000
-REDIS_PORT = 6379  # Redis's own; Triton wants it to be said
+REDIS_PORT = 6379  # Redis's own; Triton has no default
 
-_NUMBERS = {  # and the least and the most
+_NUMBERS = {  # setting → its least and its most value
     "port": (1, 65535),
     "db": (0, 1 << 16),
     "connect_timeout": (0, 600_000),
     "socket_timeout": (0, 600_000),
     "size": (MIN_CACHE_BYTES, MAX_CACHE_BYTES),
-    # Of Triton's, these are for its pool of connections. Here one connection is enough, since nothing waits on it.
+    # Triton's settings for its pool of connections. Shoal needs one connection only, since no thread waits on it.
     "pool_size": (0, 1 << 16),
     "wait_timeout": (0, 600_000),
 }
@@ -34,7 +36,7 @@ _REDIS_SETTINGS = (*_NUMBERS, "host", "user", "password", "tls_enabled", "sni", 
 
 
 class RedisSettings(NamedTuple):
-    """How Redis is reached. The texts are empty where nothing was said."""
+    """The address, login and timeouts for Redis. Texts are empty where the setting was not given."""
 
     host: str
     port: int
@@ -44,15 +46,15 @@ class RedisSettings(NamedTuple):
     connect_timeout_s: float
     socket_timeout_s: float
     is_tls: bool
-    cert: str  # these two are the client's own
+    cert: str  # the client's own certificate and key
     key: str
-    cacert: str  # whom the server's must be signed by: a file, or a directory of them; else whom the system trusts
+    cacert: str  # who must have signed the server's certificate: a file, or a directory of them; "": the system's
     cacert_dir: str
-    sni: str  # whose the server's must be; else the host's
+    sni: str  # the name in the server's certificate; "": the host
 
 
 def check_cache(config: CacheConfig, cache_directory: str) -> None:
-    """Raise InvalidArgumentError for a cache that cannot be."""
+    """Raise InvalidArgumentError for settings of a cache that the server cannot have."""
     if len(config) > 1:
         raise InvalidArgumentError(
             "found multiple cache configurations, but only a single cache is currently supported"
@@ -74,14 +76,14 @@ def check_cache(config: CacheConfig, cache_directory: str) -> None:
 
 
 def cache_bytes(config: CacheConfig) -> int:
-    """How much a server may keep itself; 0: there is no cache."""
+    """The most bytes of cached answers that the server keeps itself; 0: there is no cache."""
     if "local" in config:
         return int(config["local"]["size"])
     return int(config["redis"].get("size", REDIS_CACHE_BYTES)) if "redis" in config else 0
 
 
 def redis_settings(config: CacheConfig, environ: Mapping[str, str]) -> RedisSettings | None:
-    """How Redis is reached, if it is the cache. Of a server's environment Triton's two variables count."""
+    """The settings of Redis, if Redis is the cache; of the environment Triton's two variables count."""
     if "redis" not in config:
         return None
     said = {
@@ -96,7 +98,7 @@ def redis_settings(config: CacheConfig, environ: Mapping[str, str]) -> RedisSett
         user=said["user"],
         password=said["password"],
         db=int(said.get("db", "0")),
-        # 0 is for ever in Triton. Nothing waits for ever here.
+        # Triton's 0, no limit, stands for the default here.
         connect_timeout_s=(int(said.get("connect_timeout", "0")) or DEFAULT_CONNECT_TIMEOUT_MS) / 1000,
         socket_timeout_s=(int(said.get("socket_timeout", "0")) or DEFAULT_SOCKET_TIMEOUT_MS) / 1000,
         is_tls=said.get("tls_enabled", "true" if any(text.values()) else "false") == "true",

@@ -1,9 +1,9 @@
-"""The address of a model repository in cloud storage, in the forms that Triton takes.
+"""Addresses of model repositories in cloud storage, in the forms that Triton takes.
 
     s3://bucket/path    s3://host:port/bucket/path    s3://https://host:port/bucket/path
     gs://bucket/path    as://account/container/path
 
-Pure. Read by the command line; what lies there is the business of repository/cloud.py.
+Pure. Read from the command line; repository/cloud.py reads the repositories.
 """
 
 import re
@@ -21,13 +21,13 @@ _S3_ENDPOINT = re.compile(r"(https?://)?([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-
 _HTTP_AND_PORT = re.compile(r"http://.*:[0-9]+")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,221}")
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,254}")
-#: Most bytes of a key, in all three clouds.
+#: The most bytes of a key, in all three clouds.
 _MAX_KEY_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CloudUrl:
-    """Where a repository lies."""
+    """The address of a repository in cloud storage."""
 
     scheme: str  # "s3", "gs" or "as"
     bucket: str  # Azure: the container
@@ -36,7 +36,7 @@ class CloudUrl:
     account: str = ""  # Azure: the storage account, or its host
 
     def __str__(self) -> str:
-        # A host and port, as Triton's users write it; without a port it would be taken for a bucket.
+        # Host and port, as Triton's users write them; without a port a host would be taken for a bucket.
         endpoint = self.endpoint.removeprefix("http://") if _HTTP_AND_PORT.fullmatch(self.endpoint) else self.endpoint
         return f"{self.scheme}://" + "/".join(filter(None, (endpoint, self.account, self.bucket, self.prefix)))
 
@@ -47,14 +47,14 @@ class CloudUrl:
 
     @classmethod
     def parse(cls, text: str) -> "CloudUrl":
-        """Read an address for which `is_cloud` holds; slashes too many are left out, as by Triton.
+        """Read an address for which `is_cloud` is True; superfluous slashes are left out, as by Triton.
 
         Raises InvalidArgumentError for a malformed one.
         """
         scheme, _, rest = text.partition("://")
         endpoint = ""
         found = _S3_ENDPOINT.match(rest) if scheme == "s3" else None
-        if found and (found[1] or found[3]):  # without a protocol only a port tells a host from a bucket
+        if found and (found[1] or found[3]):  # without a protocol only a port distinguishes a host from a bucket
             endpoint = f"{found[1] or 'http://'}{found[2]}{found[3] or ''}"
             rest = rest[found.end() :]
         parts = [part for part in rest.split("/") if part]
@@ -67,12 +67,12 @@ class CloudUrl:
 
 
 def is_cloud(text: str) -> bool:
-    """Whether `text` means cloud storage and not a directory."""
+    """Whether `text` is an address of cloud storage and not a directory."""
     return text.partition("://")[0] in _FORMS and "://" in text
 
 
 def _fault(url: CloudUrl) -> str:
-    """What is wrong with it; "" if nothing is."""
+    """The fault of an address, in words; "" if there is none."""
     port = url.endpoint.rpartition(":")[2]
     if port.isdecimal() and not 0 < int(port) < 65536:
         return f"port {port} is not in 1 to 65535"

@@ -1,10 +1,10 @@
 """The control plane: one Unix socket, msgpack messages, descriptors beside them.
 
-The supervisor listens; every other process joins once, is told what it needs and is told of later arrivals on the same
-connection. What they send each other is in shoal/messages. A message that has a sequence number is acknowledged when
-its content is in force: nothing that names a segment is dispatched to a process before that process has acknowledged
-it. End of file is the news of a death, on either side. The socket's address is abstract, random, and open to the same
-user only, so nothing is left behind.
+The supervisor listens; every other process connects once, and is sent on that connection what it needs, then every
+change. The messages are in shoal/messages. A message that has a sequence number is acknowledged when it has been
+applied: no record that names a segment is sent to a process before the process has acknowledged the segment. The end of
+a connection reports a death, on either side. The socket's address is abstract, random, and open to the same user only,
+so no file is left behind.
 """
 
 import array
@@ -21,9 +21,9 @@ from shoal.messages.from_client import GuestConnected
 from shoal.messages.message import Kinds, M, Message, MessageError, encode
 from shoal.messages.shared import Acknowledged
 
-#: Where a child finds the supervisor.
+#: The variable from which a child process has the supervisor's address.
 ADDRESS_VARIABLE = "SHOAL_CONTROL"
-#: A larger message travels as a memfd of its own: a socket's buffer holds 200 KB, a model configuration may be larger.
+#: A larger message travels as a memfd: a socket's buffer holds 200 KB, and a model configuration may be larger.
 MAX_INLINE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 8
@@ -35,30 +35,30 @@ _PEERCRED = struct.Struct("3i")
 
 
 class Channel:
-    """One connection: messages one way and the other, whole and in order."""
+    """A control connection: messages in both directions, whole and in order."""
 
     def __init__(self, connection: socket.socket, *, is_guests: bool = False) -> None:
-        """`is_guests`: the peer is an untrusted client, whose oversized messages are no messages."""
+        """`is_guests`: the peer is an untrusted client, whose oversized messages are malformed."""
         self._socket = connection
         self._is_guests = is_guests
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The socket's descriptor, for selectors."""
         return self._socket.fileno()
 
     def setblocking(self, blocking: bool) -> None:
-        """Non-blocking channels raise BlockingIOError where there is nothing to receive."""
+        """Make this channel blocking or not; one that is not raises BlockingIOError where there is no message."""
         self._socket.setblocking(blocking)
 
     def send(self, message: Message, seq: int = 0) -> None:
-        """Send a message, to be acknowledged where it has a sequence number, and duplicates of its descriptors.
+        """Send a message, with duplicates of its descriptors; the peer acknowledges a sequence number other than 0.
 
-        Raises OSError where the peer is gone or reads nothing.
+        Raises OSError where the peer has ended or does not read.
         """
         self.send_encoded(*encode(message, seq))
 
     def send_encoded(self, body: bytes, fds: Sequence[int]) -> None:
-        """Send what `encode` has made of a message. Raises OSError where the peer is gone or reads nothing."""
+        """Send a message that `encode` has encoded. Raises OSError where the peer has ended or does not read."""
         if len(body) <= MAX_INLINE_BYTES:
             self._send(b"\x00" + body, fds)
             return
@@ -75,10 +75,10 @@ class Channel:
         self._socket.sendmsg([data], rights)
 
     def receive(self, kinds: Kinds[M]) -> tuple[M, int]:
-        """The next message, one of these kinds, and its sequence number; what it carries is the caller's to close.
+        """The next message, one of these kinds, and its sequence number; the caller closes its descriptors.
 
-        Raises EOFError when the peer is gone; MessageError for what is no such message, as user code in a worker may
-        send; BlockingIOError where there is nothing yet.
+        Raises EOFError when the peer has closed the connection; MessageError for anything but such a message, as user
+        code in a worker may send; BlockingIOError where none has arrived.
         """
         data, fds = self._receive()
         try:
@@ -92,7 +92,7 @@ class Channel:
             raise
 
     def _read_spilled(self, fds: list[int]) -> bytes:
-        """The body of a large message, whose last descriptor it is. Raises MessageError."""
+        """The body of a large message, from the memfd that is its last descriptor. Raises MessageError."""
         if self._is_guests or not fds:
             raise MessageError("a message that is too large, or has no body")
         spilled = fds.pop()
@@ -108,7 +108,8 @@ class Channel:
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(*limits)
         except ConnectionResetError:
-            # The peer has not read all. Linux says so once, ahead of what the peer has said: that is next, or the end.
+            # The peer has closed before reading all. Linux reports that once, before the peer's messages: those, or the
+            # end, are next.
             data, ancillary, flags, _ = self._socket.recvmsg(*limits)
         fds = array.array("i")
         for level, kind, payload in ancillary:
@@ -121,12 +122,12 @@ class Channel:
         return data, fds.tolist()
 
     def acknowledge(self, seq: int) -> None:
-        """Tell the sender that what its message says is in force here; of 0 nothing is wanted to be told."""
+        """Acknowledge the message with this sequence number, which has been applied; 0 needs no acknowledgement."""
         if seq:
             self.send(Acknowledged(seq))
 
     def is_hung_up(self) -> bool:
-        """Whether the peer has closed its end, as far as is known now; there may be messages left to receive."""
+        """Whether the peer is known to have closed its end; there may be messages left to receive."""
         poller = select.poll()
         poller.register(self.fileno(), select.POLLRDHUP)
         return bool(poller.poll(0))
@@ -137,7 +138,7 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def __enter__(self) -> "Channel":
@@ -148,14 +149,14 @@ class Channel:
 
 
 class Listener:
-    """The supervisor's end: accepts processes of the same user only."""
+    """The supervisor's listening socket: accepts processes of the same user only."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._socket = listening
 
     @classmethod
     def create(cls) -> "Listener":
-        """Listen on a fresh random address in the abstract namespace: no file, nothing to remove."""
+        """Listen on a fresh random address in the abstract namespace: there is no file to remove."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listening.bind(f"\0shoal-{os.urandom(16).hex()}")
         listening.listen(64)
@@ -164,11 +165,11 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """For a child's environment; `@` stands for the leading zero byte."""
+        """The address for a child's environment; `@` stands for the leading zero byte."""
         return "@" + str(self._socket.getsockname()[1:], "ascii")
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The socket's descriptor, for selectors."""
         return self._socket.fileno()
 
     @classmethod
@@ -189,7 +190,7 @@ class Listener:
         return cls(listening)
 
     def accept(self, *, is_guests: bool = False) -> tuple[Channel, int] | None:
-        """The next connection, non-blocking, and its pid as the kernel knows it; None for another user's."""
+        """The next connection, non-blocking, and its process's pid as the kernel knows it; None for another user's."""
         connection, _ = self._socket.accept()
         pid, uid = peer_of(connection)
         if uid != os.geteuid():
@@ -199,12 +200,12 @@ class Listener:
         return Channel(connection, is_guests=is_guests), pid
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the listening socket."""
         self._socket.close()
 
 
 def remove_left_over(path: str) -> None:
-    """Remove the socket of a server that was killed. Raises FileExistsError where one listens, or it is no socket."""
+    """Remove the socket of a killed server. Raises FileExistsError where a server listens, or the path is no socket."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise FileExistsError(errno.EEXIST, "it is a file, not a socket", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -215,20 +216,20 @@ def remove_left_over(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # it listens, and has not accepted for long
+            pass  # a server listens, and has not accepted for long
     raise FileExistsError(errno.EEXIST, "another server listens there", path)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them."""
+    """The process and the user at the other end, as the kernel knows them."""
     pid, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
     return pid, uid
 
 
 def visit(path: str) -> Channel:
-    """Connect this process, which is not of the server, to the server that listens at `path`. Blocking.
+    """Connect this process, a user's, to the server that listens at `path`. Blocking.
 
-    Raises OSError where there is none, PermissionError where it is not this user's.
+    Raises OSError where there is none, PermissionError where the server is another user's.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -239,13 +240,13 @@ def visit(path: str) -> Channel:
         connection.close()
         raise
     channel = Channel(connection)
-    with suppress(BrokenPipeError):  # it has no room, has said so, and has hung up: that is to be read
+    with suppress(BrokenPipeError):  # the server has refused this process, and closed
         channel.send(GuestConnected())
     return channel
 
 
 def join(message: Message) -> Channel:
-    """Connect this process to its supervisor and send it this first message, which says what it is. Blocking.
+    """Connect this process to its supervisor, and send this first message, which says what the process is. Blocking.
 
     Raises OSError where there is no supervisor.
     """

@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<I")
 
-#: Largest dimension of a shape and largest tensor that is believed (ours: no slab is nearly that large).
+#: The largest dimension, and the largest tensor in bytes, that are accepted (ours: no slab is nearly that large).
 MAX_DIM = 2**31 - 1
 MAX_TENSOR_BYTES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """One datatype under its three names.
+    """A datatype under its three names.
 
-    `wire` is its number in a msgpack header (the TYPE_ enum of ModelConfig), `itemsize` is 0 for BYTES, and
-    `dtype` is the numpy type its bytes are read as, `typecode` in numpy's spelling: uint16 words for BF16, object for
-    BYTES.
+    `wire` is the datatype's number in a msgpack header (the TYPE_ enum of ModelConfig), `itemsize` is 0 for BYTES, and
+    `dtype` is the numpy type of its elements, `typecode` in numpy's spelling: uint16 words for BF16, object for BYTES.
     """
 
     name: str
@@ -40,8 +39,8 @@ class Datatype:
 
 
 class _UnreadDtype:
-    """Stands in for `Datatype.dtype` until one is read. That imports numpy, 80 ms of CPU and threads of its BLAS, and
-    fills in all of them; from then on the attribute is an ordinary one."""
+    """A stand-in for `Datatype.dtype` until one is read: that imports numpy, 80 ms of CPU and threads of its BLAS, and
+    sets all of them; from then on the attribute is an ordinary one."""
 
     def __get__(self, datatype: Datatype, _kind: object = None) -> "np.dtype[Any]":
         import numpy as np
@@ -53,7 +52,7 @@ class _UnreadDtype:
 
 
 _DTYPE: Any = Datatype.__dict__["dtype"]
-Datatype.dtype = _UnreadDtype()  # type: ignore[assignment, misc]  # in the place of the slot
+Datatype.dtype = _UnreadDtype()  # type: ignore[assignment, misc]  # in place of the slot
 
 
 def _datatype(name: str, wire: int, typecode: str, config_name: str = "") -> Datatype:
@@ -115,7 +114,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def encode_bytes_tensor(elements: Sequence[bytes]) -> bytes:
-    """Elements in row-major order → the wire form; linear in the total size."""
+    """The wire form of elements in row-major order; takes time linear in the total size."""
     pieces = [b""] * (2 * len(elements))
     pieces[0::2] = map(_LENGTH.pack, map(len, elements))
     pieces[1::2] = elements
@@ -133,7 +132,7 @@ class TruncatedBytesError(ValueError):
 
 
 def count_bytes_tensor(buffer: memoryview) -> int:
-    """How many elements the wire form holds. Raises TruncatedBytesError where it is cut short."""
+    """The number of elements in the wire form. Raises TruncatedBytesError where it is truncated."""
     offset, end, count = 0, len(buffer), 0
     unpack_from = _LENGTH.unpack_from
     while offset < end:
@@ -149,7 +148,7 @@ def count_bytes_tensor(buffer: memoryview) -> int:
 
 
 def decode_bytes_tensor(buffer: memoryview) -> list[bytes]:
-    """The wire form → its elements, each copied out. Raises TruncatedBytesError where it is cut short."""
+    """The elements of the wire form, each a copy. Raises TruncatedBytesError where it is truncated."""
     data = buffer.tobytes()  # slices of bytes, not of a view: 2.2k instructions an element instead of 4.1k
     elements: list[bytes] = []
     append, unpack_from = elements.append, _LENGTH.unpack_from
@@ -159,5 +158,5 @@ def decode_bytes_tensor(buffer: memoryview) -> list[bytes]:
         offset = start + unpack_from(data, offset)[0]
         append(data[start:offset])
     if offset != end:
-        count_bytes_tensor(buffer)  # raises, and knows where
+        count_bytes_tensor(buffer)  # raises, with the position
     return elements

@@ -1,4 +1,4 @@
-"""Every error a client can be told about: one class per Triton error code, its HTTP and gRPC status beside it.
+"""All errors that clients can get: one class per Triton error code, with its HTTP and gRPC status.
 
     ShoalError                  Triton          HTTP  gRPC
     ├── UnknownError           UNKNOWN          400   2 UNKNOWN
@@ -22,17 +22,17 @@ from typing import ClassVar
 
 
 class ShoalError(Exception):
-    """A fault with a sentence for the client; `str(error)` is that sentence."""
+    """An error with a sentence for the client, which is `str(error)`."""
 
     code: ClassVar[str]
-    #: The code as it travels in a ring record; 0 there means success.
+    #: The code in a ring record; 0 there means success.
     wire: ClassVar[int]
     http_status: ClassVar[int]
     #: The number of gRPC's status code.
     grpc_status: ClassVar[int]
-    #: How the repository index introduces a reason ("Invalid argument: …").
+    #: The words before a reason in the repository index ("Invalid argument: …").
     words: ClassVar[str]
-    #: In how many seconds it may be worth trying again, where that is known.
+    #: Seconds after which another attempt may succeed, where that is known.
     retry_after_s: int = 0
 
 
@@ -49,7 +49,7 @@ class InternalError(ShoalError):
 
 
 class NotFoundError(ShoalError):
-    """No such model, version or region."""
+    """A model, version or region does not exist."""
 
     code, wire, http_status, grpc_status, words = "NOT_FOUND", 3, 404, 5, "Not found"
 
@@ -61,39 +61,40 @@ class InvalidArgumentError(ShoalError):
 
 
 class NoModelError(InvalidArgumentError):
-    """What a repository has under a name cannot be a model; the index says why in these words alone, as in Triton."""
+    """A directory of a repository cannot be a model; the index has the sentence without further words, as in Triton."""
 
     words = ""
 
 
 class UnavailableError(ShoalError):
-    """Not now: not ready, full, late or stopping. Trying again later may help."""
+    """The server or model is not ready, full, late or stopping. Another attempt may succeed later."""
 
     code, wire, http_status, grpc_status, words = "UNAVAILABLE", 5, 503, 14, "Unavailable"
 
 
 class ConnectionLostError(UnavailableError):
-    """The server is gone, has hung up, or cannot be found; whether a request was executed is not known."""
+    """The server has ended, has closed the connection, or cannot be found; whether a request was executed is
+    unknown."""
 
 
 class TimedOutError(UnavailableError, TimeoutError):
-    """No answer within the client's `timeout`. The request is cancelled; whether it was executed is not known."""
+    """No answer within the client's `timeout`. The request is cancelled; whether it was executed is unknown."""
 
 
 class UnsupportedError(ShoalError):
-    """This server, model or backend cannot do that at all."""
+    """The server, model or backend does not have the feature."""
 
     code, wire, http_status, grpc_status, words = "UNSUPPORTED", 6, 501, 12, "Unsupported"
 
 
 class AlreadyExistsError(ShoalError):
-    """The thing to be made is there already."""
+    """The name to be created exists already."""
 
     code, wire, http_status, grpc_status, words = "ALREADY_EXISTS", 7, 400, 6, "Already exists"
 
 
 class CancelledError(ShoalError):
-    """The client went away or cancelled before there was an answer."""
+    """The client has disconnected or cancelled the request before there was an answer."""
 
     code, wire, http_status, grpc_status, words = "CANCELLED", 8, 400, 1, "Cancelled"
 
@@ -114,10 +115,10 @@ BY_WIRE: dict[int, type[ShoalError]] = {
 
 
 def from_wire(wire: int, sentence: str) -> ShoalError:
-    """The error that a record's status word and its sentence stand for; an unknown word is INTERNAL."""
+    """The error of a record's status word and sentence; an unknown word means INTERNAL."""
     return BY_WIRE.get(wire, InternalError)(sentence)
 
 
 def index_reason(error: ShoalError) -> str:
-    """The reason as the repository index prints it: `Invalid argument: …`."""
+    """An error as a reason in the repository index: `Invalid argument: …`."""
     return f"{error.words}: {error}" if error.words else str(error)

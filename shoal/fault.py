@@ -1,13 +1,13 @@
-"""Fault points: end, stop or delay a process exactly between two steps of a request. For tests and for drills.
+"""Fault points, for tests and drills: end, stop or delay a process exactly between two steps of a request.
 
     SHOAL_FAULT=worker.begun:kill          every worker, the first time it begins a batch, and each one after it
     SHOAL_FAULT=worker.opened[poison]:segfault    a worker that opens the request whose id is `poison`
     SHOAL_FAULT=lane.submitted:delay=0.2,batcher.read:stop
     SHOAL_FAULT=/DIRECTORY                 a file there named after a step, with an action in it, fires once and is gone
 
-A point is the moment after a method has returned: all stores that another process can see stand in methods of their
-own. Where the variable is not set nothing is wrapped, so points cost nothing. In any process, once, before the objects
-that are watched are made.
+A point is the moment after a method has returned: each store that another process can see has a method of its own.
+Where the variable is not set no method is wrapped, so points cost nothing. `install` is called once in a process,
+before the objects that are watched are made.
 """
 
 import functools
@@ -22,7 +22,7 @@ from typing import Any
 
 VARIABLE = "SHOAL_FAULT"
 
-#: What a front end's steps are: the name of each, and the method after which it lies.
+#: The steps of a front end: name → the method after which the point lies.
 _CLIENT = {
     "allocated": "shoal.shm.port:Port.allocate",
     "mapped": "shoal.star.oversize:OversizeBlocks.allocate",
@@ -67,7 +67,7 @@ def _hang(_seconds: str) -> None:
         signal.pause()
 
 
-#: What may happen at a step; the text behind `=` is handed over.
+#: Actions at a fault point; the argument is the text behind `=`.
 ACTIONS: dict[str, Callable[[str], object]] = {
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "abort": lambda _: os.abort(),
@@ -80,9 +80,9 @@ ACTIONS: dict[str, Callable[[str], object]] = {
 
 
 def install(kind: str) -> None:
-    """Watch the steps that $SHOAL_FAULT names of a process of this kind: lane, road, batcher or worker.
+    """Wrap the methods of the steps that $SHOAL_FAULT names, in a process of this kind: lane, road, batcher or worker.
 
-    Raises ValueError where it cannot be understood.
+    Raises ValueError where the variable is malformed.
     """
     text = os.environ.get(VARIABLE, "")
     if not text:
@@ -107,7 +107,7 @@ def _is_step(name: str) -> bool:
 
 
 def _watch(method: str, reached: Callable[[Any], None]) -> None:
-    """Have `reached` called with what the method returned, after each call that did something."""
+    """Wrap a method so that `reached` is called with the result of each call that did something."""
     module, _, path = method.partition(":")
     owner, _, name = path.partition(".")
     cls = getattr(importlib.import_module(module), owner)
@@ -116,7 +116,7 @@ def _watch(method: str, reached: Callable[[Any], None]) -> None:
     @functools.wraps(original)
     def watched(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if result is None or result:  # an empty ring, nothing to publish: nothing has happened
+        if result is None or result:  # an empty ring or nothing to publish is no step
             reached(result)
         return result
 

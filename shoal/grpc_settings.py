@@ -1,4 +1,4 @@
-"""What front ends are told of gRPC: its flags, by their names without "grpc-". Made by the supervisor."""
+"""Settings of gRPC for front ends: the flags of gRPC, by their names without "grpc-". Made by the supervisor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -8,7 +8,7 @@ from shoal.options import ServerOptions
 
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
-    """Fields and defaults are explained in ServerOptions, of which this is a part. Times are in milliseconds."""
+    """The gRPC part of ServerOptions, which explains fields and defaults. Times are in milliseconds."""
 
     header_forward_pattern: str = ""
     restricted_protocol: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -29,5 +29,5 @@ class GrpcSettings:
 
     @classmethod
     def of(cls, options: ServerOptions) -> "GrpcSettings":
-        """The part of a server's options that is told."""
+        """The gRPC part of a server's options."""
         return cls(**{each.name: getattr(options, f"grpc_{each.name}") for each in fields(cls)})

@@ -1,6 +1,6 @@
-"""What a process has open and mapped, as the kernel counts it, and the message that tells the supervisor.
+"""Counts of this process for the ledger, by the kernel's tables, and the message that carries them to the supervisor.
 
-Used in every process, and only on request: nothing here is counted on the way of a request.
+Used in every process, and only on request: no request's path counts for this.
 """
 
 import os
@@ -10,30 +10,30 @@ from contextlib import suppress
 from shoal import memo
 from shoal.messages.shared import LedgerCounted
 
-#: Our memory in /proc/self/maps: a segment is a memfd or a file in /dev/shm without a name.
+#: A segment of the server's in /proc/self/maps: a memfd, or a file in /dev/shm without a name.
 _OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", re.MULTILINE)
-#: A state in /proc/net/tcp, include/net/tcp_states.h.
+#: The state of a listening socket in /proc/net/tcp (include/net/tcp_states.h).
 _LISTEN = "0A"
 
 
 def ledger_message(**counts: int) -> LedgerCounted:
-    """What this process answers when the supervisor asks for its ledger: `counts` beside the kernel's and memos'."""
+    """The answer to LedgerWanted: `counts`, with those of the kernel and of memos."""
     kernel = {"descriptors": descriptors(), "mapped_bytes": mapped_bytes()}
     return LedgerCounted({**kernel, **counts, **memo.figures()})
 
 
 def descriptors() -> int:
-    """Open descriptors of this process."""
-    return len(os.listdir("/proc/self/fd")) - 1  # the listing's own
+    """The number of open descriptors of this process."""
+    return len(os.listdir("/proc/self/fd")) - 1  # the listing's own is not counted
 
 
 def connections() -> int:
-    """TCP connections among them; one that was reset counts until it is closed."""
+    """The number of open TCP connections of this process; one that was reset counts until it is closed."""
     listening = _listening()
     found = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # no socket, or closed meanwhile
-            # Not by a socket object: to make one of a descriptor may set it to non-blocking, for all processes that
+            # Not by a socket object: making one of a descriptor may set it to non-blocking, for all processes that
             # share it.
             is_tcp = os.getxattr(int(name), "system.sockprotoname") in (b"TCP\0", b"TCPv6\0")
             found += is_tcp and os.fstat(int(name)).st_ino not in listening
@@ -41,7 +41,7 @@ def connections() -> int:
 
 
 def _listening() -> set[int]:
-    """The inodes of sockets that wait for connections. (Those that were reset are in the kernel's tables no more.)"""
+    """The inodes of listening sockets. (Connections that were reset are no longer in the kernel's tables.)"""
     inodes = set[int]()
     for table in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), open(f"/proc/self/net/{table}", encoding="ascii") as lines:  # without IPv6
@@ -52,6 +52,6 @@ def _listening() -> set[int]:
 
 
 def mapped_bytes() -> int:
-    """Bytes of segments, its own and its peers', that this process has mapped."""
+    """Bytes of segments, own and other processes', that this process has mapped."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         return sum(int(end, 16) - int(start, 16) for start, end in _OURS.findall(maps.read()))

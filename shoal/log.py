@@ -3,10 +3,10 @@
     default   I0520 20:03:25.829575 3355 server.cc:441] "loading: simple:1"
     ISO8601   2024-05-20T20:03:25Z I 3355 server.cc:441] "loading: simple:1"
 
-Times are UTC. With `to_file` both go to the end of a file. A message is one line, quoted and escaped as a JSON string,
-since it may carry what a client sent; only `table` prints several, and a traceback, indented. If the log is a pipe
-without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`, once
-and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a request.
+Times are UTC. With `to_file` all lines go to the end of a file. A message is one line, quoted and escaped as a JSON
+string, since it may carry what a client sent; only `table` prints several, and a traceback, indented. If the log is a
+pipe without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`,
+once and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a request.
 Imports nothing of Shoal.
 """
 
@@ -27,7 +27,7 @@ else:
 
 logger = logging.getLogger("shoal")
 
-#: Set to 0, messages are printed as they are. Triton's variable.
+#: If set to 0, messages are printed unescaped. Triton's variable.
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
 #: How long (ms) a line waits, once, for a full pipe's reader: further lines are lost until there is room (ours).
@@ -40,7 +40,7 @@ _MOST_VERBOSE = logging.DEBUG  # levels 1 to 10 of --log-verbose are logging's 1
 
 
 class Table(str):
-    """Text whose lines were laid out by `table`, printed as it stands; its first line is the heading."""
+    """A text whose lines `table` has laid out, printed as it is; the first line is the heading."""
 
     __slots__ = ()
 
@@ -67,7 +67,8 @@ def block(heading: str, text: str) -> Table:
 
 
 def _cell_lines(text: str) -> list[str]:
-    """A cell's lines; what would move the cursor is escaped, so that no cell can draw a row of its own."""
+    """The lines of a cell; characters that would move the cursor are escaped, so that no cell can draw a row of its
+    own."""
     return [
         "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
         for line in text.splitlines()
@@ -75,7 +76,7 @@ def _cell_lines(text: str) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    """A cell's lines, long ones broken between words; a path stays whole."""
+    """The lines of a cell, long ones broken between words; a path stays whole."""
     import textwrap  # only the supervisor prints tables
 
     return [
@@ -97,7 +98,7 @@ def verbose(level: int) -> int:
 
 
 class TritonFormatter(logging.Formatter):
-    """A record as one of Triton's two lines."""
+    """Formats a record as one of Triton's two lines."""
 
     def __init__(self, log_format: str, *, escape: bool = True) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class TritonFormatter(logging.Formatter):
         if record.exc_info:
             trace = self.formatException(record.exc_info)
             text += "".join(f"\n    {line}" for line in trace.splitlines())
-        # A client may have sent half a surrogate pair, and the stream may be strict.
+        # A client may have sent half a surrogate pair, and the stream's encoding may be strict.
         return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
     def _head(self, record: logging.LogRecord) -> str:
@@ -166,7 +167,7 @@ class PatientHandler(TextHandler):
         try:
             text = f"{self.format(record)}\n"
             if self._num_lost:
-                text = f"\n{self._account(record)}\n{text}"  # on a line of its own, behind an unfinished one
+                text = f"\n{self._account(record)}\n{text}"  # on a line of its own, after an unfinished one
             if put(self.stream, text, patience_ms=0 if self._num_lost else PATIENCE_MS):
                 self._num_lost = 0
             else:
@@ -182,13 +183,13 @@ class PatientHandler(TextHandler):
 
 
 def say(line: str) -> None:
-    """Print a line to stdout that is not one of the log's; lost if stdout is a full pipe."""
+    """Print a line to stdout outside the log; the line is lost if stdout is a full pipe."""
     put(sys.stdout, f"{line}\n")
 
 
 def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bool:
-    """Write to a stream without waiting longer than `patience_ms` for any part; False if the rest, or all, is lost: it
-    is not read, its reader has gone, or the disk is full."""
+    """Write to a stream without waiting longer than `patience_ms` for any part; False if all or the rest is lost, as no
+    reader reads it, the reader has gone, or the disk is full."""
     try:
         fd = stream.fileno()
     except OSError:  # a test's stream that is not a file
@@ -197,7 +198,8 @@ def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bo
     data = text.encode(stream.encoding, "backslashreplace") if isinstance(text, str) else text
     try:
         stream.flush()
-        # A pipe with room takes at least this at once. A file takes all, as one piece among other processes' writes.
+        # A pipe with room takes at least this at once. A file takes everything, as one piece among other processes'
+        # writes.
         most = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
         room = select.poll()
         room.register(fd, select.POLLOUT)

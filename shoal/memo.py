@@ -1,13 +1,13 @@
-"""Memos: what a key came to before (bytes of a request, a tuple of shapes), so that it need not be worked out again.
+"""Memos: results kept by their key (bytes of a request, a tuple of shapes), so that the work is not done again.
 
-Used in every process on the way of each request, so a hit in a Memo is not counted: it costs what `dict.get` costs. A
+Used in every process on the path of each request, so a hit in a Memo is not counted: it costs what `dict.get` costs. A
 miss costs the whole work that the memo saves (parsing a head or a JSON document, checking a request, packing a header)
-and beyond that 0.13 µs, which is 0.06 more than an entry of a dict. A memo that is full begins anew, so keys that never
-come again, as of clients with an id in every request, cost that and nothing more.
+and beyond that 0.13 µs, which is 0.06 more than an entry of a dict. A full memo is emptied, so keys that never come
+again, as of clients with an id in every request, cost only that.
 
-`figures` says for each kind of memo of this process how often something was kept and how often all was thrown away.
-The supervisor logs them with its ledger on SIGUSR1. A memo helps where far less was kept than requests were served; it
-is too small, or its keys differ each time, where it begins anew again and again.
+`figures` says for each kind of memo in this process how often a result was kept and how often the memo was emptied. The
+supervisor logs the figures with its ledger on SIGUSR1. A memo helps where far fewer results were kept than requests
+were served; it is too small, or its keys differ each time, where it is emptied again and again.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,26 +17,27 @@ from typing import Generic, TypeVar
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
-#: Kind of memo → how often something was kept, how often all was thrown away. Of all memos of the kind, of any thread.
+#: Kind of memo → how often a result was kept, and how often a memo was emptied. Of all memos of the kind, in any
+#: thread.
 _figures: dict[str, list[int]] = {}
 _functions: "dict[str, _lru_cache_wrapper[object]]" = {}
 
 
 class Memo(Generic[_Key, _Value]):
-    """At most so many entries: look up with `entries.get`, and `keep` what a miss has come to."""
+    """A bounded number of results: look up with `entries.get`, and `keep` the result after a miss."""
 
     __slots__ = ("_figures", "_most", "entries")
 
     def __init__(self, kind: str, most: int) -> None:
-        """`kind` names it in `figures`; memos of one kind are counted together."""
+        """`kind` is the memo's name in `figures`; memos of one kind are counted together."""
         self._most = most
         self._figures = _figures.setdefault(kind, [0, 0])
-        #: A plain dict, which CPython looks up in 160 instructions less than in one of a class of its own. Changed by
-        #: keep; its owner may clear it.
+        #: A plain dict, in which CPython looks up with 160 instructions less than in a subclass. Changed by keep; the
+        #: memo's owner may clear it.
         self.entries: dict[_Key, _Value] = {}
 
     def keep(self, key: _Key, value: _Value) -> None:
-        """Find `value` from now on; where the memo is full, all that it holds is dropped first."""
+        """Keep `value` under `key`; a full memo is emptied before."""
         self._figures[0] += 1
         if len(self.entries) >= self._most:
             self._figures[1] += 1
@@ -45,7 +46,8 @@ class Memo(Generic[_Key, _Value]):
 
 
 def memoized(kind: str, most: int) -> "Callable[[Callable[..., _Value]], _lru_cache_wrapper[_Value]]":
-    """Decorator: keep what a function of hashable arguments returns, and drop what was not asked for longest."""
+    """A decorator that keeps the results of a function of hashable arguments, and drops the least recently used
+    ones."""
 
     def decorate(function: Callable[..., _Value]) -> "_lru_cache_wrapper[_Value]":
         _functions[kind] = wrapped = lru_cache(most)(function)
@@ -57,8 +59,8 @@ def memoized(kind: str, most: int) -> "Callable[[Callable[..., _Value]], _lru_ca
 def figures() -> dict[str, int]:
     """`memo_KIND_kept` and `memo_KIND_dropped` of every kind of memo in use in this process.
 
-    `dropped` is how often a Memo began anew, or how many results a memoized function has dropped. Of such functions,
-    which count without being asked, there is `memo_KIND_found`, too.
+    `dropped` is how often a Memo was emptied, or how many results a memoized function has dropped. For such functions,
+    which count hits anyway, there is `memo_KIND_found`, too.
     """
     counted: dict[str, tuple[int, ...]] = {kind: (kept, dropped) for kind, (kept, dropped) in _figures.items()}
     for kind, function in _functions.items():

@@ -1,6 +1,6 @@
-"""Every metric there is: its name, kind, labels and help. Triton's families begin with nv_, Shoal's own with shoal_.
+"""All metrics: name, kind, labels and help of each. Triton's families begin with nv_, Shoal's own with shoal_.
 
-Tables only: exposition.py prints them, docs/metrics.md lists them, and a test holds both together. The help texts of
+Tables only: exposition.py prints them, docs/metrics.md lists them, and a test compares the two. The help texts of
 Triton's families are Triton's.
 """
 
@@ -16,7 +16,7 @@ PROCESS = ("process",)
 
 
 class Family(NamedTuple):
-    """One metric. A model's `metric_tags` are further labels where `labels` begin with the model."""
+    """A metric. A model's `metric_tags` are further labels where `labels` begin with the model."""
 
     name: str
     kind: str
@@ -33,7 +33,7 @@ class Cell(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """A family whose samples tell how one phase of requests' time was distributed; the cell has its sum."""
+    """A family whose samples show the distribution of one phase of requests' time; the cell has the sum."""
 
     family: Family
     phase: str
@@ -41,7 +41,7 @@ class Latency(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A family whose samples are a figure of what the supervisor or the system tells, divided by `divisor`."""
+    """A family whose samples are a figure from the supervisor or the system, divided by `divisor`."""
 
     family: Family
     figure: str
@@ -84,7 +84,7 @@ COUNTERS = _cells(
 FAILURES = _counter(
     "nv_inference_request_failure", (*MODEL, "reason"), "Number of failed inference requests, all batch sizes"
 )
-#: The cell of each reason.
+#: By reason, the cell of the counters.
 FAILURE_CELLS = {
     "REJECTED": "failed_rejected",
     "CANCELED": "failed_canceled",
@@ -131,7 +131,7 @@ def _summary(name: str, text: str) -> Family:
     return Family(name, "summary", MODEL, text)
 
 
-#: Only with --metrics-config=summary_latencies=true. Three of the help texts are Triton's slip.
+#: Printed only with --metrics-config=summary_latencies=true. Three of the help texts are slips of Triton's.
 SUMMARIES: tuple[Latency, ...] = tuple(
     Latency(_summary(f"nv_inference_{phase}_summary_us", text), phase, cell)
     for phase, cell, text in (
@@ -144,7 +144,7 @@ CACHE_SUMMARIES = (
     _summary("nv_cache_hit_summary_per_model", "Summary of cache hit duration in microseconds"),
     _summary("nv_cache_miss_summary_per_model", "Summary of cache miss duration in microseconds"),
 )
-#: Only with --metrics-config=histogram_latencies=true.
+#: Printed only with --metrics-config=histogram_latencies=true.
 FIRST_RESPONSES = Family(FIRST_RESPONSE, "histogram", MODEL, "Duration from request to first response in milliseconds")
 
 #: Always 0: Shoal keeps no such pool.
@@ -213,7 +213,7 @@ QUEUE_AGE = _gauge(
 )
 INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that batches may go to")
 INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that there should be")
-#: Figures of each instance that the supervisor tells of; one that is not up lacks some.
+#: Figures of each instance, from the supervisor; an instance that is not up lacks some.
 INSTANCE_FAMILIES = _figures(
     INSTANCE,
     ("shoal_instance_up", "is_up", "Whether batches may go to the instance", 1),
@@ -232,7 +232,7 @@ INSTANCE_FAMILIES = _figures(
     ("shoal_instance_slab_total_bytes", "slab_total_bytes", "Size of the worker's slab", 1),
     ("shoal_instance_ring_used_ratio", "ring_used_ratio", "The fuller of the worker's two rings with the batcher", 1),
 )
-#: Figures of the front-end processes, together by title: http and grpc (the lanes), road, grpc road.
+#: Figures of the front-end processes, added up by title: http and grpc (the lanes), road, grpc road.
 FRONT_ENDS = _gauge("shoal_front_ends", PROCESS, "Front-end processes that have joined")
 FRONT_END_FAMILIES = _figures(
     PROCESS,

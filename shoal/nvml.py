@@ -1,6 +1,6 @@
-"""The GPUs, as NVIDIA's management library tells of them. Runs in the road.
+"""The GPUs and their figures, by NVIDIA's management library. Used in the road and the supervisor.
 
-The package nvidia-ml-py is an extra, and its library comes with NVIDIA's driver: without either there are no GPUs.
+The package nvidia-ml-py is an extra, and its library comes with NVIDIA's driver: without either, there are no GPUs.
 """
 
 import logging
@@ -13,7 +13,7 @@ _PERCENT, _MILLI = 0.01, 0.001
 
 
 def load_nvml() -> Any:
-    """The module, its library initialized; None where there is no package, no driver or no GPU."""
+    """The module pynvml with its library initialized; None without the package, a driver or a GPU."""
     try:
         import pynvml
     except ImportError:
@@ -27,7 +27,7 @@ def load_nvml() -> Any:
 
 
 def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
-    """The GPUs by UUID; one that the library fails to open has no metrics."""
+    """The library's handles of GPUs, by UUID; a GPU that cannot be opened has no metrics."""
     try:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
@@ -42,16 +42,16 @@ def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Gpus:
-    """All GPUs that the library shows this process."""
+    """All GPUs that the library shows to this process."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._handles = dict(_handles(nvml)) if nvml else {}
-        #: In J, when this server began to look: the counter starts at 0.
+        #: Energy in J at the server's start, by UUID: the server's counter starts at 0.
         self._first_energy = {uuid: self._figures(handle).get("energy_j", 0) for uuid, handle in self._handles.items()}
 
     def read(self) -> list[dict[str, Any]]:
-        """The figures of families.GPU_FAMILIES, as far as each GPU has them."""
+        """The figures of metric_families.GPU_FAMILIES, as far as each GPU has them."""
         read = []
         for uuid, handle in self._handles.items():
             figures = self._figures(handle)
@@ -74,6 +74,6 @@ class Gpus:
         for name, source in sources.items():
             try:
                 figures[name] = source()
-            except nvml.NVMLError:  # this GPU, or this partition of one, does not have it
+            except nvml.NVMLError:  # this GPU, or part of one, lacks this figure
                 continue
         return figures

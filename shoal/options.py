@@ -1,9 +1,9 @@
-"""What a server is told at its start: every number and switch, with its unit and where its default comes from.
+"""The options of a server: every number and switch, with its unit and the source of its default.
 
 `ServerOptions` is built once, by the command line, and passed whole; flags are not parsed again. A field's name is its
 flag's name, but for the few that the environment sets. Sources of the defaults: *Triton's* (its command line),
 *measured* (with the figure), or *ours*. Used in the supervisor; other processes are sent the few values they need.
-Imports only errors, and what reads values.
+Imports only errors, and the parsers of values.
 """
 
 from collections.abc import Mapping
@@ -18,53 +18,53 @@ from shoal.errors import InvalidArgumentError
 
 MIB = 1024 * 1024
 
-#: A request or a result larger than a quarter of the slab's largest block gets a segment of its own (ours). Its block
-#: would take at least half of what all share, and had to wait until that much is free in one piece.
+#: The parts of a slab's largest block: a request or a result larger than one part gets a segment of its own (ours). Its
+#: block would take at least half of what all share, and would have to wait until that much is free in one piece.
 SLAB_PARTS = 4
-#: The largest payload: references and spans in shared memory count less than 4 GiB.
+#: The largest payload in bytes: references and spans in shared memory count less than 4 GiB.
 MAX_OVERSIZE_BYTES = (1 << 32) - 4096
 
-#: The parts of the API that can be restricted to callers with a header; Triton's words, of HTTP and gRPC.
+#: The parts of the API that can be restricted to callers with a header, by Triton's names for HTTP and gRPC.
 RESTRICTED_APIS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging",
 )  # fmt: skip
 
-#: What a request to SageMaker's /invocations may be; Triton's words.
+#: The kinds of requests to SageMaker's /invocations, by Triton's names.
 INFERENCE_TYPES = ("infer", "generate", "generate_stream")
 
 MAX_PORT = 65535
-#: Addresses that listen on every interface, and so collide with every other one.
+#: Addresses that listen on every interface, and so conflict with every other address.
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """What --metrics-config chooses; all defaults are Triton's."""
+    """The settings of --metrics-config; all defaults are Triton's."""
 
     counter_latencies: bool = True  # cumulative times as counters
     histogram_latencies: bool = False  # nv_inference_first_response_histogram_ms
     summary_latencies: bool = False  # quantiles over the last minute
-    #: (quantile, the error of its rank that Triton would allow): Shoal's error is in the value, see docs/metrics.md.
+    #: (quantile, the error of rank that Triton allows): Shoal's error is in the value, see docs/metrics.md.
     summary_quantiles: tuple[tuple[float, float], ...] = (
         (0.5, 0.05), (0.9, 0.01), (0.95, 0.001), (0.99, 0.001), (0.999, 0.001),
     )  # fmt: skip
 
 
 class HostPolicy(NamedTuple):
-    """What one --host-policy chooses; both together mean the cores that are in both."""
+    """The cores that one --host-policy chooses; with both fields, those that are in both."""
 
-    numa_node: int | None = None  # its cores, and so its memory: the kernel takes that of the core which asks first
+    numa_node: int | None = None  # its cores, and so its memory: the kernel allocates beside the first core to use it
     cpu_cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """The server's settings. `check` tells whether they fit together."""
+    """The server's settings. `check` finds those that exclude each other."""
 
     # The server.
     id: str = "triton"  # name in GET /v2; Triton's, since clients' tests compare it
-    exit_timeout_secs: int = 30  # s from SIGTERM to giving up on what is in flight; Triton's
+    exit_timeout_secs: int = 30  # s from SIGTERM to dropping open requests; Triton's
 
     # Logging.
     log_verbose: int = 0  # 0 = none, n = verbose messages up to level n; Triton's
@@ -72,7 +72,7 @@ class ServerOptions:
     log_warning: bool = True  # Triton's
     log_error: bool = True  # Triton's
     log_format: str = "default"  # "default" or "ISO8601"; Triton's
-    log_file: str = ""  # everything that is printed goes there; "": to stdout and stderr; Triton's
+    log_file: str = ""  # file for all output; "": stdout and stderr; Triton's
 
     # Models.
     model_repository: tuple[Path | CloudUrl, ...] = ()  # directories of models, here or in the cloud, at least one
@@ -81,17 +81,17 @@ class ServerOptions:
     model_config_name: str = ""  # NAME: a model's configs/NAME.pbtxt before its config.pbtxt; Triton's
     model_namespacing: bool = False  # a model is known by its name and its repository, not by name alone; Triton's
     strict_readiness: bool = True  # ready only when every model is; Triton's
-    model_control_mode: str = "none"  # "none", "explicit" or "poll": who decides what is loaded; Triton's
+    model_control_mode: str = "none"  # "none", "explicit" or "poll": when models are loaded and unloaded; Triton's
     load_model: tuple[str, ...] = ()  # models loaded at start in control mode "explicit"; Triton's
-    repository_poll_secs: int = 15  # s between two looks in control mode "poll", 0: one, at the start; Triton's
-    model_load_retry_count: int = 0  # more attempts to load a version that failed; Triton's
+    repository_poll_secs: int = 15  # s between two polls in control mode "poll", 0: one, at the start; Triton's
+    model_load_retry_count: int = 0  # further attempts to load a version that has failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
     model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
     model_execution_timeout_secs: int = (
         60  # s for one batch or one response; 0 = no limit; ours; tritonserver's is Triton's, 0
     )
 
-    latency_target: int = 0  # ms for an answer of a model that batches and does not say how; 0 = none; ours
+    latency_target: int = 0  # ms for an answer of a model with an empty dynamic_batching; 0 = none; ours
 
     # HTTP.
     allow_http: bool = True  # Triton's
@@ -102,36 +102,36 @@ class ServerOptions:
     http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
-    http_header_forward_pattern: str = ""  # headers whose names it finds become request parameters; "": none; Triton's
+    http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
     allow_remote_admin: bool = False  # load, unload, scale from other machines; ours, the safe one; tritonserver: yes
-    listen_backlog: int = 256  # connections the kernel keeps for us; measured: at 2200 accepts/s 2048 would hide 0.9 s
+    listen_backlog: int = 256  # connections that the kernel queues; measured: at 2200 accepts/s 2048 would hide 0.9 s
 
     # gRPC.
     allow_grpc: bool = True  # Triton's
     grpc_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     grpc_port: int = 8001  # 0 = any free port; Triton's
     reuse_grpc_port: bool = False  # as reuse_http_port; Triton's
-    grpc_lane: bool = True  # answered by our own HTTP/2; False, and with TLS: by grpcio's server; ours
+    grpc_lane: bool = True  # served by our own HTTP/2; False, and with TLS: by grpcio's server; ours
     grpc_process_count: int = 0  # lanes; 0 = by the cores, 1 or 2: supervisor/processes/lane_counts.py; ours
-    grpc_header_forward_pattern: str = ""  # metadata whose keys it finds become parameters; "": none; Triton's
+    grpc_header_forward_pattern: str = ""  # matching metadata become parameters; "": none; Triton's
     grpc_restricted_protocol: Mapping[str, tuple[str, str]] = field(
         default_factory=dict
     )  # API → metadata key and value
     grpc_infer_response_compression_level: str = "none"  # "none", "low", "medium", "high"; Triton's
     grpc_use_ssl: bool = False  # Triton's
     grpc_use_ssl_mutual: bool = False  # TLS, and clients show certificates, too; Triton's
-    grpc_server_cert: str = ""  # PEM files; the last one's certificates are those that may sign clients'; Triton's
+    grpc_server_cert: str = ""  # PEM files; the root file's certificates are those that may sign clients'; Triton's
     grpc_server_key: str = ""
     grpc_root_cert: str = ""
     grpc_keepalive_time: int = 7_200_000  # ms of silence, then a ping; Triton's
     grpc_keepalive_timeout: int = 20_000  # ms for its answer, then the connection ends; Triton's
-    grpc_keepalive_permit_without_calls: bool = False  # pings where no call is open, too; Triton's
-    grpc_http2_max_pings_without_data: int = 2  # pings of ours in a row; 0 = no limit; Triton's
+    grpc_keepalive_permit_without_calls: bool = False  # pings without open calls, too; Triton's
+    grpc_http2_max_pings_without_data: int = 2  # the server's pings in a row; 0 = no limit; Triton's
     grpc_http2_min_recv_ping_interval_without_data: int = 300_000  # ms; sooner, a client's ping is a strike; Triton's
-    grpc_http2_max_ping_strikes: int = 2  # then its connection ends; 0 = never; Triton's
-    grpc_max_connection_age: int = 0  # ms, then a connection takes no more calls; 0 = never; Triton's
-    grpc_max_connection_age_grace: int = 0  # ms for the open ones after that; 0 = no limit; Triton's
+    grpc_http2_max_ping_strikes: int = 2  # strikes before the connection ends; 0 = never; Triton's
+    grpc_max_connection_age: int = 0  # ms after which a connection takes no more calls; 0 = never; Triton's
+    grpc_max_connection_age_grace: int = 0  # ms for the calls that are open then; 0 = no limit; Triton's
 
     # Metrics.
     allow_metrics: bool = True  # Triton's
@@ -139,100 +139,100 @@ class ServerOptions:
     metrics_port: int = 8002  # 0 = any free port; Triton's
     allow_gpu_metrics: bool = True  # Triton's
     allow_cpu_metrics: bool = True  # Triton's
-    metrics_interval_ms: int = 2000  # ms that a figure read from the system is told again; Triton's
+    metrics_interval_ms: int = 2000  # ms for which a figure of the system is reused; Triton's
     metrics_config: MetricsConfig = MetricsConfig()
 
     # Tracing: (mode or "", setting, value), in the order given; see tracer/command_line.py.
     trace_config: tuple[tuple[str, str, str], ...] = ()
 
-    # SageMaker. What has no flag is set by environment variables, as Triton's (cli/environment.py).
+    # SageMaker. Options without a flag are set by environment variables, as Triton's (cli/environment.py).
     allow_sagemaker: bool = False  # Triton's
     sagemaker_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     sagemaker_port: int = 8080  # 0 = any free port; Triton's
-    sagemaker_safe_port_range: tuple[int, int] | None = None  # where other listeners' ports must be; Triton's
-    sagemaker_ping_mode: str = "ready"  # "ready" or "live": what /ping asks for; Triton's
+    sagemaker_safe_port_range: tuple[int, int] | None = None  # range of the other listeners' ports; Triton's
+    sagemaker_ping_mode: str = "ready"  # "ready" or "live": what /ping reports; Triton's
     sagemaker_default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"  # of /invocations; Triton's
-    sagemaker_inference_type: str = "infer"  # one of INFERENCE_TYPES: what /invocations is; Triton's
+    sagemaker_inference_type: str = "infer"  # one of INFERENCE_TYPES, for /invocations; Triton's
 
     # Vertex AI.
     allow_vertex_ai: bool = False  # Triton's
     vertex_ai_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     vertex_ai_port: int = 8080  # 0 = any free port; Triton's
-    vertex_ai_default_model: str = ""  # "": the only model there is; Triton's
+    vertex_ai_default_model: str = ""  # "": the only model of the server; Triton's
     vertex_ai_predict_route: str = ""  # required; Triton's
     vertex_ai_health_route: str = ""  # required; Triton's
 
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    host_policy: Mapping[str, HostPolicy] = field(default_factory=dict)  # name → where instances run; Triton's
-    cpu_fallback: bool = True  # for kinds of instance groups that a backend cannot serve; ours
-    min_supported_compute_capability: float = 6.0  # of the GPUs that are used, at least; Triton's
-    backend_directory: str = "/opt/tritonserver/backends"  # backends written in Python lie in it; Triton's
+    host_policy: Mapping[str, HostPolicy] = field(default_factory=dict)  # name → cores of instances; Triton's
+    cpu_fallback: bool = True  # serve unsupported kinds of instance groups on the CPU; ours
+    min_supported_compute_capability: float = 6.0  # the least of the GPUs that are used; Triton's
+    backend_directory: str = "/opt/tritonserver/backends"  # directory of backends written in Python; Triton's
 
     # The rate limiter.
     rate_limit: str = "off"  # "off" or "execution_count"; Triton's
     rate_limit_resource: tuple[tuple[str, int, int | None], ...] = ()  # name, count, device; None: every device
 
     # Python environments of models.
-    environment_cache_directory: str = ""  # where they are made; "": systemd's, else the user's cache directory; ours
-    install_requirements: bool = True  # a requirements.txt beside a Python model; ours; tritonserver's is Triton's, no
+    environment_cache_directory: str = ""  # "": systemd's, else the user's cache directory; ours
+    install_requirements: bool = True  # of a Python model with a requirements.txt; ours; tritonserver's is Triton's, no
 
-    # The response cache: its name and settings, as text; none: {}. There are "local" and "redis" (cache_settings.py).
+    # The response cache: name → settings, as text; {} without one. Names are "local" and "redis" (cache_settings.py).
     cache_config: CacheConfig = field(default_factory=dict)
-    cache_directory: str = "/opt/tritonserver/caches"  # named in a refusal, no more: caches are built in; Triton's
+    cache_directory: str = "/opt/tritonserver/caches"  # only named in a refusal: caches are built in; Triton's
 
     # Shared memory.
-    allow_client_shm: bool = False  # clients may have tensors in objects of theirs in /dev/shm; Triton's
+    allow_client_shm: bool = False  # tensors may lie in clients' own objects in /dev/shm; Triton's
     shm_client_slab_mib: int = 64  # MiB of requests per front-end process; ours: one request of http_max_input_size
-    shm_worker_slab_mib: int = 64  # MiB of results per instance at most, the size follows from the model; ours
-    client_socket: str | None = None  # of clients on this host; None: by user and HTTP port; "": none; ours
+    shm_worker_slab_mib: int = 64  # MiB of results per instance at most, the size depends on the model; ours
+    client_socket: str | None = None  # socket for clients on this host; None: by user and HTTP port; "": none; ours
     client_count: int = 64  # clients at once; each costs the supervisor five descriptors of 1024; ours
-    client_slab_mib: int = 16  # MiB of requests per client, which takes them as it uses them; ours
-    shm_oversize_mib: int = 2048  # MiB of all payloads together that no slab takes, or has no room for now; ours
+    client_slab_mib: int = 16  # MiB of requests per client; its pages are taken as it uses them; ours
+    shm_oversize_mib: int = 2048  # MiB of all payloads together that do not fit a slab; ours
 
     # Bounds.
     max_in_flight: int = 1024  # requests of a model in a front-end process between acceptance and answer; ours
-    default_max_queue_size: int = 1024  # requests per model whose config has no bound; ours: Triton has none
-    request_deadline_ms: int = 0  # ms from its arrival in which every request must be answered; 0 = none; ours
-    request_timeout_secs: int = 300  # s from acceptance to answer, then 503; ours: Triton waits for ever
+    default_max_queue_size: int = 1024  # queued requests per model whose config has no bound; ours: Triton has none
+    request_deadline_ms: int = 0  # ms from a request's arrival to its answer; 0 = no limit; ours
+    request_timeout_secs: int = 300  # s from acceptance to answer, then 503; ours: Triton has no limit
 
     def backend_settings(self, backend: str) -> dict[str, str]:
-        """What --backend-config says for one backend: its own settings over those for all."""
+        """The settings of one backend in --backend-config: its own over those for all backends."""
         return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
 
     @property
     def rate_limits(self) -> tuple[tuple[str, int, int | None], ...] | None:
-        """How much there is of what executions need; None where that is ignored."""
+        """The counts of --rate-limit-resource; None where the rate limiter is off."""
         return None if self.rate_limit == "off" else self.rate_limit_resource
 
     @property
     def cache_bytes(self) -> int:
-        """How much the response cache may keep in this server's memory; 0: there is none."""
+        """Bytes of the response cache in this server's memory; 0: there is no cache."""
         return cache_bytes(self.cache_config)
 
     @property
     def has_grpc_tls(self) -> bool:
-        """Whether gRPC is for clients with TLS only; Triton, too, takes either switch for it."""
+        """Whether gRPC takes only clients with TLS; as in Triton, either switch turns TLS on."""
         return self.grpc_use_ssl or self.grpc_use_ssl_mutual
 
     @property
     def has_grpc_lanes(self) -> bool:
-        """Whether gRPC is answered by lanes; else by grpcio's server."""
+        """Whether lanes serve gRPC; otherwise grpcio's server does."""
         return self.grpc_lane and not self.has_grpc_tls
 
 
 class Endpoint(NamedTuple):
-    """A socket to listen on."""
+    """A listening socket of the server."""
 
-    name: str  # as its flags begin
-    callers: str  # what Triton's sentences call its requests
+    name: str  # the beginning of its flags' names
+    callers: str  # the name of its requests in Triton's sentences
     address: str
     port: int
-    is_shared: bool = False  # with other servers that listen there
+    is_shared: bool = False  # shared with other servers that listen on it
 
 
 def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
-    """The sockets that are wanted, in the order in which Triton compares them."""
+    """The listening sockets in use, in the order in which Triton compares them."""
     all_ = (
         (
             options.allow_http,
@@ -256,16 +256,16 @@ def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
 
 
 def largest_request_bytes(options: ServerOptions) -> int:
-    """What shared memory could hold of one request: a block of the slab, or a segment of its own."""
+    """The most bytes of a request that shared memory could hold: a block of the slab, or a segment of its own."""
     shared = (MIB << (options.shm_client_slab_mib.bit_length() - 1)) // SLAB_PARTS  # blocks are powers of two
     return max(shared, min(options.shm_oversize_mib * MIB, MAX_OVERSIZE_BYTES))
 
 
 def check(options: ServerOptions) -> None:
-    """Raise InvalidArgumentError, with the sentence for the command line, where options exclude each other."""
+    """Raise InvalidArgumentError, with a sentence for the command line, where options exclude each other."""
     if not options.model_repository:
         raise InvalidArgumentError("--model-repository must be specified")
-    if options.load_model and options.model_control_mode != "explicit":  # Triton's sentences
+    if options.load_model and options.model_control_mode != "explicit":  # Triton's words
         raise InvalidArgumentError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in options.load_model and len(options.load_model) > 1:
         raise InvalidArgumentError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
@@ -284,7 +284,8 @@ def check(options: ServerOptions) -> None:
 
 
 def _check_ports(options: ServerOptions) -> None:
-    """Triton's sentences; but it takes 0.0.0.0 and 127.0.0.1 for two places, and then one of them cannot be bound."""
+    """Check the ports, with Triton's sentences; unlike Triton, this takes 0.0.0.0 and 127.0.0.1 for a conflict: one of
+    them cannot be bound."""
     wanted = endpoints(options)
     for each in wanted:
         if not 0 <= each.port <= MAX_PORT:
@@ -326,18 +327,18 @@ def _check_grpc_tls(options: ServerOptions) -> None:
 
 
 def _check_cloud_endpoints(options: ServerOptions) -> None:
-    """What is not told by flags."""
+    """Check the options of SageMaker and Vertex AI that environment variables set."""
     if options.allow_sagemaker:
         if options.sagemaker_ping_mode not in ("ready", "live"):
             raise InvalidArgumentError(
                 f"SAGEMAKER_TRITON_PING_MODE is '{options.sagemaker_ping_mode}'. Must be one of: ready, live."
             )
-        if options.sagemaker_inference_type not in INFERENCE_TYPES:  # Triton's sentence
+        if options.sagemaker_inference_type not in INFERENCE_TYPES:  # Triton's words
             raise InvalidArgumentError(
                 f"Server has invalid inference type '{options.sagemaker_inference_type}'. "
                 f"Must be one of: {', '.join(INFERENCE_TYPES)}."
             )
-    if options.allow_vertex_ai:  # Triton's sentences, its misspelt variable aside
+    if options.allow_vertex_ai:  # Triton's words, except for a misspelt variable
         if not options.vertex_ai_predict_route:
             raise InvalidArgumentError("AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint")
         if not options.vertex_ai_health_route:

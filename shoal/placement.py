@@ -1,7 +1,7 @@
-"""Which worker processes a model gets, and where each runs: instance_group + Machine → one Placement per worker.
+"""Placements: the worker processes of a model and the cores of each, from its instance groups and the machine.
 
-Pure: what the machine has is an argument. It decides, it pins nothing: the worker pins itself. Runs in the supervisor.
-Names, kinds and sentences are those of Triton's model configuration, instance groups.
+Pure: the machine's resources are an argument, and no process is pinned here: each worker pins itself. Runs in the
+supervisor. Names, kinds and sentences are those of Triton's instance groups.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.rate_limiter import Demand
 
-#: Every library that starts a thread per core unless told otherwise.
+#: The variables of libraries that otherwise start a thread per core.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DEFAULT_POLICIES = {"KIND_CPU": "cpu", "KIND_MODEL": "model"}
 
@@ -19,20 +19,20 @@ _DEFAULT_POLICIES = {"KIND_CPU": "cpu", "KIND_MODEL": "model"}
 class Gpu(NamedTuple):
     """A GPU that the server may use."""
 
-    id: int  # Triton's number: its place among those that the server sees
+    id: int  # Triton's number: the index among the GPUs that the server sees
     uuid: str
     compute_capability: str  # "8.0"
-    cores: tuple[int, ...]  # of the server's, those beside it; at least one
+    cores: tuple[int, ...]  # the server's cores beside this GPU; at least one
 
 
 class Machine(NamedTuple):
-    """What there is for instances."""
+    """The machine's resources for instances."""
 
     cores: tuple[int, ...]  # that the server may use, at least one
     gpus: tuple[Gpu, ...] = ()
     policies: Mapping[str, tuple[int, ...]] = {}  # --host-policy: its name → cores, at least one
-    min_compute_capability: float = 6.0  # what `gpus` have, at least; Triton's
-    cpu_backends: frozenset[str] = frozenset()  # whose packages here were built without CUDA
+    min_compute_capability: float = 6.0  # the least that `gpus` have; Triton's
+    cpu_backends: frozenset[str] = frozenset()  # backends whose installed packages are built without CUDA
 
     def gpu_ids(self, backend: str) -> tuple[int, ...]:
         """The GPUs that KIND_AUTO may choose for a model of this backend."""
@@ -40,19 +40,19 @@ class Machine(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """One worker process. Instances of one number on several GPUs share a name, as they do in Triton."""
+    """The placement of one worker process. Instances of one number on several GPUs share a name, as in Triton."""
 
     instance_name: str  # "simple_0_1": group, number in the group
     group: str
     kind: str  # "KIND_CPU", "KIND_GPU", or "KIND_MODEL": the model finds its device itself
-    device_id: int  # the GPU; 0 on the CPU, as Triton tells its backends
-    cores: tuple[int, ...]  # at least one, in the order they were offered
+    device_id: int  # the GPU; 0 on the CPU, as Triton's backends get it
+    cores: tuple[int, ...]  # at least one, in the order in which they were offered
     gpu: Gpu | None = None  # with KIND_GPU
     demand: Demand = Demand()  # under --rate-limit
 
     @property
     def identity(self) -> tuple[str, str, int, Demand]:
-        """What two placements of the same worker process have in common: it may move to other cores."""
+        """The fields that two placements of one worker process share: its cores may change."""
         return self.instance_name, self.kind, self.device_id, self.demand
 
 
@@ -61,7 +61,7 @@ class _Instance(NamedTuple):
     group: str
     kind: str
     gpu: Gpu | None
-    pool: tuple[int, ...]  # the cores that it shares with those of the same pool
+    pool: tuple[int, ...]  # the cores shared with other instances of this pool
     demand: Demand
 
 
@@ -69,9 +69,9 @@ def place(config: Mapping[str, Any], machine: Machine) -> tuple[Placement, ...]:
     """One Placement per worker of the model, in the order of its instance groups.
 
     `config` is normalised and placed: groups are named and counted, and none is KIND_AUTO. The instances of the model
-    divide the cores of their pool evenly, or share them one each where there are not enough. A pool is what the
-    group's host policy says, else the cores beside the GPU, else all. Raises InvalidArgumentError where a group asks
-    for what the machine lacks.
+    divide the cores of their pool evenly, or share them, one each, where there are too few. A pool is what the group's
+    host policy chooses, else the cores beside the GPU, else all. Raises InvalidArgumentError where the machine lacks
+    what a group asks for.
     """
     instances = [instance for group in config["instance_group"] for instance in _instances(config, group, machine)]
     counts = Counter(instance.pool for instance in instances)
@@ -104,14 +104,14 @@ def format_cores(cores: Sequence[int]) -> str:
 
 
 def thread_environment(num_cores: int) -> dict[str, str]:
-    """What a worker pinned to `num_cores` cores needs in its environment before it imports numerical libraries."""
+    """The environment variables of a worker pinned to `num_cores` cores, for numerical libraries that it imports."""
     return dict.fromkeys(_THREAD_VARIABLES, str(num_cores))
 
 
 def _instances(config: Mapping[str, Any], group: Mapping[str, Any], machine: Machine) -> Iterator[_Instance]:
     kind = group["kind"]
     for gpu in _devices(config["name"], group, kind, machine):
-        # Triton's names of the policies that a group has without naming one.
+        # Triton's names of the default policies of a group.
         policy = group["host_policy"] or (f"gpu_{gpu.id}" if gpu else _DEFAULT_POLICIES[kind])
         pool = machine.policies.get(policy) or (gpu.cores if gpu else machine.cores)
         demand = Demand.of(group, gpu.id if gpu else 0)

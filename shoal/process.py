@@ -1,6 +1,6 @@
-"""What every Shoal process does first: die with its parent, carry a readable title.
+"""The first steps of every process of Shoal: it dies with its parent, and has a readable title.
 
-Used in every process, right after it starts. Linux only, as the rest of the transport is.
+Used in every process, right after its start. Linux only, as is the shared-memory transport.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-#: The exit code of a worker whose GPU does not respond any more: EX_SOFTWARE, used here for nothing else (a model's
+#: The exit code of a worker whose GPU no longer responds: EX_SOFTWARE, which Shoal uses for nothing else (a model's
 #: code may).
 EXIT_DEVICE_LOST = 70
 
@@ -18,10 +18,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when the thread that started it is gone.
+    """Let the kernel send this process a signal when the thread that has started it ends.
 
-    `parent` is the pid that should be our parent, where it is known: a parent that died before the call is noticed.
-    The request does not survive an exec, so every exec'd or forked process calls this itself.
+    `parent` is the pid of the parent, where it is known: so a parent that died before the call is noticed. The setting
+    does not survive an exec, so every exec'd or forked process calls this itself.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
@@ -29,10 +29,11 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def ignore_group_signals() -> None:
-    """Leave SIGINT and SIGTERM to the supervisor, which decides when a process has nothing left to answer.
+    """Ignore SIGINT and SIGTERM, which only the supervisor handles: it decides when a process has nothing left to
+    answer.
 
-    A terminal and systemd send them to the whole group. The supervisor alone is asked for the ledger by SIGUSR1, which
-    would end who does not know it.
+    A terminal and systemd send them to the whole group. SIGUSR1, which asks the supervisor for its ledger, would end a
+    process without a handler.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -80,9 +81,9 @@ def _threads(pid: int | str) -> set[str]:
 
 
 def set_title(title: str) -> None:
-    """What `ps` shows: `shoal batcher`, `shoal worker densenet_0 (CPU 0-1)`.
+    """Set the title that `ps` shows: `shoal batcher`, `shoal worker densenet_0 (CPU 0-1)`.
 
-    The environment of a model need not have setproctitle; there it shows the command, which ends with the instance.
+    The environment of a model may lack setproctitle; `ps` then shows the command, which ends with the instance's name.
     """
     try:
         from setproctitle import setproctitle

@@ -4,8 +4,9 @@
         server = shoal_server("model_repository", models=["simple"])
         …
 
-A conftest.py has it with `pytest_plugins = ["shoal.pytest_plugin"]`. It is no entry point: pytest would rewrite the
-assertions of all of Shoal in every run on a machine where it is installed. It imports nothing that a run does not use.
+A conftest.py enables the fixture with `pytest_plugins = ["shoal.pytest_plugin"]`. This is no entry point: pytest would
+rewrite the assertions of all of Shoal in every run on a machine where it is installed. Nothing is imported that a run
+does not use.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shoal_server() -> "Iterator[Callable[..., Server]]":
-    """A function with the arguments of `shoal.testing.Server`, which returns one; it is closed after the test."""
+    """A function with the arguments of `shoal.testing.Server`, which returns one that is closed after the test."""
     from shoal.testing.server import Server
 
     with ExitStack() as servers:

@@ -1,19 +1,19 @@
-"""Regular expressions as Triton's users write them, RE2's, for Python's `re`: the flags in them. Pure.
+"""Regular expressions in RE2's syntax, as Triton's users write them, for Python's `re`: flags are translated. Pure.
 
-RE2 sets flags from any place on, up to the end of the group: `(?-i)My_.*|x` matches `My_a` and `x`, not `my_a`. Python
-takes them at the very beginning only and cannot unset them there, but it has groups with flags: `(?-i:My_.*)|(?-i:x)`.
+RE2 sets flags at any place, up to the end of the group: `(?-i)My_.*|x` matches `My_a` and `x`, not `my_a`. Python
+allows them only at the very beginning and cannot unset them there, but has groups with flags: `(?-i:My_.*)|(?-i:x)`.
 """
 
 import re
 
-#: An escaped character, a class of characters, flags from here on, or any other character.
+#: An escaped character, a class of characters, a flag setting, or any other character.
 _TOKEN = re.compile(
     r"\\.|\[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\]\\])*\]|(?P<flags>\(\?(?:[ims]+(?:-[ims]+)?|-[ims]+)\))|.", re.DOTALL
 )
 
 
 def to_python(pattern: str) -> str:
-    """The pattern with its flags as Python has them; one without flags of its own as it is."""
+    """The pattern with its flags in Python's syntax; a pattern without flags is unchanged."""
     parts: list[str] = []
     scopes: list[list[str]] = [[]]  # of each open group, from the outermost: the flags set in it, as opening groups
     for token in _TOKEN.finditer(pattern):

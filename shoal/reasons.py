@@ -1,8 +1,9 @@
-"""Why the batcher itself refused or failed a request: a number in the reply's record, a sentence for the client.
+"""The reasons why the batcher itself refused or failed a request: a number in the reply's record, a sentence for
+clients.
 
-The batcher has no text to send; the front end writes the sentence, since it knows the model and the request id. Where a
-worker's end is the reason, a second word says whose and how; the supervisor packs it, the batcher passes it on unread.
-Pure; the sentences are Triton's where clients match on them.
+The batcher has no text to send; the front end builds the sentence, since it knows the model and the request id. For a
+worker's death, a second word says which instance has died and how; the supervisor packs that word, the batcher passes
+it on unread. Pure; the sentences are Triton's where clients match on them.
 """
 
 import signal
@@ -39,33 +40,33 @@ class Reason(IntEnum):
 
 
 class ModelGoneError(errors.UnavailableError):
-    """The batcher knows no such model any more: unloaded, or another version has taken its place."""
+    """The batcher no longer has the model version: it was unloaded or replaced."""
 
 
 class DeathDetail(NamedTuple):
-    """The DETAIL word of a REPLY whose REASON is the end of a worker.
+    """The DETAIL word of a REPLY whose REASON is a worker's death.
 
     bits 42 to 63 pid | 34 to 41 instance group | 26 to 33 number in the group | 0 to 25 figure
     """
 
-    pid: int  # the kernel's are below 2^22
-    group: int  # index of the group among the names that the version's groups have had; UNNAMED_GROUP from there on
-    number: int  # of the instance in its group: the last part of its name
-    #: The return code in two's complement of 16 bits; of EXECUTION_LIMIT the limit in ms, of OUT_OF_MEMORY two sizes.
+    pid: int  # below 2^22 in the kernel
+    group: int  # index of the group among all names that the version's groups have had; UNNAMED_GROUP from there on
+    number: int  # the instance's number in its group: the last part of its name
+    #: The return code in two's complement of 16 bits; for EXECUTION_LIMIT the limit in ms, for OUT_OF_MEMORY two sizes.
     figure: int
 
     def pack(self) -> int:
-        """The word."""
+        """The detail as a word."""
         return self.pid << 42 | self.group << 34 | self.number << 26 | self.figure
 
     @classmethod
     def unpack(cls, word: int) -> "DeathDetail":
-        """What a word says, whatever it is."""
+        """The detail in a word, which may be any number."""
         return cls(word >> 42, word >> 34 & 0xFF, word >> 26 & 0xFF, word & MAX_FIGURE)
 
     @property
     def code(self) -> int:
-        """The exit code; negative: the signal."""
+        """The exit code of the worker; negative: the signal."""
         code = self.figure & 0xFFFF
         return code - 0x10000 if code & 0x8000 else code
 
@@ -75,14 +76,14 @@ class DeathDetail(NamedTuple):
 
 
 MAX_FIGURE = (1 << 26) - 1
-#: As many names of groups as the word can tell apart.
+#: The number of group names that the word can distinguish.
 UNNAMED_GROUP = (1 << 8) - 1
 _MANTISSA_BITS, _EXPONENT_BITS = 9, 4
 _MAX_MIB = ((1 << _MANTISSA_BITS) - 1) << ((1 << _EXPONENT_BITS) - 1)  # 16 TiB
 
 
 def pack_sizes(*sizes_mib: int) -> int:
-    """Two sizes in one figure, to three digits: each of 9 bits, shifted by as many as 4 bits say."""
+    """Two sizes in one figure, to three digits: each of 9 bits, with a shift in 4 bits."""
     figure = 0
     for size_mib in sizes_mib:
         mib = min(size_mib, _MAX_MIB)
@@ -92,7 +93,7 @@ def pack_sizes(*sizes_mib: int) -> int:
 
 
 def unpack_sizes(figure: int) -> tuple[int, int]:
-    """The two sizes in MiB, rounded down."""
+    """The two sizes of a figure in MiB, rounded down."""
     bits = _MANTISSA_BITS + _EXPONENT_BITS
     first, second = (
         (part >> _EXPONENT_BITS & (1 << _MANTISSA_BITS) - 1) << (part & (1 << _EXPONENT_BITS) - 1)
@@ -110,20 +111,20 @@ def pack_times(needed_ns: int, left_ns: int) -> int:
 
 
 def unpack_times(word: int) -> tuple[float, float]:
-    """The two times in seconds."""
+    """The two times of a word in seconds."""
     return (word >> 32) / 1e6, (word & _MAX_US) / 1e6
 
 
-#: For a version all of whose instances are FAILED: the same words from a front end, which has not read the request's
-#: id by then, and from the batcher.
+#: The sentence about a version all of whose instances are FAILED, from a front end, which has not read the request's id
+#: by then, and from the batcher.
 ALL_FAILED = (
     "Model '{model}' version {version} is unavailable: all its instances died again and again. The server's log says "
     "how; they are tried again from time to time"
 )
-#: Triton's, for a request that left its queue unanswered; over the network it is all a client has to know that by.
+#: Triton's sentence for a request that left its queue unanswered; over the network a client knows that only by this.
 TIMED_OUT = "Request timeout expired"
 _FAILED = "[request id: {id}] Failed to process the request(s) for model '{model}': "
-#: Triton's sentence, which clients match on; then what it does not say.
+#: Triton's sentence, on which clients match, and what it leaves out.
 _DIED = (
     "[request id: {id}] Failed to process the request(s) for model instance '{instance}', message: Stub process "
     "'{instance}' is not healthy. The worker of model '{model}' (pid {pid})"
@@ -150,8 +151,9 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         f"{_DIED} was killed by the kernel's OOM killer while executing them: its memory had peaked at {{peak}}, the "
         f"limit is {{limit}}. {_RESTARTED}",
     ),
-    # No code of Triton's says "too late, and do not try again"; UNAVAILABLE, its code for a request that expired in the
-    # queue, invites clients to send again what has just cost an instance. So it is the code of every other death.
+    # Triton has no code for "too late, and do not try again"; UNAVAILABLE, its code for a request that expired in the
+    # queue, invites clients to repeat a request that has just cost an instance. So this has the code of every other
+    # death.
     Reason.EXECUTION_LIMIT: (
         errors.InternalError,
         f"{_DIED} was ended because the execution took longer than the limit of {{limit_ms}} ms. If the model needs "
@@ -197,7 +199,8 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
 
 
 def without_memory(status: int) -> Reason:
-    """Why a reply names no block: a worker whose whole slab waits for clients to read has no room for its sentence."""
+    """The reason for a reply without a block: a worker whose whole slab waits for clients to read has no room for a
+    sentence."""
     return Reason.NO_MEMORY if status == errors.UnavailableError.wire else Reason.DAMAGED
 
 

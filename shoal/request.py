@@ -1,8 +1,8 @@
-"""A request and a response as they lie in shared memory: tensors in place, a msgpack header that finds them.
+"""Requests and responses in shared memory: tensors in place, and a msgpack header that describes them.
 
-A block of a client holds the tensors of one request and, after them, its header; a block of a worker holds the
-outputs of one executed batch and, after them, one header per request of that batch. Ring records say where the
-header is. Pure: bytes in, tuples out. What comes from another process is checked here before it is believed.
+A block of a client holds the tensors of one request and, after them, its header; a block of a worker holds the outputs
+of one executed batch and, after them, one header per request of that batch. Ring records say where the header is. Pure:
+bytes in, tuples out. Headers from other processes are checked here before use.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,8 @@ _Kind = TypeVar("_Kind")
 
 
 class TensorRef(NamedTuple):
-    """A tensor inside a block: `offset` and `nbytes` in bytes from the block's start, `datatype` a wire number."""
+    """A tensor inside a block: `offset` and `nbytes` in bytes from the block's start, `datatype` the datatype's wire
+    number."""
 
     name: str
     datatype: int
@@ -29,7 +30,8 @@ class TensorRef(NamedTuple):
 
 
 class LentTensorRef(NamedTuple):
-    """A TensorRef in a request whose tensor lies in another block than the header; workers alone read it."""
+    """A TensorRef of a request's tensor in another block than the header's, whose reference is `ref`; read by workers
+    alone."""
 
     name: str
     datatype: int
@@ -39,13 +41,13 @@ class LentTensorRef(NamedTuple):
     ref: int
 
 
-#: Correlation id (0 or "" = none) and Triton's flags.
+#: Correlation id (0 or "": none) and Triton's flags.
 Sequence = tuple["int | str", int]
 NO_SEQUENCE: Sequence = (0, 0)
 
 
 class InferRequest(NamedTuple):
-    """What a model is asked. `requested_outputs` is empty where all outputs are wanted."""
+    """The contents of a request's header. `requested_outputs` is empty where all outputs are wanted."""
 
     id: str
     inputs: tuple[TensorRef, ...]
@@ -55,21 +57,21 @@ class InferRequest(NamedTuple):
 
 
 class InferResponse(NamedTuple):
-    """What a model answered."""
+    """The contents of a response's header."""
 
     outputs: tuple[TensorRef, ...]
     parameters: Parameters
 
 
 def pack_request(request: InferRequest) -> bytes:
-    """The header of a request, for the block its inputs lie in."""
-    # Of no sequence, which is usual, nothing is said.
+    """The packed header of a request, for the block with its inputs."""
+    # Most requests have no sequence, and then no field for it.
     said = request if request.sequence != NO_SEQUENCE else request[:4]
     return msgpack.packb(said, use_bin_type=True)  # type: ignore[no-any-return]
 
 
 def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
-    """A request's header as a worker reads it; every tensor is inside the block or InternalError is raised."""
+    """A request's header, unpacked by a worker. Raises InternalError where a tensor is not inside the block."""
     request, refs = _unpack_request(header, lambda rows: _tensor_refs(rows, block_nbytes))
     return request._replace(inputs=refs)
 
@@ -77,9 +79,10 @@ def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
 def unpack_lent_request(
     header: bytes, nbytes_of: Callable[[int], int]
 ) -> tuple[InferRequest, tuple[LentTensorRef, ...]]:
-    """A request's header whose inputs may lie in the header's own block, whose reference is 0 here, or in others.
+    """A request's header, unpacked, whose inputs may lie in the header's own block, with reference 0, or in others.
 
-    `nbytes_of` says how large a block is, 0 where it is gone.
+    `nbytes_of` returns the size of a block in bytes, 0 where it is gone. Raises InternalError where a tensor is not
+    inside its block.
     """
 
     def lent(row: Any) -> LentTensorRef:
@@ -102,7 +105,7 @@ def _unpack_request(
 
 
 def check_sequence(said: Any) -> Sequence:
-    """The sequence in a header; TypeError or ValueError where it is none."""
+    """The sequence in a header. Raises TypeError or ValueError where it is malformed."""
     correlation_id, flags = _checked(tuple, said)
     if type(correlation_id) is not str:
         _checked(int, correlation_id)
@@ -110,12 +113,13 @@ def check_sequence(said: Any) -> Sequence:
 
 
 def pack_response(response: InferResponse) -> bytes:
-    """The header of a response, for the block its outputs lie in."""
+    """The packed header of a response, for the block with its outputs."""
     return msgpack.packb(response, use_bin_type=True)  # type: ignore[no-any-return]
 
 
 def unpack_response(header: bytes | memoryview, block_nbytes: int) -> InferResponse:
-    """A response's header as a front end reads it; a worker runs user code, so nothing in it is taken on trust."""
+    """A response's header, unpacked by a client and checked, since a worker runs user code. Raises InternalError where
+    it is malformed."""
     try:
         outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
         return InferResponse(_tensor_refs(outputs, block_nbytes), check_parameters(parameters))
@@ -129,7 +133,7 @@ def _tensor_refs(rows: Any, block_nbytes: int) -> tuple[TensorRef, ...]:
 
 def _tensor_ref(row: Any, block_nbytes: int) -> TensorRef:
     name, datatype, shape, offset, nbytes = row
-    # Kinds first: 11.0 and True are keys of BY_WIRE too, and 0.0 lies in every block.
+    # Types first: 11.0 and True are keys of BY_WIRE too, and 0.0 lies in every block.
     if not type(datatype) is type(offset) is type(nbytes) is int:
         raise TypeError(f"tensor {name!r} has a datatype, offset or size that is no integer")
     if datatype not in BY_WIRE or not 0 <= offset <= offset + nbytes <= block_nbytes:
@@ -141,7 +145,7 @@ def _tensor_ref(row: Any, block_nbytes: int) -> TensorRef:
 
 
 def check_parameters(parameters: Any) -> Parameters:
-    """The parameters in a header; TypeError where they are none."""
+    """The parameters in a header. Raises TypeError where they are malformed."""
     for key, value in _checked(dict, parameters).items():
         if type(key) is not str or type(value) not in _PARAMETER_KINDS:
             raise TypeError(f"a parameter {key!r} of kind {type(value).__name__}")

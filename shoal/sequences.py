@@ -1,7 +1,7 @@
-"""What every process knows of sequences: Triton's flags, and how a correlation id stands in a record. Pure.
+"""Sequences in ring records: Triton's flags, and a correlation id as one word. Pure.
 
-A record has one word for the id: an integer stands for itself, a string for a keyed hash. So a client that wants to
-take part in another's sequence must know its id; without the key it cannot search for a string of the same hash.
+An integer id is its own word, a string's word is a keyed hash. So a client that wants to take part in another's
+sequence must know its id; without the key it cannot search for a string with an equal hash.
 """
 
 import hashlib
@@ -9,13 +9,13 @@ import hashlib
 #: Triton's request flags.
 START, END = 1, 2
 FLAGS = START | END
-#: In a batch, the word of the flags has the slot, too, from this bit on; 0 is none, the first slot is 1.
+#: In a batch, the word of the flags has the slot, too, from this bit on; 0: none, the first slot is 1.
 SLOT_SHIFT = 8
 _MAX_UINT64 = 2**64 - 1
 
 
 def correlation_word(correlation_id: int | str, key: bytes) -> int:
-    """The id as records have it; 0 of no sequence, which is the integer 0 or an empty string."""
+    """The word of a correlation id in records; 0 without a sequence: for the integer 0 or an empty string."""
     if not correlation_id:
         return 0
     if not isinstance(correlation_id, str):

@@ -1,8 +1,8 @@
-"""Triton's protobuf messages, compiled: those that tritonclient ships, loaded from their files.
+"""Triton's protobuf messages, compiled: tritonclient's modules, loaded from their files.
 
-`import tritonclient.grpc` would import grpcio, which takes 0.2 s and starts threads of its own. Both ways of loading
-share protobuf's one descriptor pool and, in it, their classes, so either may come first. The import of protobuf alone
-takes 0.1 s and 20 MiB: only processes that need a message import this module.
+`import tritonclient.grpc` would import grpcio, which takes 0.2 s and starts threads. Both ways of loading share
+protobuf's one descriptor pool and the message classes in it, so either may come first. Importing protobuf takes 0.1 s
+and 20 MiB: only processes that need a message import this module.
 """
 
 import builtins
@@ -30,9 +30,9 @@ def service() -> Any:
 
 
 def _load(name: str, siblings: dict[str, ModuleType]) -> ModuleType:
-    """tritonclient's generated module `name`, which imports `siblings` from its package.
+    """Load tritonclient's generated module `name`, which imports `siblings` from its package.
 
-    Under a private name, so that it is not taken for the package's own.
+    The module gets a private name, so that it is not taken for the package's own.
     """
     found = importlib.util.find_spec("tritonclient")
     folders = found.submodule_search_locations if found is not None else None

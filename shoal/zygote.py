@@ -1,15 +1,16 @@
-"""A zygote: it has imported what processes of one kind need, and forks one on request. `python -m shoal.zygote`.
+"""A zygote: a process that has imported what processes of one kind need, and forks one on request. `python -m
+shoal.zygote`.
 
     supervisor ── module, environment; a socket of the child's own, its stdout and stderr ──► zygote
     zygote forks the middle ─► the middle forks the child, and ends ─► the child is the supervisor's
     child ── its pid ──► supervisor ── go ──► child: runs the module's main(), as `python -m` would have
 
 The supervisor is a subreaper, so the child becomes its own and is waited for, watched and ended with it like one that
-was exec'd. CLONE_PARENT would save the second fork, 1 ms, but has to go past libc's fork and Python's, which know what
-must be put right afterwards. Whatever fails here, the child's socket closes, and the supervisor execs instead.
+was exec'd. CLONE_PARENT would save the second fork, 1 ms, but bypasses libc's fork and Python's, which know what must
+be repaired afterwards. Whatever fails here, the child's socket closes, and the supervisor execs the program instead.
 
-A zygote has one thread, maps nothing of ours, and holds no socket but the one that orders come over. If an import has
-started a thread, it says so and forks no process: a lock which that thread held would be held in the child for ever.
+A zygote has one thread, maps no segment, and holds no socket but the one for its orders. If an import has started a
+thread, the zygote reports that and forks no process: a lock which that thread held would be held in the child for ever.
 """
 
 import atexit
@@ -32,56 +33,57 @@ from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 
 def main(name: str, fd: int, supervisor: int, modules: Sequence[str]) -> int:
-    """A zygote's whole life, and that of each child; the exit status of whichever this process has become."""
+    """Run a zygote, and each child that it forks; returns the exit status of whichever this process has become."""
     die_with_parent(supervisor)
     faulthandler.enable()
     set_title(f"zygote {name}")
     ignore_group_signals()
     channel = Channel(socket.socket(fileno=fd))
-    gc.disable()  # what it freed would be filled by the children, each in a copy of the page
+    gc.disable()  # garbage that it freed would be filled by the children, each in a copy of the page
     reason = _preload(modules)
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     try:
         channel.send(ZygoteUnfit(reason) if reason else ZygoteReady())
         order = _serve(channel)
     except GONE:
-        return 0  # the supervisor is gone, or has no use for one that is unfit
+        return 0  # the supervisor is gone, or does not use an unfit zygote
     channel.close()
     _become(order, supervisor)
     os._exit(_run(order.module))
 
 
 def _run(module: str) -> int:
-    """A child's life; its exit status. It ends as multiprocessing's do: all but the interpreter's own end takes place.
+    """Run a child's module; returns its exit status. It ends as a process of multiprocessing's does, without the
+    interpreter's finalisation.
 
-    That would free every object that the zygote had made, each in a copy of its page: 37 of the 49 ms of CPU of a
-    worker that is started and stopped.
+    Finalisation would free every object that the zygote had made, each in a copy of its page: 37 of the 49 ms of CPU of
+    a worker that is started and stopped.
     """
     status: int = importlib.import_module(module).main() or 0
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()
-    ctypes.CDLL(None).fflush(None)  # what a library has written; ours is unbuffered
+    ctypes.CDLL(None).fflush(None)  # flushes the output of libraries; Python's is unbuffered
     return status
 
 
 def _preload(modules: Sequence[str]) -> str:
-    """Import; "" where this process can be forked now, otherwise why not."""
+    """Import modules; returns "" where this process can be forked now, otherwise the reason."""
     try:
         for module in modules:
             importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - the rim: those who are exec'd will say what it is
+    except Exception as error:  # noqa: BLE001 - the rim: an exec'd process reports the error itself
         return f"its imports failed with {type(error).__name__}: {error}"
     num_threads = len(os.listdir("/proc/self/task"))
     return "" if num_threads == 1 else f"importing {modules[-1]} has started {num_threads - 1} threads"
 
 
 def _serve(channel: Channel) -> Fork:
-    """Fork as long as orders come; returns in each child, with its order. Raises EOFError without a supervisor."""
+    """Fork a child for each order; returns in each child, with its order. Raises EOFError without a supervisor."""
     while True:
         order, _ = channel.receive(TO_ZYGOTE)
         try:
             with warnings.catch_warnings():
-                # From 3.12 on Python warns of threads, which it miscounts where a process' title has spaces: there is
+                # From 3.12 on Python warns of threads, which it miscounts where a process's title has spaces: there is
                 # one (`_preload`).
                 warnings.simplefilter("ignore", DeprecationWarning)
                 if _fork():
@@ -92,7 +94,7 @@ def _serve(channel: Channel) -> Fork:
 
 
 def _fork() -> bool:
-    """Fork a child of our parent's; True in the child. Raises OSError where the system refuses."""
+    """Fork a child of the parent process; returns True in the child. Raises OSError where the system refuses."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -103,21 +105,21 @@ def _fork() -> bool:
             os._exit(0)
     except OSError:
         os._exit(1)
-    # The descriptor is readable once our parent has become the supervisor.
+    # The descriptor becomes readable when this process's parent is the supervisor.
     select.select([end], [], [])
     os.close(end)
     return True
 
 
 def _become(order: Fork, supervisor: int) -> None:
-    """Turn the copy of a zygote into the process that was ordered. It begins when the supervisor watches it."""
+    """Turn a zygote's copy into the process of an order. The module is run once the supervisor watches the process."""
     die_with_parent(supervisor)
     link = Channel(socket.socket(fileno=order.link))
     try:
         link.send(Forked(os.getpid()))
         link.receive(TO_FORKED)
     except GONE:
-        os._exit(1)  # it took too long: another has been exec'd
+        os._exit(1)  # too late: another process has been exec'd
     link.close()
     for fd, stream in ((order.stdout, 1), (order.stderr, 2)):
         if fd is not None:
@@ -125,7 +127,7 @@ def _become(order: Fork, supervisor: int) -> None:
             os.close(fd)
     os.environ.update(order.environment)
     sys.argv = [order.module]
-    numpy_random = sys.modules.get("numpy.random")  # Python's own generator sees to itself
+    numpy_random = sys.modules.get("numpy.random")  # Python's own generator reseeds itself
     if numpy_random is not None:
         numpy_random.seed()
     gc.enable()

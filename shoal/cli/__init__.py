@@ -1,4 +1,5 @@
-"""The commands: `shoal VERB …`, one file a verb, and `tritonserver`, the same server with Triton's own defaults.
+"""The commands: `shoal VERB …`, one file per verb, and `tritonserver`, which is `shoal serve` with Triton's own
+defaults.
 
 Prints to a person and returns an exit code; decides nothing that a server does. A verb's file is imported when the verb
 is used.
@@ -49,7 +50,7 @@ Start with:
 """
 
 
-#: Where Triton's defaults are not Shoal's: it is open to the network, installs nothing, and has no
+#: Defaults of Triton's that are not Shoal's: `tritonserver` is open to the network, installs nothing, and has no
 #: execution limit.
 TRITONS_DEFAULTS: dict[str, Any] = {
     "http_address": "0.0.0.0",
@@ -63,7 +64,7 @@ TRITONS_DEFAULTS: dict[str, Any] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `shoal`: its exit code."""
+    """The command `shoal`; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         verbs = "\n".join(f"  {name:<16} {verb.text}" for name, verb in _VERBS.items())
@@ -82,20 +83,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = entry(arguments[1:], environ=os.environ)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of stdout has gone, as `head` does; nor may the interpreter flush at its end
+    except BrokenPipeError:  # stdout's reader has gone, as `head` does; the interpreter must not flush at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code
 
 
 def tritonserver(argv: Sequence[str] | None = None) -> int:
-    """The command `tritonserver`: its exit code. Start scripts written for Triton work unedited."""
+    """The command `tritonserver`; returns its exit code. Start scripts written for Triton work unedited."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return _serve(arguments, prog="tritonserver", environ=os.environ, **TRITONS_DEFAULTS)
 
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    # With the options' own defaults: a server without flags answers to its own machine only.
+    # With the options' own defaults: a server without flags answers only to its own machine.
     return _serve(arguments, prog="shoal serve", environ=environ)
 
 

@@ -1,4 +1,6 @@
-"""The verb `build-engine`: a TensorRT engine from an ONNX file, on the GPU that it is for; built once, then kept."""
+"""The verb `build-engine`: builds a TensorRT engine from an ONNX file, on the GPU that will run it, once, and keeps
+it.
+"""
 
 import argparse
 import sys
@@ -18,8 +20,8 @@ Examples:
 
 
 def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Build an engine, or take the one built before. Returns the exit code. Raises CommandLineError."""
-    from shoal.workers.backends.tensorrt.build import Order, build  # here: it brings numpy
+    """Build an engine, or copy the one built before; returns the exit code. Raises CommandLineError."""
+    from shoal.workers.backends.tensorrt.build import Order, build  # imported here: it brings numpy
 
     try:
         given = _parser().parse_args(list(argv))

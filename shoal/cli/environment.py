@@ -1,6 +1,6 @@
-"""Environment variables that configure a server: those by which SageMaker and Vertex AI tell Triton what it shall be.
+"""Environment variables that configure a server: those by which SageMaker and Vertex AI configure Triton.
 
-Pure: the environment comes in as a mapping. What the command line says counts more.
+Pure: the environment comes in as a mapping. Flags on the command line take precedence.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ VARIABLES = {
     "AIP_PREDICT_ROUTE": "vertex_ai_predict_route",
     "AIP_HEALTH_ROUTE": "vertex_ai_health_route",
 }
-#: Variable → the flag for which it stands in.
+#: Variable → the flag whose value it sets.
 _FLAGS = {"AIP_HTTP_PORT": "vertex-ai-port", "AIP_STORAGE_URI": "model-repository"}
-#: In a container of Vertex AI all requests come to its own port.
+#: In a container of Vertex AI all requests come to Vertex AI's own port.
 _PREDICTION = {"allow-vertex-ai": "true", "allow-http": "false", "allow-grpc": "false"}
 
 
 def implied_flags(environ: Mapping[str, str]) -> dict[str, str]:
-    """Flags with their texts, for where the command line does not have them."""
+    """Flags and their values from the environment, for flags that the command line does not have."""
     flags = dict(_PREDICTION) if environ.get("AIP_MODE") == "PREDICTION" else {}
     return flags | {flag: environ[variable] for variable, flag in _FLAGS.items() if environ.get(variable)}
 
 
 def implied_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Fields of ServerOptions."""
+    """Fields of ServerOptions and their values from the environment."""
     settings = {option: environ[variable] for variable, option in VARIABLES.items() if environ.get(variable)}
     if environ.get("SAGEMAKER_MULTI_MODEL") == "true":
-        settings.setdefault("sagemaker_ping_mode", "live")  # alive without a model, and with one that has failed
+        settings.setdefault("sagemaker_ping_mode", "live")  # live without a model, and with one that has failed
     return settings

@@ -26,7 +26,7 @@ _HOW = {
 
 
 def explain(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Explain a model's batches; the exit code."""
+    """Explain a model's batches; returns the exit code."""
     parser = OperatingParser("explain", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
     parser.add_argument("model", help=argparse.SUPPRESS)
     return operate(parser, argv, environ, _explain)
@@ -65,7 +65,8 @@ def _how(version: Row) -> str:
 
 
 def _sizes(version: Row) -> list[list[str]]:
-    """One line per size that was executed; `EXPECTED`, by goal only, has the way to the instance and back in it."""
+    """The rows of a table with a line per size that was executed. `EXPECTED`, under a latency target only, includes the
+    way to the instance and back."""
     expected = {each["rows"]: each["ns"] for each in version.get("learned", ())}
     return [
         [

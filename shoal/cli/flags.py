@@ -1,9 +1,9 @@
 """The flags of `shoal serve` and `tritonserver`: one table, every flag of Triton's command line and Shoal's own.
 
-A flag is *honoured*: it sets the field of ServerOptions that bears its name, whose default is the flag's. Or it is
-*ignored*, with a warning: the server works as well without it.
-A flag that asks for what the server does anyway (most often its default) is taken without a word.
-A feature that arrives moves its flags from one constructor to the other; nothing else here knows what a flag means.
+A flag is *honoured*: it sets the field of ServerOptions with its name, whose default is the flag's. Or it is *ignored*,
+with a warning: the server works as well without it. A flag that asks for what the server does anyway (most often
+Triton's default) causes no warning. When a feature is added, its flags go from `ignore` to `honour`; nothing else here
+knows what a flag means.
 """
 
 from enum import Enum
@@ -38,24 +38,24 @@ from shoal.model_config.latency_target import MAX_MS
 
 
 class Fate(Enum):
-    """What becomes of a flag."""
+    """Whether a flag has an effect."""
 
     HONOURED = 1
     IGNORED = 2
 
 
 class Flag(NamedTuple):
-    """One flag and what becomes of it."""
+    """A flag of the command line."""
 
     name: str  # without the dashes
     value: ValueKind
-    text: str  # honoured: its line of help; else the reason, in the words of the sentence about it
+    text: str  # honoured: its line of help; ignored: the reason, as the warning has it
     fate: Fate
-    default: Any = None  # Triton's, where the flag is not honoured; None: there is none
-    in_force: Any = None  # the value that asks for nothing the server does not do
+    default: Any = None  # Triton's default, for an ignored flag; None: there is none
+    in_force: Any = None  # the value of an ignored flag that needs no warning, as the server does that anyway
     alias: str = ""
-    deprecated_for: str = ""  # what to write instead
-    sets: str = ""  # the field of ServerOptions, where it does not bear the flag's name
+    deprecated_for: str = ""  # the flag to use instead
+    sets: str = ""  # the field of ServerOptions, where its name is not the flag's
 
     @property
     def option(self) -> str:
@@ -66,12 +66,12 @@ class Flag(NamedTuple):
 def honour(
     name: str, value: ValueKind, text: str, *, alias: str = "", deprecated_for: str = "", sets: str = ""
 ) -> Flag:
-    """A flag that does what it says."""
+    """A flag that has the effect that Triton's has, or is Shoal's own."""
     return Flag(name, value, text, Fate.HONOURED, alias=alias, deprecated_for=deprecated_for, sets=sets)
 
 
 def ignore(name: str, value: ValueKind, default: Any, text: str, *, in_force: Any = None) -> Flag:
-    """A flag without which the server works as well; `text` completes "--name is ignored: …"."""
+    """A flag that the server does not need; `text` completes "--name is ignored: …"."""
     return Flag(name, value, text, Fate.IGNORED, default, in_force)
 
 
@@ -101,7 +101,7 @@ MODELS = (
         alias="model-store",
     ),
     honour("exit-on-error", BOOLEAN, "exit with code 1 where a model fails to load at start"),
-    # Before its successor: of two flags for one field the later in this table wins, as in Triton.
+    # Before its successor: of two flags for one field the later one in this table wins, as in Triton.
     honour(
         "strict-model-config",
         BOOLEAN,
@@ -230,7 +230,7 @@ METRICS = (
         "metrics-config", METRICS_SETTING, "counters, histograms, summaries: docs/metrics.md; repeat it for several"
     ),
 )
-#: Setting of --trace-config, its mode and its value: each has a flag of its own from the time before.
+#: Settings of --trace-config, with mode and value, that have older flags of their own.
 _TRACE_SETTINGS = (
     ("file", "triton", "<string>"),
     ("level", "", "<string>"),
@@ -239,7 +239,7 @@ _TRACE_SETTINGS = (
     ("log-frequency", "triton", "<integer>"),
 )
 TRACING = (
-    # Before their successor: of two flags for one setting the later in this table wins, as in Triton.
+    # Before their successor: of two flags for one setting the later one in this table wins, as in Triton.
     *(
         honour(
             f"trace-{name}",
@@ -331,7 +331,7 @@ DEPRECATED = (
     honour("response-cache-byte-size", CACHE_BYTES, "its size", deprecated_for="--cache-config", sets="cache_config"),
 )
 
-#: In the order of --help.
+#: Groups of flags in the order of --help.
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "Server": SERVER,
     "Models": MODELS,

@@ -1,7 +1,8 @@
 """The verb `install-systemd`: writes the unit that runs this server as a service of systemd.
 
-Fills systemd/shoal.service with what this machine has: the installed command, the model repositories, the user. What
-`shoal serve` would refuse is refused here, before it is a service that does not start. Enables and starts nothing.
+Fills systemd/shoal.service with this machine's values: the installed command, the model repositories, the user. Flags
+that `shoal serve` would refuse are refused here, before there is a service that does not start. Enables and starts
+nothing.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from shoal.options import ServerOptions
 
 PROG = "shoal install-systemd"
 UNIT = Path("/etc/systemd/system/shoal.service")
-#: Beside --exit-timeout-secs: processes have 2 s to end when that is over, and freeing much memory takes time (ours).
+#: Seconds beside --exit-timeout-secs: after it processes have 2 s to end, and freeing much memory takes time (ours).
 STOP_MARGIN_S = 15
 
 
 def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Write the unit, or print it; the exit code."""
+    """Write the unit, or print it; returns the exit code."""
     own, serve_flags = _split(argv)
     try:
         arguments = _parser().parse_args(own)
@@ -43,7 +44,7 @@ def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """This verb's arguments, and after `--` those of `shoal serve`."""
+    """Divide the arguments into this verb's and, after `--`, those of `shoal serve`."""
     own = list(argv)
     if "--" not in own:
         return own, []
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def render(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The unit's text. Raises CommandLineError for what could not be served."""
+    """The unit's text. Raises CommandLineError for arguments with which no server could start."""
     served = [f"--model-repository={_repository(each)}" for each in arguments.model_repository] + list(serve_flags)
     defaults = ServerOptions(http_address="127.0.0.1")
     options, _ = parse(served, prog="shoal serve", defaults=defaults, environ={})
@@ -93,7 +94,7 @@ def render(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: M
 
 
 def _repository(text: str) -> str:
-    """A service starts in another directory than the one where the paths were typed."""
+    """A repository as an absolute path or URL, since a service starts in another directory than the user's."""
     if is_cloud(text):
         return text
     directory = Path(text).absolute()
@@ -103,14 +104,14 @@ def _repository(text: str) -> str:
 
 
 def quote(word: str) -> str:
-    """A word of a command as systemd reads it back, systemd.service(5): `%` and `$` are doubled, the rest as in C."""
+    """A word of a command in the syntax of systemd.service(5): `%` and `$` are doubled, the rest is escaped as in C."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     escaped = escaped.replace("%", "%%").replace("$", "$$")
     return escaped if escaped and shlex.quote(word) == word else f'"{escaped}"'
 
 
 def _command() -> Path:
-    """The `shoal` that belongs to this interpreter: in a virtual environment its neighbour."""
+    """The path of the `shoal` that belongs to this interpreter: in a virtual environment its neighbour."""
     folders = (Path(sys.executable).parent, Path(sysconfig.get_path("scripts")),
                Path(sysconfig.get_path("scripts", f"{os.name}_user")))  # fmt: skip
     for folder in folders:

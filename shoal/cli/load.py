@@ -1,4 +1,4 @@
-"""The verb `load`: have a running server load a model, or load it again, and show the result."""
+"""The verb `load`: a running server loads a model, or loads it again, and the result is shown."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ Options:
 
 
 def load(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Load a model. Returns the exit code."""
+    """Load a model; returns the exit code."""
     parser = OperatingParser("load", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=600)
     parser.add_argument("model", help=argparse.SUPPRESS)
     parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""The verb `models`: what a running server has, as a table. Other verbs end by showing the same."""
+"""The verb `models`: a table of a running server's models, which other verbs also show at their end."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ _MIB = 1024 * 1024
 
 
 def models(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """List models, or the instances of one; the exit code."""
+    """List models, or the instances of one; returns the exit code."""
     description = "List the models of a running server, or the instances of one model."
     parser = OperatingParser("models", "[<model>] [options]", description, _EXAMPLES, timeout_s=10)
     parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
@@ -34,7 +34,7 @@ def _models(arguments: argparse.Namespace, server: RemoteServer) -> str:
 
 
 def show_models(server: RemoteServer, rows: Iterable[Row], *, as_json: bool) -> str:
-    """Rows of the repository index, with how many instances of each version are up."""
+    """A table of the repository index's rows, with how many instances of each version are up."""
     known = _with_instances(server, list(rows))
     if as_json:
         return json.dumps(known, indent=2)
@@ -48,7 +48,7 @@ def show_models(server: RemoteServer, rows: Iterable[Row], *, as_json: bool) -> 
 
 
 def show_instances(model: Row, *, as_json: bool) -> str:
-    """What the server says of a model's instances: a line about each version, then a line for each instance."""
+    """A text about a model's instances: a line about each version, then a line for each instance."""
     if as_json:
         return json.dumps(model, indent=2)
     lines = []
@@ -64,13 +64,13 @@ def show_instances(model: Row, *, as_json: bool) -> str:
 
 
 def _with_instances(server: RemoteServer, rows: list[Row]) -> list[Row]:
-    """The rows, with `instances_up` of `instances` where the server tells, as in /v2/health/reasons."""
+    """The rows with `instances_up` and `instances`, as in /v2/health/reasons, where the server reports these."""
     counts: dict[tuple[str, str], Row] = {}
     for name in dict.fromkeys(row["name"] for row in rows if "version" in row):
         try:
             versions = server.instances(name)["versions"]
         except RefusedError:
-            continue  # a server without that endpoint, as Triton is, or the model is gone meanwhile
+            continue  # a server without that endpoint, such as Triton, or the model was removed meanwhile
         for each in versions:
             up = sum(instance["state"] == "up" for instance in each["instances"])
             counts[name, each["version"]] = {"instances_up": up, "instances": len(each["instances"])}
@@ -82,7 +82,7 @@ def _share(row: Row) -> str:
 
 
 def _line(reason: str | None) -> str:
-    """A reason of several lines, a traceback's for one, on one line of the table."""
+    """A reason of several lines, such as a traceback, on one line of the table."""
     return " ".join((reason or "").split())
 
 
@@ -91,7 +91,7 @@ def _count(instances: Sequence[Any]) -> str:
 
 
 def _instance(instance: Row, version: Row) -> list[str]:
-    """One line of cells; an instance that is not up has neither a process nor what goes with one."""
+    """The cells of an instance's line; an instance that is not up has neither a process nor the process's figures."""
     share, rss = instance.get("busy_share"), instance.get("rss_bytes")
     return [
         instance["name"],
@@ -108,7 +108,7 @@ def _instance(instance: Row, version: Row) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be, two spaces between them, none at the end of a line."""
+    """A table as text: columns as wide as needed, two spaces between them, none at the end of a line."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()

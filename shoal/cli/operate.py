@@ -1,4 +1,4 @@
-"""What the verbs that operate a running server share: flags, exit codes, and what to type next where it fails."""
+"""The common parts of the verbs that operate a running server: flags, exit codes, and advice where a verb fails."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 EXIT_DONE, EXIT_MISUSED, EXIT_REFUSED, EXIT_NO_ANSWER = 0, 1, 2, 3
 
-#: A piece of the server's sentence → what helps.
+#: A part of the server's sentence → advice.
 _REMEDIES = {
     "explicit model load / unload is not allowed": "Models are loaded and unloaded by command only where the server "
     "was started with --model-control-mode=explicit.",
@@ -34,7 +34,7 @@ Exit codes: 0 done; 1 the command is wrong; 2 the server refused; 3 no answer.
 
 
 class OperatingParser(Parser):
-    """The arguments of one verb. `usage` is what follows the verb; `examples` are lines of shell, commented."""
+    """The arguments of one verb. `usage` follows the verb; `examples` are lines of shell, with comments."""
 
     def __init__(self, verb: str, usage: str, description: str, examples: str, *, timeout_s: int) -> None:
         super().__init__(
@@ -58,7 +58,7 @@ def operate(
     environ: Mapping[str, str],
     work: Callable[[argparse.Namespace, RemoteServer], str],
 ) -> int:
-    """Understand the arguments, have `work` done with the server, print what it returns; the exit code."""
+    """Parse the arguments, call `work` with the server, and print what `work` returns; returns the exit code."""
     try:
         arguments = parser.parse_args(list(argv))
         with closing(_server(arguments, environ)) as server:

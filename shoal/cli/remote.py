@@ -1,7 +1,6 @@
-"""A running server as the verbs that operate it see it: Triton's repository endpoints, and Shoal's own for instances.
+"""A running server, for the verbs that operate it: Triton's repository endpoints, and Shoal's own for instances.
 
-Speaks HTTP with the standard library, since a command should answer at once and nothing more is needed. Knows no flags
-and prints nothing.
+Speaks HTTP by the standard library, which starts quickly and is enough. Knows no flags and prints nothing.
 """
 
 import http.client
@@ -10,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-#: Longer than this no server, not even a distant one, takes to accept a connection (ours).
+#: No server, not even a distant one, takes longer to accept a connection (ours).
 CONNECT_TIMEOUT_S = 5.0
 
 Row = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """The server said no; the message is its own sentence."""
+    """The server refused the request; the message is its own sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -33,10 +32,10 @@ class UnreachableError(NoAnswerError):
 
 
 class RemoteServer:
-    """One server, by its URL. Every method is one request, and raises RefusedError or NoAnswerError."""
+    """A server, by its URL. Every method sends one request, and raises RefusedError or NoAnswerError."""
 
     def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str]) -> None:
-        """`timeout_s`: from a request to its answer. Raises ValueError for what is no URL of a server."""
+        """`timeout_s`: from a request to its answer. Raises ValueError for a text that is no URL of a server."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"'{url}' is not the URL of a server, as in http://127.0.0.1:8000")
@@ -48,36 +47,37 @@ class RemoteServer:
         self._connection = kind(parts.hostname, parts.port, timeout=min(CONNECT_TIMEOUT_S, timeout_s))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def index(self) -> list[Row]:
-        """Every version of every model, and models that were never loaded: the repository index."""
+        """The repository index: every version of every model, and models that were never loaded."""
         rows: list[Row] = self._ask("POST", "/v2/repository/index", list)
         return rows
 
     def load(self, model: str, config: str | None = None) -> None:
-        """Load a model, or load it again; returns when it serves. `config` is JSON that takes config.pbtxt's place."""
+        """Load a model, or load it again; returns when the model serves. `config` is JSON in place of config.pbtxt."""
         parameters = {} if config is None else {"parameters": {"config": config}}
         self._request("POST", f"{_path_of(model)}/load", parameters)
 
     def unload(self, model: str, *, unload_dependents: bool = False) -> None:
-        """Begin to unload a model: what it has accepted is still answered."""
+        """Begin to unload a model: accepted requests are still answered."""
         parameters = {"parameters": {"unload_dependents": unload_dependents}}
         self._request("POST", f"{_path_of(model)}/unload", parameters)
 
     def instances(self, model: str) -> Row:
-        """Every instance of every version of a model, and how many there may be."""
+        """Every instance of every version of a model, and the bounds of their number."""
         found: Row = self._ask("GET", f"{_path_of(model)}/instances", dict)
         return found
 
     def explanation(self, model: str) -> Row:
-        """Why the last batches of a model had their size."""
+        """The explanation of a model's last batches and their sizes."""
         found: Row = self._ask("GET", f"{_path_of(model)}/batches", dict)
         return found
 
     def scale(self, model: str, count: int) -> Row:
-        """Have `count` instances of each version of a model; returns when they serve, as `instances` does."""
+        """Scale each version of a model to `count` instances; returns when they serve, with the result of
+        `instances`."""
         found: Row = self._ask("POST", f"{_path_of(model)}/instances", dict, {"count": count, "wait": True})
         return found
 
@@ -92,8 +92,8 @@ class RemoteServer:
         return value
 
     def _request(self, method: str, path: str, body: Row | None = None) -> bytes:
-        """The body of the answer with status 200."""
-        if self._connection.sock is None:  # the first time, and after a server that closes
+        """Send a request; returns the body of an answer with status 200."""
+        if self._connection.sock is None:  # the first request, or the first after the server has closed
             self._connect()
         text = None if body is None else json.dumps(body)
         try:
@@ -128,7 +128,7 @@ def _path_of(model: str) -> str:
 
 
 def _sentence(response: http.client.HTTPResponse, answer: bytes) -> str:
-    """What Triton's error object says; of any other body, its beginning."""
+    """The sentence in Triton's error object; of any other body, its beginning."""
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, LookupError, TypeError):

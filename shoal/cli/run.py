@@ -1,4 +1,4 @@
-"""The verb `run`: one request to a model, without a server. What is given for inputs is `run_inputs.py`'s business."""
+"""The verb `run`: one request to a model, without a server. `run_inputs.py` makes the request's inputs."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ShoalError
 
-if TYPE_CHECKING:  # whatever is imported for --help is waited for
+if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import Request
     from shoal.testing import Response, Server
     from shoal.workers.tensors import Array
@@ -53,7 +53,7 @@ Exit codes: 0 done; 1 the command is wrong; 2 the model could not be loaded, or 
 
 
 def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Run a model once. Returns the exit code. Raises CommandLineError."""
+    """Run a model once; returns the exit code. Raises CommandLineError."""
     del environ
     try:
         arguments = _parser().parse_args(list(argv))
@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not model.is_dir():
         raise CommandLineError(f"There is no directory '{arguments.model}'.")
     try:
-        # What the model calls, and the steps of an ensemble, lie beside it.
+        # Models that this one calls, and the steps of an ensemble, are its neighbours.
         with Server(model, [*arguments.load, model.name], raise_errors=arguments.traceback) as server:
             config = server.config(model.name, arguments.version)
             requests = read_requests(config, arguments.input, arguments.data, arguments.sample)
@@ -140,7 +140,7 @@ def _parameter(text: str) -> Any:
 def _ask(
     server: "Server", model: str, request: "Request", parameters: Mapping[str, Any], arguments: argparse.Namespace
 ) -> None:
-    """Ask as often as wanted, print the responses to the last time and how long it took."""
+    """Ask as often as requested; print the last responses and how long the calls took."""
     times_ms: list[float] = []
     responses: list[Response] = []
     for _ in range(arguments.repeat or 1):
@@ -166,7 +166,7 @@ def _ask(
 
 
 def as_json(response: "Response") -> str:
-    """A response as POST …/infer answers it, on one line."""
+    """A response as POST …/infer would answer it, on one line."""
     outputs = [
         {"name": name, "datatype": _datatype(array), "shape": list(array.shape), "data": _plain(array).ravel().tolist()}
         for name, array in response.outputs.items()
@@ -191,7 +191,7 @@ def as_text(response: "Response") -> str:
 
 
 def _plain(array: "Array") -> "Array":
-    """Strings as text, where they are."""
+    """The array with its strings as text, if it has strings."""
     if array.dtype != object:
         return array
     texts = array.copy()

@@ -1,6 +1,6 @@
-"""What the verb `run` is given for a model's inputs: on the command line, in a file, or nothing, to be made up.
+"""The inputs of the verb `run`: from the command line, from a file, or made up.
 
-A value becomes an array of the input's datatype and of a shape that fits it. Files are read, nothing is printed.
+A value becomes an array of the input's datatype, in a shape that fits. Files are read, nothing is printed.
 """
 
 import base64
@@ -23,12 +23,12 @@ from shoal.workers.tensors import Array
 
 
 class InputError(Exception):
-    """What is given is no request to this model; the message says why, and what is."""
+    """The given inputs are no request to this model; the message says why, and what would be one."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request."""
+    """A request to the model, as read from the arguments."""
 
     inputs: Mapping[str, Array] = field(default_factory=dict)
     outputs: Sequence[str] = ()
@@ -39,9 +39,8 @@ class Request:
 def read_requests(
     config: Config, given: Sequence[tuple[str, str]], data: Path | None, sample: str | None
 ) -> list[Request]:
-    """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up where
-    `sample` says how. Raises InputError.
-    """
+    """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up as
+    `sample` says. Raises InputError."""
     form = Form(Signature.from_config(config))
     requests = [Request()] if data is None else form.read(data)
     own = {name: form.value(name, text) for name, text in given}
@@ -49,7 +48,7 @@ def read_requests(
 
 
 class Form:
-    """What requests to a model look like."""
+    """Reads requests to a model by the model's signature."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
@@ -57,7 +56,8 @@ class Form:
     # -- the command line -----------------------------------------------------------------------------------------
 
     def value(self, name: str, text: str) -> Array:
-        """An input from the command line: JSON, a file's contents, or a text."""
+        """An input from the command line: JSON, a file's contents, or a text. Raises InputError where it does not fit
+        the model."""
         spec = self._spec(name)
         if text.startswith("@"):
             return self._from_file(spec, Path(text[1:]))
@@ -68,7 +68,7 @@ class Form:
                 raise InputError(f"Input {self._described(spec)} cannot be {text!r}: give it JSON or @file.") from None
             value = text
         if spec.datatype is BYTES and not isinstance(value, (str, list)):
-            value = text  # a number, true or null: a text all the same
+            value = text  # a number, true or null may be meant as a text
         return self._array(spec, value)
 
     def _from_file(self, spec: TensorSpec, path: Path) -> Array:
@@ -81,13 +81,14 @@ class Form:
         if path.suffix == ".json":
             return self._array(spec, _json(contents, path))
         if spec.datatype is BYTES:
-            return self._array(spec, [contents])  # an image, say
+            return self._array(spec, [contents])  # a file of any other kind, such as an image
         raise InputError(f"Input {self._described(spec)} is read from .npy or .json, not from {path}.")
 
     # -- a file of requests ---------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> list[Request]:
-        """All requests of a file, in any of the three forms."""
+        """All requests of a file, in any of the three forms. Raises InputError where the file is unreadable or has
+        another form."""
         try:
             document = _json(path.read_bytes(), path)
         except OSError as error:
@@ -102,7 +103,7 @@ class Form:
         return [Request({name: self._content(name, value) for name, value in document.items()})]
 
     def _infer_request(self, document: Mapping[str, Any]) -> Request:
-        """The body of POST …/infer, its tensors in JSON."""
+        """A request from the body of POST …/infer, with tensors in JSON."""
         try:
             inputs = {
                 each["name"]: self._content(each["name"], {"content": each["data"], "shape": each["shape"]})
@@ -114,7 +115,7 @@ class Form:
         return Request(inputs, outputs, document.get("parameters", {}), document.get("id", ""))
 
     def _content(self, name: str, value: Any) -> Array:
-        """A tensor of a file: a value, {"content": [...], "shape": [...]} or {"b64": "..."}."""
+        """A tensor from a file: a value, {"content": [...], "shape": [...]} or {"b64": "..."}."""
         spec = self._spec(name)
         if not isinstance(value, dict):
             return self._array(spec, value)
@@ -134,7 +135,8 @@ class Form:
     # -- samples --------------------------------------------------------------------------------------------------
 
     def completed(self, request: Request, sample: str | None) -> Request:
-        """The request with every input that it must have. Raises InputError where one is missing."""
+        """The request with all required inputs, made up where `sample` says how. Raises InputError where one is
+        missing."""
         missing = [
             spec for spec in self._signature.inputs.values() if spec.name not in request.inputs and not spec.optional
         ]
@@ -156,7 +158,8 @@ class Form:
             raise InputError(f"Input {self._described(spec)}: {error}") from None
 
     def _shaped(self, spec: TensorSpec, array: Array) -> Array:
-        """The array in a shape that the model takes, where there is one: with a batch of 1, or all elements anew."""
+        """The array in a shape that the model takes: as it is, with a batch of 1 in front, or reshaped. Raises
+        InputError where none fits."""
         dims = self._dims(spec)
         if _fits(array.shape, dims):
             return array
@@ -200,7 +203,7 @@ def _filled(text: bytes, number: int) -> Callable[[TensorSpec, tuple[int, ...]],
 
 
 def _random(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
-    """Random values, the same in every run, so that a model which fails does so again."""
+    """Random values, equal in every run, so that a failure of the model is repeatable."""
     generator = np.random.default_rng(0)
     if spec.datatype is BYTES:
         numbers = generator.integers(0, 1000, shape)

@@ -1,8 +1,8 @@
 """The verb `serve`, and the command `tritonserver`: flags → ServerOptions → the supervisor.
 
 Reads the command line by getopt_long's rules (`--flag value`, `--flag=value`, unambiguous prefixes), as Triton does:
-what is wrong goes to stderr with the usage, exit code 1. The flags are flags.py's, their values values.py's.
-Runs in the supervisor, before anything else.
+errors go to stderr with the usage, exit code 1. The flags are in flags.py, the kinds of values in values.py. Runs in
+the supervisor's process, before anything else.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
 from shoal.tracer.command_line import check_export, understand
 
-#: The words in --help for defaults that follow another flag.
+#: Words of --help for defaults that follow another flag.
 _FOLLOWING = {
     "metrics-address": "the HTTP address",
     "max-request-bytes": "what --shm-oversize-mib has room for",
@@ -27,18 +27,18 @@ _FOLLOWING = {
 
 
 class CommandLineError(Exception):
-    """The command line cannot be obeyed; the message says why."""
+    """The command line is wrong; the message says why."""
 
 
 class CommandLine(NamedTuple):
-    """A command line, understood."""
+    """The options and warnings that a command line has led to."""
 
     options: ServerOptions
     warnings: tuple[str, ...]
 
 
 def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> int:
-    """Run a server until it ends; its exit code, or 1 at once where the command line is wrong."""
+    """Run a server until it ends; returns its exit code, or 1 at once where the command line is wrong."""
     try:
         options, warnings = parse(argv, prog=prog, defaults=defaults, environ=environ)
     except CommandLineError as error:
@@ -47,15 +47,16 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
 
-    from shoal.supervisor.main import run  # here: --help needs none of it
+    from shoal.supervisor.main import run  # imported here: --help needs none of it
 
     return run(options)
 
 
 def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> CommandLine:
-    """Understand a command line whose unset flags mean `defaults`. Raises CommandLineError; --help exits with 0."""
+    """Parse a command line; flags that are not set have the values of `defaults`. Raises CommandLineError; --help exits
+    with 0."""
     texts = {flag: [text] for flag, text in implied_flags(environ).items()} | _read(_parser(prog, defaults), argv)
-    if {"cache-config", "response-cache-byte-size"} <= texts.keys():  # Triton's sentence
+    if {"cache-config", "response-cache-byte-size"} <= texts.keys():  # Triton's words
         raise CommandLineError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
             "Please provide one or the other."
@@ -82,14 +83,15 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
 
 
 class Parser(argparse.ArgumentParser):
-    """Argparse that raises what it has to say."""
+    """An ArgumentParser that raises CommandLineError."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise CommandLineError, in place of printing the message and exiting."""
         raise CommandLineError(message)
 
 
 def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
-    """Argparse for what getopt_long does, and for --help; values stay texts."""
+    """An ArgumentParser with getopt_long's rules, and for --help; values stay texts."""
     parser = Parser(
         prog=prog,
         usage=f"{prog} --model-repository <directory or URL> [options]",
@@ -119,7 +121,7 @@ def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
 
 
 def help_text(flag: Flag, defaults: ServerOptions) -> str:
-    """What --help says of a flag: what it does, or what becomes of it."""
+    """The text of a flag in --help: its effect, or why there is none."""
     if flag.deprecated_for:
         return f"deprecated: use {flag.deprecated_for}"
     if flag.fate is Fate.IGNORED:
@@ -129,7 +131,7 @@ def help_text(flag: Flag, defaults: ServerOptions) -> str:
 
 
 def _printed(value: Any) -> str:
-    """A value as one would type it; nothing for an empty tuple or mapping."""
+    """A value as a user would type it; nothing for an empty tuple or mapping."""
     if isinstance(value, bool):
         return str(value).lower()
     if value == "":
@@ -162,15 +164,15 @@ def _value(flag: Flag, text: str) -> Any:
 
 
 def _judge(flag: Flag, value: Any) -> Iterator[str]:
-    """The warnings a flag earns."""
-    if flag.deprecated_for:  # Triton's sentence
+    """The warnings that a flag causes."""
+    if flag.deprecated_for:  # Triton's words
         yield f"'--{flag.name}' has been deprecated! Please use '{flag.deprecated_for}' instead."
     if flag.fate is Fate.IGNORED and value != flag.in_force:
         yield f"--{flag.name} is ignored: {flag.text}"
 
 
 def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that follow other settings, where they were not given themselves."""
+    """Values of options that follow other settings and were not given."""
     followers = {
         "metrics_address": options.http_address,
         "max_request_bytes": largest_request_bytes(options),
@@ -193,7 +195,7 @@ def _by_policy(settings: Sequence[tuple[str, str, Any]]) -> dict[str, HostPolicy
 
 
 def _by_api(flag: str, word: str, restrictions: Sequence[tuple[Sequence[str], str, str]]) -> dict[str, tuple[str, str]]:
-    """Each part of the API → the header it needs. Raises CommandLineError for one that is named twice."""
+    """Each part of the API → the header that it needs. Raises CommandLineError for a part that is named twice."""
     needed: dict[str, tuple[str, str]] = {}
     for apis, key, value in restrictions:
         for api in apis:
@@ -212,7 +214,7 @@ def _last(values: Sequence[Any]) -> Any:
     return values[-1]
 
 
-#: What several values for one option come to; elsewhere the last one counts, as with getopt.
+#: By option, how several values are combined; for other options the last one counts, as with getopt.
 _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_repository": _without_repeats,
     "load_model": _without_repeats,

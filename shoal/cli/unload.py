@@ -1,4 +1,4 @@
-"""The verb `unload`: a running server stops serving a model, once what the model has accepted is answered."""
+"""The verb `unload`: a running server stops serving a model, once the model's accepted requests are answered."""
 
 import argparse
 import time
@@ -20,12 +20,12 @@ Options:
   --dependents           also unload what was loaded only because this model needs it
 """
 
-#: How often the server is asked whether the model is gone (ours).
+#: Seconds between two questions whether the model is unloaded (ours).
 INTERVAL_S = 0.1
 
 
 def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[float], None] = time.sleep) -> int:
-    """Unload a model; the exit code. `pause` waits between two looks."""
+    """Unload a model; returns the exit code. `pause` waits between two looks at the index."""
 
     def work(arguments: argparse.Namespace, server: RemoteServer) -> str:
         server.unload(arguments.model, unload_dependents=arguments.dependents)
@@ -39,7 +39,8 @@ def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[
 
 
 def _settled(server: RemoteServer, model: str, timeout_s: float, pause: Callable[[float], None]) -> list[Row]:
-    """The model's rows of the index when none is UNLOADING any more: the server answers as soon as it has begun."""
+    """The model's rows of the index when none is UNLOADING any more; the server itself answers as soon as it has begun.
+    Raises NoAnswerError after `timeout_s`."""
     for _ in range(int(timeout_s / INTERVAL_S) + 1):
         rows = [row for row in server.index() if row["name"] == model]
         if all(row.get("state") != "UNLOADING" for row in rows):

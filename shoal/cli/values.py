@@ -1,6 +1,6 @@
-"""What may stand behind a flag: text to value, with a sentence for what does not fit. Runs in the supervisor, once.
+"""Values of flags: from text to value, with a sentence for a text that does not fit. Runs in the supervisor's process.
 
-Booleans and integers are read as Triton reads them. A parser raises ValueError; the command line names the flag.
+Booleans and integers are read as Triton reads them. A parser raises ValueError; serve.py adds the flag's name.
 """
 
 import re
@@ -16,18 +16,19 @@ from shoal.tracer import command_line
 
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
-_MAX_CORES = 65536  # no machine has as many
-# A header's name (RFC 9110, 5.1) without underscores: servers drop what WSGI could not tell from a hyphen.
+_MAX_CORES = 65536  # more than any machine has
+# A header's name (RFC 9110, 5.1) without underscores: servers drop such a header, since WSGI confuses them with
+# hyphens.
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
 _METRICS_SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
 
 
 class ValueKind(NamedTuple):
-    """One kind of value: how help calls it, how it is read, what a flag without a value means."""
+    """A kind of value: its name in help, its parser, and the meaning of a flag without a value."""
 
     metavar: str  # "" where the flag takes no value
     parse: Callable[[str], Any]
-    bare: str | None = None  # stands in for a missing value; None: a value is required
+    bare: str | None = None  # the value of a flag without one; None: a value is required
 
 
 def _boolean(text: str) -> bool:
@@ -36,7 +37,7 @@ def _boolean(text: str) -> bool:
         return True
     if word in _FALSE:
         return False
-    raise ValueError(f"invalid value for bool option: {text}")  # Triton's sentence
+    raise ValueError(f"invalid value for bool option: {text}")  # Triton's words
 
 
 def _integer(text: str) -> int:
@@ -63,7 +64,7 @@ def _text(text: str) -> str:
 
 def _config_name(text: str) -> str:
     if not text:
-        raise ValueError("Error: empty argument for --model-config-name")  # Triton's sentence
+        raise ValueError("Error: empty argument for --model-config-name")  # Triton's words
     return text
 
 
@@ -84,7 +85,8 @@ def _repository(text: str) -> Path | CloudUrl:
 
 
 def _backend_setting(text: str) -> tuple[str, str, str]:
-    """`onnxruntime,intra_op_thread_count=2` → ("onnxruntime", "intra_op_thread_count", "2"); no name: all."""
+    """A backend's setting: `onnxruntime,intra_op_thread_count=2` → ("onnxruntime", "intra_op_thread_count", "2");
+    without a name for all backends."""
     head, equals, value = text.partition("=")
     backend, comma, setting = head.rpartition(",")
     if not (equals and setting and value) or (comma and not backend):
@@ -95,9 +97,9 @@ def _backend_setting(text: str) -> tuple[str, str, str]:
 
 
 def _limit(text: str) -> tuple[str, int, int | None]:
-    """`R:4` → ("R", 4, None), for every device; `R:4:0` → ("R", 4, 0)."""
+    """A resource of the rate limiter: `R:4` → ("R", 4, None), for every device; `R:4:0` → ("R", 4, 0)."""
     name, *numbers = text.split(":")
-    if not name or len(numbers) not in (1, 2) or not all(number.isdecimal() for number in numbers):  # Triton's sentence
+    if not name or len(numbers) not in (1, 2) or not all(number.isdecimal() for number in numbers):  # Triton's words
         raise ValueError(
             "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
             f"Got {text}"
@@ -107,7 +109,7 @@ def _limit(text: str) -> tuple[str, int, int | None]:
 
 
 def _cache_setting(text: str) -> tuple[str, str, str]:
-    """`local,size=1048576` → ("local", "size", "1048576"); the sentences are Triton's."""
+    """A setting of a cache: `local,size=1048576` → ("local", "size", "1048576"); error sentences are Triton's."""
     name, comma, setting = text.partition(",")
     key, equals, value = setting.partition("=")
     form = "--cache-config option format is"
@@ -119,7 +121,8 @@ def _cache_setting(text: str) -> tuple[str, str, str]:
 
 
 def _host_policy(text: str) -> tuple[str, str, Any]:
-    """`gpu_0,cpu-cores=0-3,8-11` → ("gpu_0", "cpu_cores", (0, 1, 2, 3, 8, …)); the sentences are Triton's."""
+    """A setting of a host policy: `gpu_0,cpu-cores=0-3,8-11` → ("gpu_0", "cpu_cores", (0, 1, 2, 3, 8, …)); error
+    sentences are Triton's."""
     policy, comma, rest = text.partition(",")
     setting, equals, value = rest.partition("=")
     if not (policy and comma and setting and equals and value):
@@ -158,7 +161,8 @@ def _pattern(text: str) -> str:
 
 
 def _metrics_setting(text: str) -> tuple[str, Any]:
-    """`summary_latencies=true` → ("summary_latencies", True). Triton knows no setting of a kind of metrics yet."""
+    """A setting of metrics: `summary_latencies=true` → ("summary_latencies", True). Triton has no setting of a single
+    kind of metrics yet."""
     setting, equals, value = text.partition("=")
     if not (equals and setting and value):
         raise ValueError(
@@ -175,7 +179,7 @@ def _metrics_setting(text: str) -> tuple[str, Any]:
 
 def _quantile(pair: str) -> tuple[float, float]:
     quantile, colon, error = pair.partition(":")
-    if not colon:  # Triton's sentence
+    if not colon:  # Triton's words
         raise ValueError(f"Invalid option: [{pair}]. No ':' delimiter found. Expected format is <quantile>:<error>")
     numbers = _number(quantile), _number(error)
     if not all(0 <= number <= 1 for number in numbers):
@@ -184,7 +188,7 @@ def _quantile(pair: str) -> tuple[float, float]:
 
 
 def restriction(flag: str, word: str, prefix: str = "") -> ValueKind:
-    """A kind for parts of the API and the header they need; its name is `prefix` and what is given.
+    """A kind of value for parts of the API and the header that they need; `prefix` goes before the header's name.
 
     `trace,logging:admin-key=secret` → (("trace", "logging"), "admin-key", "secret")
     """
@@ -196,7 +200,7 @@ def restriction(flag: str, word: str, prefix: str = "") -> ValueKind:
             raise ValueError(f"--{flag} option format is '<config name>:<setting>=<value>'. Got {text}")
         apis = tuple(names.split(","))
         for api in apis:
-            if api not in RESTRICTED_APIS:  # Triton's sentence, and what may stand there
+            if api not in RESTRICTED_APIS:  # Triton's words, with the parts that exist
                 raise ValueError(f"unknown restricted {word} '{api}'; there are {', '.join(RESTRICTED_APIS)}")
         if not _HEADER_NAME.fullmatch(key):
             raise ValueError(f"'{key}' cannot be a header's name: letters, digits and hyphens are, underscores are not")
@@ -208,12 +212,12 @@ def restriction(flag: str, word: str, prefix: str = "") -> ValueKind:
 
 
 def trace_setting(mode: str, setting: str, metavar: str) -> ValueKind:
-    """A kind for what one setting of --trace-config takes, given by a flag of its own."""
+    """A kind of value for one setting of --trace-config, given by a flag of its own."""
     return ValueKind(metavar, lambda text: command_line.entry(mode, setting, text))
 
 
 def integer(low: int, high: int | None = None) -> ValueKind:
-    """A kind for integers within bounds, both included."""
+    """A kind of value for integers within bounds, both included."""
     bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
 
     def parse(text: str) -> int:
@@ -226,7 +230,7 @@ def integer(low: int, high: int | None = None) -> ValueKind:
 
 
 def choice(*words: str) -> ValueKind:
-    """A kind for one of some words, in any case, as Triton takes them."""
+    """A kind of value for one of some words, in upper or lower case, as Triton takes them."""
     known = {word.lower(): word for word in words}
 
     def parse(text: str) -> str:
@@ -242,7 +246,7 @@ SWITCH = ValueKind("", _boolean, bare="true")
 INTEGER = ValueKind("<integer>", _integer)
 NUMBER = ValueKind("<number>", _number)
 TEXT = ValueKind("<string>", _text)
-ANY_TEXT = ValueKind("<string>", str)  # may be empty: often Triton's default
+ANY_TEXT = ValueKind("<string>", str)  # may be empty, which is often Triton's default
 CONFIG_NAME = ValueKind("<string>", _config_name)
 VERBOSITY = ValueKind("<integer>", _verbosity, bare="1")
 REPOSITORY = ValueKind("<directory or URL>", _repository)
@@ -251,7 +255,7 @@ CACHE_SETTING = ValueKind("<cache>,<setting>=<value>", _cache_setting)
 CACHE_BYTES = ValueKind("<integer>", lambda text: ("local", "size", str(_integer(text))))
 HOST_POLICY = ValueKind("<policy>,<setting>=<value>", _host_policy)
 LIMIT = ValueKind("<name>:<count>[:<device>]", _limit)
-PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
+PATTERN = ValueKind("<regex>", _pattern)  # may be empty: matches nothing
 METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)
 TRACE_CONFIG = ValueKind("[<mode>,]<setting>=<value>", command_line.parse)
 PORT_RANGE = ValueKind("<integer>-<integer>", _port_range)

@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 
 
 class AsyncClient:
-    """A client of the server at `place`, for coroutines of one event loop. Otherwise it is like `shoal.Client`.
+    """A client of the server at `place`, for coroutines of one event loop. Otherwise like `shoal.Client`.
 
     Many requests may be open at once; those of one pass of the loop share batches.
 
-    Many requests may be open at once: they are batched as those of many connections are.
+    Requests that are open at the same time are batched as those of many connections are.
     """
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
@@ -81,7 +81,7 @@ class AsyncClient:
         return await _in_executor(submit) if session.needs_time(asked) else submit(), news
 
     async def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
-        """Like `Client.empty`."""
+        """Like `Client.empty`, for coroutines."""
         session = await self._connected()
         return await _in_executor(lambda: session.empty(model, name, tuple(shape), version))
 
@@ -140,7 +140,7 @@ class AsyncClient:
                 raise ConnectionLostError("the client is closed")
             if self._connecting is None:
                 return await self._connect()
-            with suppress(UnavailableError):  # that coroutine is told of the error; this one tries again
+            with suppress(UnavailableError):  # the connecting coroutine has the error; this one tries again
                 await asyncio.shield(self._connecting)
 
     async def _connect(self) -> Session:
@@ -178,7 +178,7 @@ async def _await(call: Call, news: "_News") -> None:
 
 
 class _News:
-    """Wakes one coroutine, from the loop's thread, mostly, or from an executor's."""
+    """Wakes one coroutine, mostly from the loop's thread, sometimes from an executor's."""
 
     __slots__ = ("_future", "_thread", "loop")
 
@@ -199,7 +199,8 @@ class _News:
             self._future.set_result(came)
 
     async def wait(self, deadline_s: float) -> bool:
-        """Wait until `tell` is called, unless it was since the last wait. False at the loop's time `deadline_s`."""
+        """Wait until `tell` is called, unless it has been since the last wait. False at the loop's time
+        `deadline_s`."""
         timer = self.loop.call_at(deadline_s, self._settle, False)
         try:
             came = await self._future
@@ -210,7 +211,7 @@ class _News:
 
 
 def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Have the loop hand out replies and messages for as long as the connection is referred to."""
+    """Let the loop handle replies and messages of a connection for as long as the connection is referred to."""
     weakly = weakref.ref(connection)
     bell_fd, channel_fd = connection.bell.fd, connection.channel.fileno()
 
@@ -237,7 +238,7 @@ def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
 
 
 def _flush_together(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Ring the batcher once for all requests of one pass of the loop: they then share batches."""
+    """Ring the batcher once for all requests of one pass of the loop, which then share batches."""
     thread, flush = threading.get_ident(), connection.flush
     is_due = False
 

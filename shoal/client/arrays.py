@@ -1,7 +1,7 @@
-"""Arrays of a guest as tensors of requests and responses: which are copied, and which are passed by reference.
+"""Arrays of a guest as tensors of requests and responses: small ones are copied, large ones passed by reference.
 
-Pure. The result of validating a request is kept by its shapes, since they repeat, and so is a parsed response header:
-together 40 of the 60 µs that a request of 16 floats would take here.
+Pure. The results of validating a request and of parsing a response's header are kept for similar ones: together these
+would take 40 of the 60 µs that a request of 16 floats would take here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Ask, Input, Outgoing, aligned, check
 
 Array: TypeAlias = NDArray[Any]
-#: Kept forms, and kept headers, at most (ours).
+#: The most kept forms, and kept headers (ours).
 MAX_FORMS = 256
 #: Bytes below which a copy is quicker than an array over the block.
 _SMALL_NBYTES = 2048
@@ -28,14 +28,15 @@ _DATATYPES: dict[np.dtype[Any], Datatype] = {each.dtype: each for each in ALL if
 
 
 class Lent(NamedTuple):
-    """The place of an array that is not copied: the block's reference, and the offset in it, in bytes."""
+    """The place of an array that is not copied: the block's reference, and the offset in the block in bytes."""
 
     ref: int
     offset: int
 
 
 class Form(NamedTuple):
-    """A validated request without strings, kept for others alike: where its tensors go, and the header behind them."""
+    """The kept result of validating a request without strings: where its tensors go in the block, and the header behind
+    them."""
 
     entry: ModelEntry
     nbytes: int
@@ -48,7 +49,7 @@ class Form(NamedTuple):
     lends: bool  # some tensors are passed by reference, and must stay until the reply
 
     def write(self, memory: memoryview, arrays: Sequence[Array]) -> int:
-        """Copy `arrays` and the header into a block of enough bytes. Returns the header's span."""
+        """Copy `arrays` and the header into a block of at least `nbytes` bytes. Returns the header's span."""
         for array, place in zip(arrays, self.places, strict=True):
             if place is None:
                 continue
@@ -77,7 +78,7 @@ def as_arrays(entry: ModelEntry, inputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def prepare(entry: ModelEntry, arrays: Mapping[str, Array], asked: Asked, lent: Mapping[str, Lent]) -> Outgoing:
-    """Validate a request against its model. Raises InvalidArgumentError, mostly with Triton's sentence."""
+    """Validate a request against its model. Raises InvalidArgumentError, mostly in Triton's words."""
     tensors = []
     for name, array in arrays.items():
         spec = entry.signature.inputs.get(name)
@@ -110,7 +111,7 @@ def _elements(name: str, array: Array) -> list[bytes]:
 
 
 def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, span: int) -> Form | None:
-    """The form of a request that was written into `block`; None if it has none, since another may need other places."""
+    """The form of a request that was written into `block`; None if similar requests may have other places."""
     ask = outgoing.ask
     if ask.id or ask.parameters or ask.correlation_id or ask.flags:
         return None
@@ -168,7 +169,7 @@ def copied(opened: Opened, block: memoryview) -> dict[str, Array]:
 
 
 def viewed(opened: Opened, held: NDArray[np.uint8]) -> dict[str, Array]:
-    """Read-only views of a response's tensors in `held`; BYTES tensors are copied all the same."""
+    """Read-only views of a response's tensors in `held`; BYTES tensors are copied nevertheless."""
     arrays = {}
     for name, datatype, shape, offset, nbytes in opened.tensors:
         if datatype is BYTES:

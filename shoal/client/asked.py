@@ -1,4 +1,4 @@
-"""The arguments of `infer` and `stream`, the same for every client. Pure."""
+"""The arguments of `infer` and `stream`, for every kind of client. Pure."""
 
 import functools
 import inspect
@@ -10,16 +10,16 @@ from shoal.request import Parameters
 
 #: Triton's flags of a sequence's requests.
 _START, _END = 1, 2
-#: A timeout of 285 years, in µs: the longest that a request's record holds in ns, too.
+#: A timeout of 285 years in µs: the longest that fits a request's record in ns, too.
 _NEVER_US = 2**53
 
 
-@dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
+@dataclass(slots=True)  # made once per request: a frozen class would take twice as long
 class Asked:
     """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version.
 
     An input is an array of the datatype and shape that `model_metadata` names, the batch dimension included; strings
-    are arrays of bytes or str, BF16 are uint16. Anything else, a list say, is converted.
+    are arrays of bytes or str, BF16 are uint16. Other values, such as lists, are converted.
     """
 
     model: str
@@ -38,7 +38,7 @@ class Asked:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model is given tensors alone: no parameters, request id or sequence."""
+        """Whether the model gets tensors alone: no parameters, request id or sequence."""
         return not (self.parameters or self.request_id or self.sequence_id)
 
     @property
@@ -47,7 +47,7 @@ class Asked:
         return 0 if self.timeout is None else max(1, int(min(self.timeout * 1e6, _NEVER_US)))
 
     def answer_by_ns(self, now_ns: int) -> int:
-        """The monotonic time in ns until which an answer to a request of now is of use; 0 = no limit."""
+        """The monotonic time in ns after which an answer to a request of now is useless; 0: no limit."""
         return 0 if self.timeout is None else now_ns + self.timeout_us * 1000
 
     @property
@@ -69,7 +69,7 @@ _Answer = TypeVar("_Answer")
 def takes(
     asked: Callable[_P, Asked],
 ) -> Callable[[Callable[[_Asker, Asked], _Answer]], Callable[Concatenate[_Asker, _P], _Answer]]:
-    """Turn a method of one `Asked` into a method that takes the arguments of `Asked`."""
+    """Turn a method with one `Asked` argument into a method with the arguments of `Asked`."""
 
     def decorate(method: Callable[[_Asker, Asked], _Answer]) -> Callable[Concatenate[_Asker, _P], _Answer]:
         @functools.wraps(method)

@@ -1,6 +1,6 @@
 """An open request of a guest's connection: replies in, Results out.
 
-A waiting thread or coroutine is woken by `notify`, and then takes what has come:
+A waiting thread or coroutine is woken by `notify`, and then takes the responses that have arrived:
 
     with session.submit(asked, notify) as call:
         while not call.is_done:
@@ -20,7 +20,7 @@ from shoal.shm.port import Reply
 from shoal.star.models import ModelEntry
 from shoal.star.refusal import refusal
 
-#: How often one request's model may be reloaded between lookup and execution; after that it is refused (ours).
+#: How often a request's model may be reloaded between lookup and execution; after that the request is refused (ours).
 MAX_RELOADS = 3
 _NOTHING = Opened((), {})
 
@@ -30,7 +30,8 @@ class Responses:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        # Changed by open and forget; each entry is one object, and a thread that misses another's loses nothing.
+        # Changed by open and forget; each entry is one object, and a thread that misses another's entry only parses
+        # again.
         self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_FORMS)
 
     def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:
@@ -61,7 +62,7 @@ class Call:
         self._responses = responses
         self._asked = asked
         self._entry = entry
-        #: How long a response may take, in seconds.
+        #: The most seconds that a response may take.
         self.limit_s = self.connection.request_timeout_s if asked.timeout is None else asked.timeout
 
     @property
@@ -81,7 +82,7 @@ class Call:
         return result if result is not None else self._made({}, _NOTHING)
 
     def next_result(self) -> Result | None:
-        """The next response that has come; None if the request has ended without another.
+        """The next response that has arrived; None if the request has ended without another.
 
         Raises ShoalError: the request's failure.
         """
@@ -111,7 +112,7 @@ class Call:
         return Result(self._entry.name, str(self._entry.version), arrays, opened.parameters)
 
     def late(self) -> TimedOutError:
-        """The error for a request that got nothing for `limit_s` seconds."""
+        """The error for a request without a response within `limit_s` seconds."""
         return TimedOutError(
             f"Request timeout expired: no answer from model '{self._entry.name}' within {self.limit_s:g} s"
         )

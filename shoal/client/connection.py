@@ -1,11 +1,11 @@
-"""A guest's connection to the server, for many threads: its place in the star, and which thread waits for which reply.
+"""A guest's connection to the server, for many threads: a place in the star, and which thread waits for which reply.
 
-Threads that wait for replies wait for the bell themselves: one leads, hands out all replies, and wakes the threads they
-are for; another leads when it has its own. A thread that only listened would cost each reply two more thread switches,
-30 of 90 µs. Only the control connection has a thread of its own (with asyncio it has none: aio.py).
+Threads that wait for replies wait for the bell themselves: one leads, hands out all replies, and wakes the threads that
+these are for; when it has its own reply, another thread leads. A thread that only listened would cost each reply two
+more thread switches, 30 of 90 µs. Only the control connection has a thread of its own (with asyncio none: aio.py).
 
-If the server's end or ours closes, all open requests end with ConnectionLostError. The copy of this process that a fork
-makes shares the memory without the server's knowledge: there the connection is abandoned, and nothing more is written.
+If either end closes, all open requests end with ConnectionLostError. A fork's copy of this process shares the memory
+without the server's knowledge: there the connection is abandoned, and nothing more is written.
 """
 
 import os
@@ -46,17 +46,17 @@ class Waiter:
         self.number = 0
         self.replies: deque[Reply] = deque()
         self.error: ShoalError | None = None
-        self.is_over = False  # its last reply has come, or never will
+        self.is_over = False  # the last reply has arrived, or never will
         self.is_wanted = True
         self.notify = notify
-        self.keep = keep  # objects that must stay until then
+        self.keep = keep  # objects that must stay until the last reply
 
 
 _living: "weakref.WeakSet[Connection]" = weakref.WeakSet()
 
 
 class Connection:
-    """One connection, from `start` until it is lost."""
+    """A guest's connection, from `start` until it is lost."""
 
     def __init__(self, place: Place) -> None:
         assert isinstance(place.bell, GuestBell)
@@ -68,10 +68,10 @@ class Connection:
         self._place = place
         self._port = place.port
         self._lock = self.shared.lock
-        #: Publishes pushed records to the batcher; called under the lock. With asyncio it does so once per pass.
+        #: Publishes pushed records to the batcher; called under the lock. With asyncio, once per pass of the loop.
         self.flush = place.port.flush
         self._leading = threading.Lock()
-        self._news = threading.Event()  # set by news of a segment in which a reply lies
+        self._news = threading.Event()  # set when a segment arrives in which a reply lies
         # Changed under the lock: number → open request; number → lock of a sleeping thread; whether the server stops.
         self._open: dict[int, Waiter] = {}
         self._sleeping: dict[int, threading.Lock] = {}
@@ -80,7 +80,7 @@ class Connection:
         # blocks to free.
         self._unwanted: deque[Waiter] = deque()
         self._unused: deque[tuple[int, int, int]] = deque()
-        #: Bytes of replies that lie in the server's memory.
+        #: Bytes of replies' blocks in the server's memory that arrays still refer to.
         self._held_nbytes = 0
         self._unused_blocks: deque[int] = deque()
         _living.add(self)
@@ -101,7 +101,7 @@ class Connection:
 
     @property
     def num_open(self) -> int:
-        """Number of requests whose last reply has not come."""
+        """The number of requests whose last reply has not arrived."""
         return len(self._open)
 
     # --- submitting ---
@@ -143,7 +143,7 @@ class Connection:
             return self._port.allocate(nbytes, model_id)
 
     def cancel(self, waiter: Waiter) -> None:
-        """Cancel a request. Its replies are released as they come."""
+        """Cancel a request. Its replies are released as they arrive."""
         with self._lock:
             waiter.is_wanted = False
             replies, waiter.replies = waiter.replies, deque()
@@ -155,7 +155,7 @@ class Connection:
             self.flush()
 
     def release(self, reply: Reply) -> None:
-        """Release a reply: its block was read."""
+        """Release a reply whose block has been read."""
         with self._lock:
             self._release(reply.number, reply.part, reply)
             self.flush()
@@ -170,7 +170,8 @@ class Connection:
     # --- waiting, in the threads that have asked ---
 
     def wait(self, waiter: Waiter, sleeper: threading.Lock, deadline_s: float) -> bool:
-        """Wait for a reply to `waiter`, whose `notify` releases the locked `sleeper`. False if it is late."""
+        """Wait for a reply to `waiter`, whose `notify` releases the locked `sleeper`. False if there is none by
+        `deadline_s`."""
         leading = self._leading
         while not (waiter.replies or waiter.is_over):
             left_s = deadline_s - time.monotonic()
@@ -185,12 +186,12 @@ class Connection:
                 continue
             with self._lock:
                 self._sleeping[waiter.number] = sleeper
-            # The leading thread may have ended before this one was listed, and have appointed no other.
+            # The leading thread may have ended before this one was listed, and so without appointing it.
             if leading.locked():
                 sleeper.acquire(timeout=left_s)
             with self._lock:
                 self._sleeping.pop(waiter.number, None)
-        # A thread that was appointed while it got its own reply appoints the next one.
+        # A thread that was appointed as it got its own reply appoints the next one.
         if self._sleeping and not leading.locked():
             self._appoint()
         if self.is_exiting and not self._open:
@@ -198,7 +199,7 @@ class Connection:
         return True
 
     def _lead(self, waiter: Waiter, deadline_s: float) -> None:
-        # The thread that cleared the bell before has handed out all replies it was rung for.
+        # The thread that cleared the bell before has handed out all replies for which it was rung.
         hand_out, bell, port = self.hand_out, self.bell, self._port
         while not (waiter.replies or waiter.is_over):
             if port.wanted:
@@ -211,7 +212,7 @@ class Connection:
                 return
 
     def hand_out(self) -> None:
-        """Hand out all replies that have come. The bell must have been cleared."""
+        """Hand out all replies that have arrived. The bell must have been cleared."""
         try:
             self.shared.hand_out()
         except OSError:  # the connection is closed, and the thread that listens to it may not know yet
@@ -219,7 +220,7 @@ class Connection:
             self.lose("the server is gone, or has hung up")
 
     def _appoint(self) -> None:
-        """Wake a sleeping thread, to lead."""
+        """Wake a sleeping thread, which then leads."""
         if self._sleeping:
             with self._lock:
                 for sleeper in self._sleeping.values():
@@ -262,7 +263,7 @@ class Connection:
         self.shared.lose(ConnectionLostError(why))
         self.bell.hang_up()
 
-    # --- memory that is used no more ---
+    # --- memory that is no longer used ---
 
     def hold(self, reply: Reply) -> HeldBlock:
         """A reply's block as an array, released with its last view; a copy if too many bytes are held already."""
@@ -289,7 +290,7 @@ class Connection:
             self._unwanted.append(waiter)
 
     def tidy_if_needed(self) -> None:
-        """Like `tidy`, at little cost if there is nothing to do."""
+        """Like `tidy`, and cheap if there is nothing to do."""
         if self._unused or self._unused_blocks or self._unwanted:
             self.tidy()
 
@@ -330,7 +331,7 @@ class Connection:
 
     def catch_up(self) -> None:
         """Wait until all messages that the supervisor has sent are applied: a question just answered may have changed
-        models. Not for the thread that listens. Raises ShoalError."""
+        models. Not to be called in the listening thread. Raises ShoalError."""
         try:
             self.shared.ask("ping", {})
         except OSError as error:
@@ -338,7 +339,7 @@ class Connection:
 
     def abandon(self) -> None:
         """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
-        and touch nothing that is shared."""
+        and change nothing in shared memory."""
         self._lock = threading.Lock()  # a thread of the original may have held it at the fork
         self.flush = lambda: None  # the rings' positions are the original's
         self.is_lost = True

@@ -1,4 +1,4 @@
-"""`shoal.Client` with all its kinds: those for URLs, once imported, enter themselves among the ones it chooses from."""
+"""`shoal.Client` with all its kinds: the classes for URLs register themselves with Client when they are imported."""
 
 from shoal.client import remote_grpc, remote_http
 from shoal.client.sync import Client

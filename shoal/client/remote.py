@@ -1,7 +1,7 @@
 """The calls of `shoal.Client` over the network, on tritonclient, which must be installed.
 
-No memory is shared: `empty` gives an ordinary array, every output is the caller's own, and `copy` has no effect. This
-is what both protocols share; the rest is in remote_http.py and remote_grpc.py.
+No memory is shared: `empty` returns an ordinary array, every output is the caller's own, and `copy` has no effect. Both
+protocols share this file; the rest is in remote_http.py and remote_grpc.py.
 """
 
 import os
@@ -22,7 +22,7 @@ from shoal.datatypes import BF16, BY_NAME, BYTES
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, TimedOutError, UnavailableError
 from shoal.request import Parameters
 
-#: Ends of tritonclient's get_… methods, by Client's methods.
+#: Client's methods → the ends of tritonclient's get_… methods.
 _SUBJECTS = {
     "server_metadata": "server_metadata",
     "model_metadata": "model_metadata",
@@ -32,7 +32,7 @@ _SUBJECTS = {
 
 
 class Response(NamedTuple):
-    """A response: `outputs` are names and datatypes."""
+    """A response of tritonclient's; `outputs` are names and datatypes."""
 
     model_version: str
     outputs: Iterable[tuple[str, str]]
@@ -56,7 +56,7 @@ class RemoteClient(Client):
             raise ConnectionLostError(
                 f"{place} needs pip install 'tritonclient[{self.scheme}]', which is not there: {error}"
             ) from error
-        # Changed by _client and close: connections of each thread and process, which no other uses.
+        # Changed by _client and close: the connections of each thread and process, which no other one uses.
         self._local = threading.local()
 
     # --- what differs by protocol ---
@@ -202,7 +202,7 @@ class RemoteClient(Client):
 
 
 def _needs_metadata(inputs: Mapping[str, Any]) -> bool:
-    """Whether a datatype must be looked up: that of a list, and of what may be BF16."""
+    """Whether a datatype must be looked up: for lists, and for arrays that may be BF16."""
     return any(not isinstance(each, np.ndarray) or each.dtype == BF16.dtype for each in inputs.values())
 
 

@@ -37,11 +37,11 @@ class GrpcClient(RemoteClient):
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         answers: _Answers = queue.SimpleQueue()
         client = self._connect(None)  # tritonclient's client has one stream at a time
-        # Exceptions with a status are wanted, not sentences alone.
+        # Exceptions with a status are wanted, not only sentences.
         client.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
         client.async_stream_infer(asked.model, inputs, **arguments, enable_empty_final_response=True)
         results = self._answers(asked, client, answers)
-        # A stream that is dropped before its first answer was asked for is closed.
+        # A stream that is dropped before its first answer is requested is closed.
         weakref.finalize(results, client.stop_stream, cancel_requests=True)
         return results
 
@@ -65,7 +65,7 @@ class GrpcClient(RemoteClient):
             client.close()
 
     def _connect(self, timeout: float | None) -> Any:
-        del timeout  # each call has its own
+        del timeout  # each call has its own timeout
         return self._triton.InferenceServerClient(self._address)
 
     def _read(self, answer: Any) -> Response:
@@ -93,7 +93,7 @@ class GrpcClient(RemoteClient):
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A message in the form of HTTP's JSON: every field but messages that are not set, numbers as numbers."""
+    """A protobuf message in the form of HTTP's JSON: every field but unset messages, numbers as numbers."""
     known = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -19,7 +19,7 @@ class HttpClient(RemoteClient):
 
     @takes(Asked)
     def stream(self, asked: Asked) -> Iterator[Result]:
-        """Not possible: HTTP has no stream of tensors. Raises UnsupportedError."""
+        """Not possible; raises UnsupportedError: HTTP has no stream of tensors."""
         raise UnsupportedError(
             f"HTTP has no stream of tensors: ask model '{asked.model}' at a grpc:// URL, or at the server's socket"
         )

@@ -1,6 +1,6 @@
 """Arrays over blocks that requests name by reference, so that tensors are filled in place and never copied.
 
-Arrays are found by address, so a view or a slice of one will do. A block is freed when no array over it is left.
+Arrays are found by address, so views and slices of them are found, too. A block is freed when no array over it is left.
 """
 
 import threading
@@ -18,7 +18,7 @@ from shoal.shm.layout import UNIT
 from shoal.shm.slab import Block
 from shoal.star.client import HeldBlock
 
-#: Smaller tensors are copied: a header that names another block costs as much to read as this to copy (ours).
+#: Smaller tensors are copied: a header that names another block takes as long to read as these take to copy (ours).
 LEND_NBYTES = 32 * 1024
 #: Most bytes of a copied array's memory that are kept for the next copy: 64 connections, the default for
 #: --client-count, then keep no more than the half of --shm-oversize-mib that clients may have (ours).
@@ -33,9 +33,9 @@ class RequestMemory:
         self._lock = threading.Lock()
         # Changed under the lock: (first address, end, block) of each, sorted. Read without the lock, as one object.
         self._spans: list[tuple[int, int, int]] = []
-        # Changed by finalizers, which may run while this very thread has the lock: blocks that are to be removed.
+        # Changed by finalizers, which may run while their own thread has the lock: blocks to remove.
         self._gone: deque[tuple[int, int, int]] = deque()
-        # Changed by finalizers, and by the thread that takes it: memory of the last copy.
+        # Changed by finalizers, and by the thread that takes it: the memory of the last copy.
         self._spare: deque[HeldBlock] = deque(maxlen=1)
 
     def array(self, block: Block, shape: tuple[int, ...], datatype: Datatype) -> Array:
@@ -45,12 +45,12 @@ class RequestMemory:
     def copy(self, array: Array, datatype: Datatype, allocate: Callable[[int], Block]) -> Array:
         """A copy of a large array, in memory that requests can name. Raises the errors of `allocate`.
 
-        The memory of the last copy is used again, if it is large enough and free: to make memory takes four times as
-        long as to fill it.
+        The memory of the last copy is reused if it is large enough and free: making memory takes four times as long as
+        filling it.
         """
         held = self._take_spare()
         if held is None or held.nbytes < array.nbytes:
-            held = None  # freed before another is allocated
+            held = None  # freed before another block is allocated
             held = self._held(allocate(array.nbytes))
         copy = np.ndarray(array.shape, datatype.dtype, held)
         if held.nbytes <= MAX_SPARE_NBYTES + UNIT:

@@ -1,4 +1,4 @@
-"""The answer of `infer` and `stream`, for every client."""
+"""The result of `infer` and `stream`, for every kind of client."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,13 @@ from shoal.request import Parameters
 
 
 class Result(dict[str, Array]):
-    """The outputs of a response: arrays by name, with the shapes of the response; BYTES have dtype object, BF16 uint16.
+    """The outputs of a response: arrays by name, with the shapes of the response; BYTES tensors have dtype object, BF16
+    tensors uint16.
 
-    With copy=True they are the caller's own. With copy=False they are read-only and lie in the server's memory, which
-    is given back when no array over it is left; `with` and `close` drop the arrays in the result. Keep such results no
-    longer than needed: beyond 64 MiB they are copies, too, and if a model gets no other memory for two seconds, the
-    server closes the connection of the client that holds most.
+    With copy=True the arrays are the caller's own. With copy=False they are read-only and lie in the server's memory,
+    which is given back when no array over it is left; `with` and `close` drop the arrays in the result. Keep such
+    results no longer than needed: beyond 64 MiB they are copies, too, and if a model gets no other memory for two
+    seconds, the server closes the connection of the client that holds most.
     """
 
     __slots__ = ("model_name", "model_version", "parameters")
@@ -24,7 +25,7 @@ class Result(dict[str, Array]):
         self.parameters = parameters  # the response's parameters, by name
 
     def close(self) -> None:
-        """Drop the arrays."""
+        """Drop the arrays of this result."""
         self.clear()
 
     def __enter__(self) -> "Result":

@@ -23,20 +23,20 @@ from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import Outgoing
 
-#: Larger tensors get blocks of their own, in or outside the slab, so that a request's own block is always in the slab.
+#: Larger tensors get blocks of their own, in or outside the slab, so that a request's own block always fits the slab.
 BESIDE_NBYTES = 1 * MIB
 #: The largest header that the server reads (batcher/guests.py).
 MAX_HEADER_BYTES = 1 << 20
 
 
 class Session:
-    """The validation and submission of one connection's requests."""
+    """Validates and submits the requests of one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._memory = RequestMemory(connection.let_go_of_block)
         self._responses = Responses(connection)
-        # Changed by submit; each entry is one object, and a thread that misses another's only validates again.
+        # Changed by submit; each entry is one object, and a thread that misses another's entry only validates again.
         self._num_changes = -1
         self._forms = Memo[Any, Form]("client_request", forms.MAX_FORMS)
 
@@ -73,14 +73,14 @@ class Session:
         try:
             return self._find(model, version)
         except ShoalError:
-            self.connection.catch_up()  # it may have been loaded since
+            self.connection.catch_up()  # the model may have been loaded since
             return self._find(model, version)
 
     def _find(self, model: str, version: str) -> ModelEntry:
         return self.connection.models.lookup(model, version or None)
 
     def needs_time(self, asked: Asked) -> bool:
-        """Whether `submit` may wait for the supervisor: for a model not known to be ready, or a large array."""
+        """Whether `submit` may wait for the supervisor: for a model that is not known to be ready, or a large array."""
         try:
             self._find(asked.model, asked.version)
         except ShoalError:
@@ -91,7 +91,7 @@ class Session:
         )
 
     def submit(self, asked: Asked, notify: Callable[[], None], *, is_stream: bool = False) -> Call:
-        """Validate and submit a request; `notify` is called when a reply has come. Raises ShoalError."""
+        """Validate and submit a request; `notify` is called when a reply has arrived. Raises ShoalError."""
         connection = self.connection
         if connection.models.num_changes != self._num_changes:
             self._num_changes = connection.models.num_changes
@@ -108,7 +108,7 @@ class Session:
         return self._hand_over(asked, form, block, span, Waiter(notify, arrays if form.lends else None))
 
     def _key(self, asked: Asked) -> Any:
-        """What validation depends on, for requests that look alike; None if each must be validated."""
+        """The key of a validated request, equal for requests that look alike; None if the request must be validated."""
         if not asked.is_plain:
             return None
         key: list[Any] = [asked.model, asked.version, tuple(asked.outputs or ())]
@@ -147,7 +147,7 @@ class Session:
 
     def _hand_over(self, asked: Asked, checked: Form | Outgoing, block: Block, span: int, waiter: Waiter) -> Call:
         entry, start_ns = checked.entry, time.monotonic_ns()
-        # A stream's timeout is that of each response, which does not limit a decoupled model's execution.
+        # A stream's timeout limits each response, and not a decoupled model's execution.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
         self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
         return Call(self._responses, asked, entry, waiter)

@@ -1,6 +1,6 @@
 """The path of the Unix socket at which processes on this host find the server: it follows from user and HTTP port.
 
-The supervisor listens there, `shoal.Client` connects there. `server_path` makes its directory; all else only looks.
+The supervisor listens there, `shoal.Client` connects there. Only `server_path` makes a directory.
 """
 
 import os
@@ -13,7 +13,7 @@ from shoal.control import remove_left_over
 
 #: The environment variable that names the server's socket, in place of the rules below.
 SOCKET_VARIABLE = "SHOAL_CLIENT_SOCKET"
-#: Triton's default, and so ours.
+#: The default of Triton and of Shoal.
 DEFAULT_HTTP_PORT = 8000
 
 
@@ -38,7 +38,7 @@ def is_private(directory: Path, uid: int) -> bool:
 
 
 def server_path(environ: Mapping[str, str], http_port: int) -> str:
-    """The path for a server: in the first of the directories that is private to its user, or can be made so.
+    """The path for a server's socket, in the first directory that is private to the server's user, or can be made so.
 
     Raises OSError if there is none.
     """

@@ -37,12 +37,12 @@ class Client:
     `http://host:port` or `grpc://host:port`, makes the same calls over the network, with tritonclient. The client
     connects with its first call, and after the server was restarted with the next one.
 
-    Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if the server is not there, or
-    goes while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a request
-    that does not fit it; UnavailableError if a queue or its memory is full.
+    Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if there is no server, or the
+    server ends while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a
+    request that does not fit it; UnavailableError if a queue or its memory is full.
     """
 
-    #: The classes for URLs by their scheme: the subclasses of RemoteClient, which enter themselves (kinds.py).
+    #: The classes for URLs by their scheme: subclasses of RemoteClient, which register themselves (kinds.py).
     _remote: ClassVar[dict[str, type["Client"]]] = {}
 
     def __new__(cls, place: str | os.PathLike[str] | None = None) -> "Client":
@@ -95,7 +95,7 @@ class Client:
         """
         call, sleeper = self._submit(asked, is_stream=True)
         answers = _answers(call, sleeper)
-        # An iterator that is dropped before its first answer was asked for cancels the request.
+        # An iterator that is dropped before its first answer is requested cancels the request.
         weakref.finalize(answers, call.connection.let_go_of, call.waiter).atexit = False
         return answers
 

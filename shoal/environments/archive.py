@@ -1,9 +1,9 @@
-"""An environment's archive, as conda-pack makes it, unpacked: whatever is in it, nothing is touched outside.
+"""Unpacking an environment's archive, as conda-pack makes it: whatever it contains, no file outside is changed.
 
-Rules: a member's name is a plain path below the directory; it is a file, a directory or a link, nothing else; it comes
-once. A symbolic link is relative and leads to somewhere inside. Files are written first, links made last: while
-anything is written there is no link that it could be written through. Owners, setuid bits and others' right to write
-are left behind. What breaks a rule is refused with its name, and the caller removes what is there by then.
+Rules: a member's name is a plain path below the directory; a member is a file, a directory or a link; each name comes
+once. A symbolic link is relative and leads to a place inside. Files are written first, links made last: while files are
+written there is no link through which they could be. Owners, setuid bits and other users' write permission are left
+out. An archive that breaks a rule is refused with the member's name, and the caller removes what has been written.
 """
 
 import bz2
@@ -22,11 +22,11 @@ from shoal.errors import InvalidArgumentError
 
 #: Bounds of an archive (ours): the largest environments have 10 GB in 300,000 files.
 MAX_MEMBERS, MAX_NBYTES = 1_000_000, 64 << 30
-#: No header of a tar has more, but for one made to fill the memory.
+#: The most bytes of a tar header, except in an archive that is made to fill the memory.
 MAX_READ_NBYTES = 4 << 20
 _CHUNK_NBYTES = 1 << 20
 
-#: What bad data raise: a time that no clock has is an OverflowError, headers that go on in headers a RecursionError.
+#: Errors caused by bad data: a time that no clock has is an OverflowError, headers nested without end a RecursionError.
 _BAD = (
     tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, OverflowError, RecursionError, ValueError,
 )  # fmt: skip
@@ -47,7 +47,7 @@ def unpack(archive: Path, into: Path) -> None:
         stream = _Bounded(opener(file) if opener else file)
         with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as tar:
             _Unpacking(tar, into).run()
-        # tarfile takes a damaged header for the end; and the checksum is only verified at the real end.
+        # tarfile takes a damaged header for the end of the archive; and the checksum is only verified at the real end.
         while rest := stream.read(_CHUNK_NBYTES):
             if rest.strip(b"\0"):
                 raise tarfile.ReadError("there is something behind its end")
@@ -55,19 +55,19 @@ def unpack(archive: Path, into: Path) -> None:
 
 @contextmanager
 def _explained(archive: Path) -> Iterator[None]:
-    """The errors of tarfile and of the decompressors in a sentence."""
+    """Turn the errors of tarfile and of the decompressors into InvalidArgumentError with a sentence."""
     try:
         yield
     except _BAD as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk's; gzip's and bz2's have none
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk; errors of gzip and bz2 have none
             raise
-        # A name in it need not be Unicode, a sentence must.
+        # A member's name need not be Unicode, a sentence must.
         words = str(error).encode(errors="backslashreplace").decode()
         raise InvalidArgumentError(f"archive '{archive}' cannot be unpacked: {words}") from error
 
 
 class _Bounded:
-    """A file whose reads are small: tarfile reads a header of any length at once."""
+    """A file that refuses large reads: tarfile reads a header of any length at once."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -75,7 +75,7 @@ class _Bounded:
         self.tell = file.tell
 
     def read(self, nbytes: int) -> bytes:
-        """At most MAX_READ_NBYTES. Raises tarfile.ReadError."""
+        """Read at most MAX_READ_NBYTES. Raises tarfile.ReadError for more."""
         if not 0 <= nbytes <= MAX_READ_NBYTES:
             raise tarfile.ReadError(f"a header of {nbytes} bytes")
         found: bytes = self._file.read(nbytes)
@@ -83,12 +83,12 @@ class _Bounded:
 
 
 class _Unpacking:
-    """One archive on its way to the disk. What breaks a rule raises tarfile.ReadError."""
+    """The unpacking of one archive. A member that breaks a rule raises tarfile.ReadError."""
 
     def __init__(self, tar: tarfile.TarFile, root: Path) -> None:
         self._tar = tar
         self._root = root.resolve()
-        # Changed member by member.
+        # Changed by each member.
         self._free_nbytes = min(MAX_NBYTES, shutil.disk_usage(root).free)
         self._links: dict[Path, str] = {}
 
@@ -101,13 +101,13 @@ class _Unpacking:
                 self._take(member)
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                 raise tarfile.ReadError(f"member '{member.name}' is in the place of another") from error
-            cast(Any, self._tar).members.clear()  # it keeps all that it has read, half a kilobyte each
+            cast(Any, self._tar).members.clear()  # tarfile keeps all members that it has read, half a kilobyte each
         for path, target in self._links.items():
             try:
                 path.symlink_to(target)
             except FileExistsError as error:
                 raise tarfile.ReadError(f"link '{self._name(path)}' is in the place of another member") from error
-        # With all of them there: one link may lead on through others.
+        # Checked when all links exist: one link may lead through others.
         for path, target in self._links.items():
             if not Path(os.path.realpath(path)).is_relative_to(self._root):
                 raise tarfile.ReadError(f"link '{self._name(path)}' leads out of it, to '{target}'")
@@ -149,7 +149,7 @@ class _Unpacking:
         with content, path.open("xb") as file:
             shutil.copyfileobj(content, file, _CHUNK_NBYTES)
             os.fchmod(file.fileno(), 0o644 | (member.mode & 0o111))
-        # What is compiled already counts as old otherwise, and everything would be compiled again.
+        # With other times compiled files would count as outdated, and all would be compiled again.
         os.utime(path, (member.mtime, member.mtime))
 
     def _name(self, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Environments on the local disk, by what they were made of: complete, or as good as absent.
+"""Python environments on the local disk, by what they were made from: complete, or as good as absent.
 
     <root>/
     ├── <key>/environment/   made here, and never moved: scripts in it name their interpreter by its whole path
@@ -6,7 +6,7 @@
     ├── <key>.lock           held by the process that makes <key>; the others wait, be they of this server or not
     └── digests/<…>          what the contents of a file came to, by its path, as long as it is unchanged
 
-Nothing is ever changed once it is complete, and nothing removed: `rm -r` of the whole is safe while no server runs.
+A complete environment is never changed or removed: `rm -r` of the root is safe while no server runs.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ from shoal.errors import UnavailableError
 
 
 def cache_directory(flag: str, environ: Mapping[str, str]) -> Path:
-    """Where environments are kept: what --environment-cache-directory says, else systemd, else the user's cache."""
+    """The directory of environments: --environment-cache-directory, else systemd's, else in the user's cache."""
     if flag:
         return Path(flag).absolute()
-    if systemd := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:  # several, of which the first will do
+    if systemd := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:  # may be several: the first one
         return Path(systemd, "environments")
     user = environ.get("XDG_CACHE_HOME", "")
     return Path(user if user.startswith("/") else Path("~/.cache").expanduser(), "shoal", "environments").absolute()
 
 
 class Cache:
-    """All of them."""
+    """The environments below one root directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def prepare(self) -> None:
-        """Make the directory, for this user only. Raises UnavailableError where that cannot be."""
+        """Make the root directory, for this user only. Raises UnavailableError where that fails."""
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.root / "digests").mkdir(exist_ok=True)
@@ -48,10 +48,10 @@ class Cache:
             ) from error
 
     def get(self, key: str, make: Callable[[Path], None], say: Callable[[str], None]) -> Path:
-        """The environment `key`: as it was made before, or as `make` fills an empty directory now. `say` is told where
-        another process is about to make it, which is waited for.
+        """The directory of the environment `key`: made before, or now by `make`, which fills an empty directory. `say`
+        is called where another process is making it, which is waited for.
 
-        Raises what `make` raises. `prepare` comes first.
+        Raises the errors of `make`. Call `prepare` before.
         """
         entry = self.root / key
         directory, complete = entry / "environment", entry / "complete"
@@ -59,14 +59,14 @@ class Cache:
             return directory
         with self._locked(key, say):
             if not complete.exists():
-                shutil.rmtree(entry, ignore_errors=True)  # what a killed process has left
+                shutil.rmtree(entry, ignore_errors=True)  # the rest from a killed process
                 directory.mkdir(parents=True)
                 try:
                     make(directory)
                 except BaseException:
                     shutil.rmtree(entry, ignore_errors=True)
                     raise
-                os.sync()  # a power failure must not leave the mark without what it stands for
+                os.sync()  # after a power failure the mark must not exist without the files
                 complete.touch()  # publishes: an environment that every process may use
         return directory
 
@@ -81,10 +81,10 @@ class Cache:
             yield
 
     def digest(self, file: Path) -> str:
-        """SHA-256 of a file's contents. Raises OSError.
+        """The SHA-256 digest of a file's contents. Raises OSError.
 
-        Archives have gigabytes, and a worker that is started again shall not wait for seconds: while inode, size and
-        modification time are what they were, so is the digest. `prepare` comes first.
+        Archives have gigabytes, and a worker that is started again must not wait for seconds: while inode, size and
+        modification time are unchanged, the noted digest is returned. Call `prepare` before.
         """
         status = file.stat()
         stamp = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"

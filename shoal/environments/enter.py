@@ -1,9 +1,9 @@
-"""Becomes a worker in an environment of its own: makes the environment where it is not there yet, then execs.
+"""The program that becomes a worker in an environment of its own: makes the environment if it is missing, then execs.
 
     supervisor ── exec ──► python -m shoal.environments.enter ORDER ── exec, same pid ──► <interpreter> <links> NAME
                                               └─ joins, only to say why not: the load fails with that sentence
 
-So however long an environment takes, only its own instance waits, under the deadline that every start of one has.
+So only the instance itself waits for its environment, under the time limit of every start.
 """
 
 import json
@@ -33,7 +33,8 @@ _log = logging.getLogger("shoal.environments.enter")
 def program(
     wanted: Wanted, model: str, instance_name: str, directory: Path, log_settings: Mapping[str, Any]
 ) -> list[str]:
-    """The module to run, and its order: make what is `wanted` in the cache at `directory` and become the instance."""
+    """The module to run, and its argument: an order to make the `wanted` environment in the cache at `directory` and
+    become the instance."""
     order = {
         "wanted": wanted._asdict(),
         "model": model,
@@ -45,7 +46,7 @@ def program(
 
 
 def main(text: str) -> int:
-    """The exit status, where the worker has not begun."""
+    """Carry out an order; returns the exit status where the worker could not be started."""
     die_with_parent()
     ignore_group_signals()
     order = json.loads(text)
@@ -62,8 +63,8 @@ def main(text: str) -> int:
         cache.prepare()
         packages = link_packages(cache.root)
         _log.info("worker %s runs in the environment '%s'", name, environment.directory)
-        # No -P before Python 3.11, and no need of it: what is run is a directory, and that comes first in the path.
-        # The name is for `ps`: the environment need not have setproctitle.
+        # -P is new in Python 3.11, and not needed: the program is a directory, which comes first in the path. The name
+        # is for `ps`: the environment need not have setproctitle.
         command = [str(environment.interpreter), "-s", "-u", str(packages), name]
         os.execve(environment.interpreter, command, environment.variables)
     except ShoalError as error:
@@ -73,7 +74,7 @@ def main(text: str) -> int:
 
 
 def _fail(error: ShoalError) -> int:
-    """Say it where a worker says why it cannot load."""
+    """Report an error to the supervisor, as a worker does that cannot load."""
     try:
         channel = control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"])))
         channel.receive(Kinds(LoadModel))

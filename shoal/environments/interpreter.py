@@ -1,4 +1,6 @@
-"""An interpreter that a worker is to run in: what it is, whether it will do, and the variables it wants around it."""
+"""The interpreter of a worker's environment: its version, whether a worker can run on it, and its environment
+variables.
+"""
 
 import os
 import subprocess
@@ -8,11 +10,12 @@ from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError
 
-#: The oldest that a worker's code runs on.
+#: The oldest version of Python on which a worker's code runs.
 MIN_VERSION = (3, 10)
-#: Variables of the server's own environment, wrong in another.
+#: Variables of the server's own environment that would be wrong in another.
 _OURS = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
-#: For every Python there ever was. numpy is looked for, not imported: that would take as long as the rest of a start.
+#: A program for any version of Python. numpy is looked for, not imported: that would take as long as the rest of a
+#: start.
 _QUESTION = """
 import sys
 try:
@@ -25,7 +28,7 @@ _ANSWER_S = 60.0
 
 
 class Interpreter(NamedTuple):
-    """What an interpreter says of itself."""
+    """An interpreter, by its own report."""
 
     path: Path
     version: tuple[int, int, int]
@@ -34,7 +37,8 @@ class Interpreter(NamedTuple):
 
 
 def ask(path: Path, variables: Mapping[str, str]) -> Interpreter:
-    """Look at an interpreter. Raises InvalidArgumentError where it is none, or is too old for a worker."""
+    """Run an interpreter to learn its version. Raises InvalidArgumentError where the file is no Python, or is too
+    old."""
     try:
         answer = subprocess.run(
             [path, "-s", "-E", "-c", _QUESTION],
@@ -54,7 +58,7 @@ def ask(path: Path, variables: Mapping[str, str]) -> Interpreter:
 
 
 def variables_of(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` as it is where the environment of the interpreter at `path` has been activated."""
+    """The variables `environ` as they would be after activating the environment of the interpreter at `path`."""
     found = {name: value for name, value in environ.items() if name not in _OURS}
     directory = path.parent
     found["PATH"] = f"{directory}:{environ.get('PATH', os.defpath)}"
@@ -68,7 +72,7 @@ def variables_of(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _activate(scripts: list[Path], variables: dict[str, str]) -> dict[str, str]:
-    """What packages of conda set when their environment is activated: where their data lie, for the most part."""
+    """The variables after running conda's activation scripts: mostly paths of packages' data."""
     if not scripts:
         return variables
     sourced = 'for script in "$@"; do . "$script" >&2; done; exec env -0'

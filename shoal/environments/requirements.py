@@ -1,8 +1,8 @@
-"""What an environment that is installed from a requirements.txt depends on, as far as it lies on this machine.
+"""The local files on which an environment from a requirements.txt depends.
 
-That is the file itself, those that it names with -r and -c, and each wheel, directory of wheels and project of which
-the path stands in one of them. Read as pip reads them, but for variables. To take a word too many for a path costs an
-installation when that changes; to miss one would leave a change without effect.
+These are the file itself, those that it names with -r and -c, and each wheel, directory of wheels and project whose
+path is in one of them. The files are read as pip reads them, except for variables. A word that is mistaken for a path
+costs a needless installation when that file changes; a path that is missed would leave a change without effect.
 """
 
 import os
@@ -11,25 +11,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-#: A line that goes on in the next one; what is said to people.
+#: A line that goes on in the next one; a comment.
 _CONTINUED, _COMMENT = re.compile(r"\\\r?\n"), re.compile(r"(^|\s)#.*")
-#: The beginning of a line that names a further file.
+#: The beginning of a line that names another requirements file.
 _NESTED = re.compile(r"\s*(?:-r|-c|--requirement|--constraint)[\s=]*")
-#: A word: perhaps an option, a package that is to be found there, "file:"; the path; perhaps extras, marker, fragment.
+#: A word: perhaps an option, the name of a package with "@", "file:"; the path; perhaps extras, marker, fragment.
 _WORD = re.compile(r"(?:-[ef]|--[a-z-]+=)?(?:[\w.-]+(?:\[[^\]]*\])?@)?(?:file:(?://(?:localhost)?(?=/))?)?([^\[;#]+)")
-#: In the directory of a project: what its installation leaves there, and what none looks at.
+#: Entries of a project's directory that an installation leaves there, or that it does not read.
 _NO_SOURCE = re.compile(r"\..*|build|__pycache__|.*\.egg-info")
 
 
 def contents(requirements: Path, digest: Callable[[Path], str]) -> Iterator[bytes]:
-    """All that it depends on, always in the same order. `digest` is of a file's contents. Raises OSError."""
+    """All contents on which the environment depends, in a fixed order. `digest` returns that of a file's contents.
+    Raises OSError."""
     seen, files = {requirements.resolve()}, [requirements]
-    for file in files:  # which grows meanwhile
+    for file in files:  # the list grows meanwhile
         text = file.read_bytes()
         yield text
         for line in _lines(text.decode(errors="surrogateescape")):
             nested = _NESTED.match(line)
-            # The others count from where pip is run.
+            # Other paths are relative to the directory where pip runs.
             found = _paths(line[nested.end() :], file.parent) if nested else _paths(line, requirements.parent)
             for path in found:
                 if (place := path.resolve()) in seen:
@@ -47,7 +48,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _paths(line: str, place: Path) -> Iterator[Path]:
-    """The files and directories in a line. As for pip a mere name is no directory, unless an option says so."""
+    """The files and directories in a line. A mere name is no directory, unless an option says so, as for pip."""
     for word in line.split():
         found = _WORD.match(word.strip("\"'"))
         path = place / unquote(found[1]) if found else place
@@ -56,8 +57,8 @@ def _paths(line: str, place: Path) -> Iterator[Path]:
 
 
 def _tree(path: Path, digest: Callable[[Path], str]) -> Iterator[bytes]:
-    """A file's contents; or those of a directory's files with their names, and its place, which an editable project
-    never leaves."""
+    """A file's digest; or those of a directory's files with their names, and its path, which an editable project never
+    leaves."""
     if path.is_file():
         yield digest(path).encode()
         return

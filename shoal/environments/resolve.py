@@ -1,4 +1,4 @@
-"""From what a model asks for to an environment that is there: found, unpacked or installed.
+"""A model's environment, ready to use: found, unpacked or installed.
 
 May take minutes and write gigabytes. Runs in the process that will become the worker (enter.py).
 """
@@ -23,28 +23,28 @@ from shoal.environments.wanted import EXECUTION_ENV_PATH, PYTHON_INTERPRETER, Wa
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.process import die_with_parent
 
-#: So many of the last lines of an installer say why it failed.
+#: How many of an installer's last lines are quoted when it fails.
 _LAST_LINES = 12
-#: Runs a program that has children of its own, as pip does: when we are gone they end with it. Otherwise they would go
-#: on filling a directory which the next server has begun to fill anew.
+#: A shell that runs a program with children, such as pip, and ends them with this process. Otherwise they would go on
+#: filling a directory which the next server has begun to fill anew.
 _WITH_ITS_CHILDREN = ("/bin/sh", "-c", 'trap "kill -9 0" TERM; "$@" & wait $!', "sh")
 
 
-#: Takes a line of an installer's output, or one of ours on its progress.
+#: Takes a line of an installer's output, or one about progress.
 Say = Callable[[str], None]
 
 
 class Environment(NamedTuple):
-    """An environment to run a worker in."""
+    """An environment in which a worker can run."""
 
     interpreter: Path
-    variables: dict[str, str]  # all of them
+    variables: dict[str, str]  # all variables of the worker's process
     directory: Path
 
 
 def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: Say) -> Environment:
-    """Make what is wanted, where it is not there yet; `say` takes the installer's lines. Raises ShoalError that
-    says why it cannot be."""
+    """Make the wanted environment, unless it exists; `say` takes the installer's lines. Raises ShoalError with the
+    reason where it cannot be made."""
     if wanted.execution_env and wanted.interpreter:
         raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
     try:
@@ -78,7 +78,7 @@ def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: 
 
 
 def _python_in(directory: Path) -> Path:
-    # Not resolved: it is by the link that a virtual environment's Python knows where it belongs.
+    # Not resolved: a virtual environment's Python finds its environment by this link.
     path = directory / "bin" / "python"
     if not path.exists():
         raise InvalidArgumentError(
@@ -89,14 +89,14 @@ def _python_in(directory: Path) -> Path:
 
 
 def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
-    """The environment in an archive, as if it had been installed where it lies now."""
+    """The interpreter of an archive's environment, unpacked and adapted to its new place."""
     cache.prepare()
 
     def make(directory: Path) -> None:
         say(f"unpacking '{archive}'")
         unpack(archive, directory)
         prefixes = directory / "bin" / "conda-unpack"
-        if prefixes.exists():  # rewrites what names the directory that the environment was packed in
+        if prefixes.exists():  # rewrites paths of the directory in which the environment was packed
             python = _python_in(directory)
             _run([str(python), str(prefixes)], directory, variables_of(python, environ), f"archive '{archive}'", say)
 
@@ -104,7 +104,7 @@ def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], say: Say)
 
 
 def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
-    """A virtual environment of `base` with the packages in a requirements.txt, and numpy."""
+    """The interpreter of a virtual environment of `base` with the packages in a requirements.txt, and numpy."""
     cache.prepare()
     interpreter = ask(base, variables_of(base, environ))
     facts = [os.fsencode(base.resolve()), repr(interpreter.version).encode(), *contents(requirements, cache.digest)]
@@ -118,7 +118,7 @@ def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[st
 
 
 def _install(requirements: Path, base: Interpreter, directory: Path, environ: Mapping[str, str], say: Say) -> None:
-    what, place = f"'{requirements}'", requirements.parent  # what it names by relative paths lies there
+    what, place = f"'{requirements}'", requirements.parent  # relative paths in the file start there
     create, install = _installers(base, directory, environ)
     _run(create, place, variables_of(base.path, environ), what, say)
     python = directory / "bin" / "python"
@@ -126,17 +126,17 @@ def _install(requirements: Path, base: Interpreter, directory: Path, environ: Ma
     install += ["-r", str(requirements)]
     _run(install, place, variables, what, say)
     if not ask(python, variables).has_numpy:
-        _run([*install, "numpy"], place, variables, what, say)  # from where the file says that packages come from
+        _run([*install, "numpy"], place, variables, what, say)  # from the package index that the file names
 
 
 def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The commands that create a virtual environment, and that install into it: the fastest there are."""
+    """The commands that create a virtual environment, and that install into it: the fastest available."""
     path, python = str(base.path), str(directory / "bin" / "python")
     if uv := shutil.which("uv", path=environ.get("PATH")):
         create = [uv, "venv", "--allow-existing", "--python", path, str(directory)]
         return create, [uv, "pip", "install", "--python", python]
     create, pip = [path, "-m", "venv", str(directory)], ["-m", "pip", "--no-input", "--disable-pip-version-check"]
-    # From pip 22.3 on the one that is there installs for others; to give each environment one of its own takes 7 s.
+    # From pip 22.3 on, the present one installs for others; to give each environment its own takes 7 s.
     question = [path, *pip, "--python", path, "--version"]
     answer = run(question, env=variables_of(base.path, environ), stdin=DEVNULL, capture_output=True, check=False)
     if answer.returncode:
@@ -145,7 +145,7 @@ def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) 
 
 
 def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], what: str, say: Say) -> None:
-    """Run a program and pass on what it prints, line by line. Raises InternalError with its last lines."""
+    """Run a program and pass on its output, line by line. Raises InternalError with its last lines."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with Popen(
         [*_WITH_ITS_CHILDREN, *command], cwd=directory, env=variables, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,

@@ -1,4 +1,4 @@
-"""What a worker in an environment of its own sees of the server: a directory of links, and not one package more.
+"""The server's packages for a worker in an environment of its own: a directory of links to those that it needs.
 
 <directory>/
 ├── __main__.py                     worker.py: `<interpreter> <directory>` runs it, and looks here for modules first
@@ -20,11 +20,11 @@ _BEHIND = ("msgpack",)
 
 
 def link_packages(root: Path) -> Path:
-    """The directory, beneath `root`; made where it is not there yet. Raises OSError."""
+    """The directory of links below `root`; made unless it exists. Raises OSError."""
     links = {"__main__.py": str(worker.__file__)}
     links |= {name: _location(name) for name in _BEFORE}
     links |= {f"{worker.BEHIND}/{name}": _location(name) for name in _BEHIND}
-    # Named by its targets: another server's, or that of a server that has moved, is another directory.
+    # Named by the targets: those of another server, or of one that has moved, are in another directory.
     directory = root / f"server-{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
     if not directory.exists():
         fresh = Path(tempfile.mkdtemp(prefix=".", dir=root))
@@ -35,7 +35,7 @@ def link_packages(root: Path) -> Path:
             fresh.rename(directory)  # publishes: all links
         except OSError:
             shutil.rmtree(fresh)
-            if not directory.exists():  # else another worker was faster
+            if not directory.exists():  # otherwise another worker has made it meanwhile
                 raise
     return directory
 

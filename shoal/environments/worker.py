@@ -1,4 +1,4 @@
-"""The first file of a worker in an environment of its own; the links of server_packages.py lie beside it.
+"""The first file that a worker runs in an environment of its own; the links of server_packages.py lie beside it.
 
 Runs in the environment's interpreter, before anything of Shoal is imported.
 """

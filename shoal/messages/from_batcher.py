@@ -13,19 +13,19 @@ class BatcherConnected(Message):
 
 
 class ProcessDistrusted(Message):
-    """A client or a worker has written an invalid record: its ring is read no more, and its process is to be ended."""
+    """A client or a worker has written an invalid record: its ring is no longer read, and its process must be ended."""
 
     owner: int
 
 
 class WorkerRetired(Message):
-    """A worker that was to get no more batches has answered all it had."""
+    """A retired worker has answered all its batches."""
 
     owner: int
 
 
 class ModelRetired(Message):
-    """A model version that was to get no more requests has none left."""
+    """A retired model version has no request left."""
 
     model_id: int
 

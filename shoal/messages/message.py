@@ -136,7 +136,7 @@ def close_descriptors(message: Message) -> None:
         os.close(fd)
 
 
-#: Layout of each type of message, once one has been sent or received: see `_layout`.
+#: By type of message, the result of `_layout`, once a message has been sent or received.
 _LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int]]] = {}
 
 

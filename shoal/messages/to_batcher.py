@@ -160,7 +160,7 @@ class WorkerCaughtUp(Message):
 
 
 class RetireWorker(Message):
-    """A worker gets no more batches; WorkerRetired answers when it has answered all it had."""
+    """A worker gets no more batches; WorkerRetired answers when it has answered all its batches."""
 
     owner: int
 

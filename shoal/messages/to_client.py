@@ -96,7 +96,7 @@ class TraceSettingsChanged(Message):
     """The trace settings that are in force from now on."""
 
     settings: dict[str, dict[str, Any]]  # TraceSetting by model; "" for all other models
-    outlet: Fd | None  # the socket on which traces go to the tracer, always the same; None: no traces
+    outlet: Fd | None  # the socket on which traces go to the tracer, always one and the same; None: no traces
 
 
 class RegionRegistered(Message):
@@ -110,7 +110,7 @@ class RegionRegistered(Message):
 
 
 class RegionUnregistered(Message):
-    """A region of clients' shared memory is unregistered; all of them if the name is ""."""
+    """A region of clients' shared memory is unregistered; all regions if the name is ""."""
 
     name: str
 

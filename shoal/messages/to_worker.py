@@ -28,7 +28,7 @@ class LoadModel(Message):
     instance_name: str
     kind: str  # KIND_CPU, KIND_GPU
     device_id: int  # the GPU's number among those that the worker's process sees
-    gpu: int  # the server's number of the same GPU
+    gpu: int  # the server's number of that GPU
     cores: list[int]
     backend_config: dict[str, str]
     log: LogSettings

@@ -3,7 +3,7 @@
     zygote ── ZygoteReady or ZygoteUnfit ──► supervisor ── Fork, Fork, … ──► zygote
     forked process ── Forked ──► supervisor ── Begin ──► forked process, on a connection of its own
 
-None is acknowledged.
+No message is acknowledged.
 """
 
 from shoal.messages.message import Fd, Kinds, Message

@@ -1,5 +1,5 @@
-"""What a model's configuration says: `config.pbtxt` to a checked dict, exactly as `/v2/models/M/config` prints it.
+"""A model's configuration: `config.pbtxt` as a checked dict, exactly as `/v2/models/M/config` prints it.
 
-`load` is the front door, used by the supervisor; `pbtxt` alone knows protobuf. Every other process sees the finished
-dict through `signature`. Importing this package imports none of them.
+`load` is the entry point, used by the poller; `pbtxt` alone knows protobuf. All other processes read the finished dict
+through `signature`. Importing this package imports none of these.
 """

@@ -1,8 +1,8 @@
-"""What a model's file or its model.py tells about it, put where the configuration says nothing.
+"""Auto-complete: fields that a configuration leaves open are filled in from the model's file or its model.py.
 
-Pure: the worker that first opens the file reports a ModelIO, the supervisor completes the configuration from it. Only
-max_batch_size, input, output, the scheduling choice and, for a model.py, the transaction policy may change, and what is
-configured is never overwritten.
+Pure: the worker that first reads the file reports a ModelIO, and the supervisor completes the configuration from it.
+Only max_batch_size, input, output, the scheduling choice and, for a model.py, the transaction policy may change; fields
+that are configured are never overwritten.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,40 +21,40 @@ _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 class IOTensor(NamedTuple):
-    """An input or output as the model file declares it."""
+    """An input or output as declared by the model file."""
 
     name: str
     data_type: str  # "TYPE_FP32"
-    dims: tuple[int, ...]  # all of them, the batch dimension too; -1 = dynamic, () = a scalar
+    dims: tuple[int, ...]  # with the batch dimension; -1: dynamic, (): a scalar
 
 
 class ModelIO(NamedTuple):
-    """All inputs and outputs of a model file, in its order; or what a model.py has made of its configuration."""
+    """All inputs and outputs of a model file, in its order; or the configuration as completed by a model.py."""
 
     inputs: tuple[IOTensor, ...]
     outputs: tuple[IOTensor, ...]
     completed: Config | None = None
-    fills_max_batch_size: bool = True  # False: the file leaves open whether its first dimensions are a batch
+    fills_max_batch_size: bool = True  # False: the file does not say whether its first dimensions are a batch
 
 
 def needs_autocomplete(config: Config) -> bool:
-    """Whether the model file must be looked into before the configuration is finished."""
+    """Whether the model file must be read before the configuration can be finished."""
     if config["backend"] in _DECLARING:
         return not (config["input"] and config["output"])
-    return bool(config["backend"] == "python")  # its auto_complete_config is always called
+    return bool(config["backend"] == "python")  # a model.py's auto_complete_config is always called
 
 
 def complete(config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> Config:
-    """`config` with what it leaves open taken from `model_io`. Raises InvalidArgumentError where they disagree."""
+    """`config` with open fields filled in from `model_io`. Raises InvalidArgumentError where the two disagree."""
     if model_io.completed is not None:
         return complete_python(config, model_io.completed)
     return complete_from_file(config, model_io, default_max_batch_size)
 
 
 def complete_python(config: Config, completed: Config) -> Config:
-    """`config` with the fields that an auto_complete_config may set, as it has left them in `completed`.
+    """`config` with the fields that an auto_complete_config may set, taken from `completed`.
 
-    Raises InvalidArgumentError for a field of another form: it comes from a user's code.
+    Raises InvalidArgumentError for a field of a wrong type: it comes from a user's code.
     """
     name, max_batch_size = config["name"], completed.get("max_batch_size", 0)
     if type(max_batch_size) is not int:
@@ -79,7 +79,7 @@ def complete_python(config: Config, completed: Config) -> Config:
 
 
 def _filled(configured: Config, tensor: Config) -> Config:
-    """A tensor of the configuration, with the datatype and the dims of `tensor` where it leaves them open."""
+    """A tensor of the configuration, with the datatype and the dims of `tensor` where these are left open."""
     is_open = configured["data_type"] == "TYPE_INVALID"
     data_type = tensor["data_type"] if is_open else configured["data_type"]
     return {**configured, "data_type": data_type, "dims": configured["dims"] or tensor["dims"]}
@@ -105,7 +105,7 @@ def _checked_tensors(name: str, role: str, tensors: Any) -> list[Config]:
 def complete_from_file(
     config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
 ) -> Config:
-    """`config` with what it leaves open taken from `model_io`; unchanged where it lists inputs and outputs.
+    """`config` with open fields filled in from `model_io`; unchanged where it lists inputs and outputs.
 
     Raises InvalidArgumentError where max_batch_size is set and the model cannot batch.
     """
@@ -120,7 +120,7 @@ def complete_from_file(
             f"autofill failed for model '{config['name']}': model does not support batching while non-zero "
             "max_batch_size is specified"
         )
-    # What the server adds to a client's request is not asked of clients.
+    # Tensors that the server adds to a request are not required of clients.
     added = {name for name, _, _, _ in sequences.controls(config)}
     added.update(state[field] for state in sequences.states(config) for field in ("input_name", "output_name"))
     inputs, outputs = (
@@ -151,7 +151,7 @@ def _tensor(form: Callable[[str, str, Sequence[int]], Config], tensor: IOTensor,
     dims = tensor.dims[1:] if max_batch_size > 0 else tensor.dims
     if dims:
         return form(tensor.name, tensor.data_type, dims)
-    # dims must not be empty. Row by row a scalar is [1] reshaped to []; without batching the backend itself
-    # takes [1] for a tensor of rank 0, since an empty reshape is not allowed there.
+    # dims must not be empty. With batching a scalar is [1] reshaped to []; without, the backend itself takes [1] for a
+    # tensor of rank 0, since an empty reshape is not allowed there.
     scalar = form(tensor.name, tensor.data_type, (1,))
     return {**scalar, "reshape": {"shape": []}} if max_batch_size > 0 else scalar

@@ -1,7 +1,7 @@
-"""Which backend runs a model: the platform and backend fields, completed from each other, the files or the name.
+"""The backend of a model: the fields platform and backend, completed from each other, the model's files or its name.
 
-One table, from Triton's documentation. It lists backends Shoal does not have too, so that a model of theirs is refused
-by its backend's name (`support`) and not as a riddle. Pure.
+One table, from Triton's documentation. It also lists backends that Shoal does not have, so that their models are
+refused by the backend's name (`support`). Pure.
 """
 
 import difflib
@@ -13,14 +13,14 @@ from shoal.model_config.messages import Config
 
 
 class Platform(NamedTuple):
-    """A row of the table."""
+    """A row of the table of platforms."""
 
     platform: str
     backend: str
     filename: str  # in a version directory, unless default_model_filename says otherwise
 
 
-#: In the order in which a version directory is searched for a model; an alias comes after what it stands for.
+#: In the order in which a version directory is searched for a model; an alias comes after the platform it means.
 PLATFORMS = (
     Platform("tensorflow_savedmodel", "tensorflow", "model.savedmodel"),
     Platform("tensorflow_graphdef", "tensorflow", "model.graphdef"),
@@ -34,17 +34,17 @@ PLATFORMS = (
 )
 
 ENSEMBLE = "ensemble"
-#: Backend → its other runtimes, which look for the model's file themselves.
+#: Backend → its other runtimes, which find the model's file themselves.
 RUNTIMES = {"pytorch": ("model.py",)}
 
-#: The kinds of instance groups that a backend can serve; one written in Python, a user's too, decides for itself.
+#: The kinds of instance groups that a backend can serve; a backend written in Python, a user's too, takes all.
 KINDS = {
     "identity": ("KIND_CPU", "KIND_GPU"),
     "onnxruntime": ("KIND_CPU", "KIND_GPU"),
     "tensorrt": ("KIND_GPU",),
     **dict.fromkeys(("embedding", "fil", "openvino", "tensorflow"), ("KIND_CPU",)),
 }
-#: What people write for a backend or a platform that is called otherwise.
+#: Wrong names that users write for a backend or a platform → the beginning of the right one.
 _MEANT = {
     "onnx": "onnxruntime", "onnx_runtime": "onnxruntime", "ort": "onnxruntime", "torch": "pytorch",
     "libtorch": "pytorch", "torchscript": "pytorch", "tf": "tensorflow", "savedmodel": "tensorflow", "trt": "tensorrt",
@@ -59,7 +59,7 @@ def kinds(backend: str) -> tuple[str, ...]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence and one that asks for the backend or platform most like `name`; empty for none."""
+    """The end of a sentence, with a question for the backend or platform most similar to `name`; "" without one."""
     known = list(known)
     meant = _MEANT.get(name.lower(), "")
     likely = [each for each in known if meant and each.startswith(meant)]
@@ -68,7 +68,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def groups_moved_to_cpu(config: Config) -> list[Config]:
-    """The instance groups of a kind that the backend cannot serve, where it can serve KIND_CPU in its place."""
+    """The instance groups whose kind the backend cannot serve, where it can serve KIND_CPU instead."""
     can = kinds(config["backend"])
     return [
         group for group in config["instance_group"] if "KIND_CPU" in can and group["kind"] not in ("KIND_AUTO", *can)
@@ -76,7 +76,8 @@ def groups_moved_to_cpu(config: Config) -> list[Config]:
 
 
 def unsupported_kind(config: Config, group: Config) -> UnsupportedError:
-    """The refusal of a group of a kind that the backend cannot serve; Triton's sentence, and what it takes."""
+    """The refusal of a group of a kind that the backend cannot serve: Triton's sentence, with the kinds that can be
+    served."""
     backend = config["backend"] or config["platform"]
     return UnsupportedError(
         f"instance_group kind {group['kind']} not supported: group '{group['name']}' of model '{config['name']}' runs "
@@ -90,15 +91,16 @@ def detect_backend(names: Collection[str]) -> Platform | None:
 
 
 def has_backend(config: Config) -> bool:
-    """Whether the configuration itself says what runs the model."""
+    """Whether the configuration itself names a platform or backend."""
     return bool(config["platform"] or config["backend"] or "ensemble_scheduling" in config)
 
 
 def detect(config: Config, names: Collection[str]) -> Config:
-    """`config`, which says nothing of a backend, with the one its files or its name ask for.
+    """`config` without a backend, completed by the backend that the model's files or its name mean.
 
-    `names` are the entries of the model's first version directory. Where they tell nothing, the model's own name must:
-    `something.identity` runs on the backend `identity`. Raises InvalidArgumentError where that says nothing either.
+    `names` are the entries of the model's first version directory. Where none of them is a model's file, the model's
+    own name decides: `something.identity` runs on the backend `identity`. Raises InvalidArgumentError where the name
+    has no such end either.
     """
     row = detect_backend(names)
     if row is not None:
@@ -129,7 +131,7 @@ def complete(config: Config) -> Config:
 
 
 def disagreements(config: Config) -> Iterator[str]:
-    """Sentences about a platform and a backend that do not go together; for `checks`."""
+    """Sentences about a platform and a backend that contradict each other; for `checks`."""
     name, platform, backend = config["name"], config["platform"], config["backend"]
     if ("ensemble_scheduling" in config or platform == ENSEMBLE) and (platform != ENSEMBLE or backend):
         yield f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"

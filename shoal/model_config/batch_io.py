@@ -1,6 +1,7 @@
-"""batch_input and batch_output: tensors that the backend makes of a batch, or divides by one. Part of `checks`. Pure.
+"""Checks of batch_input and batch_output: tensors that the backend makes from a batch, or splits by one. Part of
+`checks`. Pure.
 
-Generators of sentences, Triton's word for word where Triton has one.
+Generators of sentences, in Triton's words where Triton has any.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ def faults(config: Config) -> Iterator[str]:
         if made["data_type"] not in ("TYPE_INT32", "TYPE_FP32"):
             yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
         for name in made["target_name"]:
-            if name in inputs:  # ours; Triton finds out when it runs
+            if name in inputs:  # Shoal's own check; Triton fails when it runs the model
                 yield f"target input name '{name}' of a batch input is an input of clients, too, for {config['name']}"
     scattered: set[str] = set()
     for made in config["batch_output"]:
@@ -29,7 +30,7 @@ def faults(config: Config) -> Iterator[str]:
                 yield f"target output name '{name}' can only be specified once"
             scattered.add(name)
             (source,) = made["source_input"]
-            if len(outputs[name]["dims"]) > len(inputs[source]["dims"]):  # ours; Triton would read beyond the shape
+            if len(outputs[name]["dims"]) > len(inputs[source]["dims"]):  # Triton would read beyond
                 yield f"target output '{name}' has more dims than source input '{source}' for {config['name']}"
 
 
@@ -40,5 +41,5 @@ def _sources(made: Config, what: str, inputs: dict[str, Config]) -> Iterator[str
     for source in sources:
         if source not in inputs:
             yield f"unknown source input name '{source}'"
-        if inputs[source]["optional"]:  # ours
+        if inputs[source]["optional"]:  # Shoal's own check
             yield f"source input '{source}' of a {what} cannot be optional"

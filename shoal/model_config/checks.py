@@ -1,7 +1,7 @@
-"""What a finished configuration must fulfil, apart from its tensors (`tensor_checks`): one small rule per subject.
+"""Checks of a finished configuration, apart from its tensors (`tensor_checks`): one small rule per subject.
 
-A rule is handed the configuration and yields a sentence for each fault; the first one is raised. The sentences are
-Triton's word for word where Triton has one; the limits that it lacks are ours and say what to change. Pure.
+A rule takes the configuration and yields a sentence for each fault; the first one is raised. The sentences are Triton's
+where Triton has one; limits that Triton lacks are ours and say what to change. Pure.
 """
 
 import posixpath
@@ -25,7 +25,7 @@ from shoal.model_config.response_cache import response_cache
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.model_config.tensor_checks import tensors
 
-#: Ours: the longest delay, an hour.
+#: The longest delay, an hour (ours).
 MAX_MICROSECONDS = 3_600_000_000
 
 Rule = Callable[[Config], Iterator[str]]
@@ -61,7 +61,7 @@ def labels(config: Config) -> Iterator[str]:
 
 
 def warmup_files(config: Config) -> Iterator[str]:
-    """Check that input_data_file names a file inside the model's directory of such files."""
+    """Check that input_data_file names a file inside the model's directory `warmup`."""
     for sample in config["model_warmup"]:
         for name, given in sample["inputs"].items():
             path = given.get(warmup.INPUT_DATA_FILE)
@@ -73,13 +73,13 @@ def warmup_files(config: Config) -> Iterator[str]:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative `path` names something beneath the directory it starts from, links left aside."""
+    """Whether a relative `path` stays beneath the directory where it starts, links left aside."""
     plain = posixpath.normpath(path)
     return "\0" not in path and not plain.startswith("/") and plain.split("/")[0] not in (".", "..")
 
 
 def preferred_sizes(config: Config) -> Iterator[str]:
-    """preferred_batch_size of either batcher, against a max_batch_size that auto-complete may have set."""
+    """Check preferred_batch_size of either batcher against max_batch_size, which auto-complete may have set."""
     oldest = config.get("sequence_batching", {}).get("oldest", {})
     for which, batching in (
         ("dynamic batching preferred size", config.get("dynamic_batching", {})),
@@ -112,7 +112,7 @@ def queue_policies(config: Config) -> Iterator[str]:
         return
     name, levels = config["name"], batching["priority_levels"]
     for level in batching["priority_queue_policy"]:
-        if levels > 0 and not 1 <= int(level) <= levels:  # without levels it has no effect, as in Triton
+        if levels > 0 and not 1 <= int(level) <= levels:  # without levels the policies have no effect, as in Triton
             yield f"priority queue policy must have priority level in range [1, {levels}] for {name}"
     for policy in (batching.get("default_queue_policy"), *batching["priority_queue_policy"].values()):
         if policy is not None:
@@ -130,7 +130,7 @@ def sequence_delay(config: Config) -> Iterator[str]:
 
 
 def sequence_files(config: Config) -> Iterator[str]:
-    """Check that data_file of an initial state names a file inside the model's directory of such files."""
+    """Check that data_file of an initial state names a file inside the model's directory `initial_state`."""
     for state in sequences.states(config):
         for initial in state["initial_state"]:
             path = initial.get("data_file")
@@ -186,12 +186,12 @@ _FINISHED: tuple[Rule, ...] = (
 
 
 def check_unfinished(config: Config) -> None:
-    """Raises InvalidArgumentError with the first fault that auto-complete cannot mend."""
+    """Raise InvalidArgumentError with the first fault that auto-complete cannot mend."""
     _apply(_UNFINISHED, config)
 
 
 def check(config: Config) -> None:
-    """Raises InvalidArgumentError with the first fault of a finished configuration."""
+    """Raise InvalidArgumentError with the first fault of a finished configuration."""
     _apply(_FINISHED, config)
 
 

@@ -1,8 +1,8 @@
-"""An ensemble's configuration as a dataflow: what it must fulfil by itself, and together with the models it is made of.
+"""An ensemble's configuration as a dataflow: checks of the ensemble alone, and together with its steps' models.
 
-Generators of sentences, as in `checks`, Triton's word for word where it has one. A step maps a model's inputs and
-outputs, the keys, to tensors of the ensemble, the values. Pure; the supervisor asks the second question whenever one of
-the models has become another.
+Generators of sentences, as in `checks`, in Triton's words where it has any. A step maps a model's inputs and outputs,
+the keys, to tensors of the ensemble, the values. Pure; the supervisor runs the second check whenever one of the models
+has been replaced.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,30 +12,30 @@ from shoal.datatypes import format_shape
 from shoal.model_config.messages import Config
 from shoal.model_config.response_cache import response_cache
 
-#: A step's `model_version` for the latest one that is ready.
+#: A step's `model_version` that means the latest version that is ready.
 LATEST = -1
-#: Ours: a graph is walked for each request.
+#: The most steps (ours): the graph is walked for each request.
 MAX_STEPS = 256
 
 
 def is_ensemble(config: Config) -> bool:
-    """Whether models are put together here."""
+    """Whether a configuration is an ensemble's."""
     return "ensemble_scheduling" in config
 
 
 def steps(config: Config) -> list[Config]:
-    """The steps of an ensemble; none of any other model."""
+    """The steps of an ensemble; an empty list for any other model."""
     scheduling: Config = config.get("ensemble_scheduling", {})
     return list(scheduling.get("step", ()))
 
 
 def max_inflight_requests(config: Config) -> int:
-    """How many requests there may be at once to each step of an ensemble; 0: any number."""
+    """The most requests at one time to each step of an ensemble; 0: no limit."""
     return int(config.get("ensemble_scheduling", {}).get("max_inflight_requests", 0))
 
 
 def faults(config: Config) -> Iterator[str]:
-    """What is wrong whatever the models are."""
+    """Faults of an ensemble's configuration that do not depend on the models."""
     if not is_ensemble(config):
         return
     name = config["name"]
@@ -97,7 +97,7 @@ def _dataflow(config: Config) -> Iterator[str]:
 
 
 def reachable(listed: Sequence[Config], given: set[str]) -> set[str]:
-    """The tensors that come about from those that are given. What a cycle needs of itself never does."""
+    """The tensors that can be computed from those that are `given`; in a cycle there are some that cannot."""
     ready, waiting = set(given), list(listed)
     while runnable := [step for step in waiting if ready.issuperset(step["input_map"].values())]:
         waiting = [step for step in waiting if step not in runnable]
@@ -107,12 +107,12 @@ def reachable(listed: Sequence[Config], given: set[str]) -> set[str]:
 
 
 def _lacking(output: str, listed: Sequence[Config], ready: set[str]) -> str:
-    """A tensor that the step which writes `output` waits for in vain; "" where none writes it."""
+    """A tensor for which the step that writes `output` waits in vain; "" where no step writes it."""
     inputs = next((step["input_map"].values() for step in listed if output in step["output_map"].values()), ())
     return next((tensor for tensor in inputs if tensor not in ready), "")
 
 
-# --- together with its models ---
+# --- together with the steps' models ---
 
 
 class _Tensor(NamedTuple):
@@ -125,11 +125,11 @@ class _Tensor(NamedTuple):
 
 
 def mismatches(config: Config, models: Sequence[Config]) -> Iterator[str]:
-    """What does not agree between an ensemble and the models of its steps, in their order, as they are configured."""
+    """Contradictions between an ensemble and the configurations of its steps' models, in the order of the steps."""
     name = config["name"]
     seen: dict[str, _Tensor] = {}
     for tensor in (*config["input"], *config["output"]):
-        dims = tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"]  # as its models have it
+        dims = tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"]  # as the steps' models have it
         seen[tensor["name"]] = _tensor(config, {**tensor, "dims": dims})
     for step, model in zip(steps(config), models, strict=True):
         most, allowed = config["max_batch_size"], model["max_batch_size"]
@@ -146,7 +146,7 @@ def mismatches(config: Config, models: Sequence[Config]) -> Iterator[str]:
 
 
 def decoupled_steps(models: Sequence[Config]) -> list[int]:
-    """The numbers of the steps whose models may answer a request any number of times."""
+    """The numbers of the steps whose models are decoupled."""
     return [
         number
         for number, model in enumerate(models)
@@ -155,8 +155,8 @@ def decoupled_steps(models: Sequence[Config]) -> list[int]:
 
 
 def _origins(config: Config, models: Sequence[Config]) -> Iterator[str]:
-    """A step that depends on the answers of several decoupled steps is refused: it is unknown which of them belong
-    together."""
+    """A refusal of steps that depend on the answers of several decoupled steps: which of those belong together is
+    unknown."""
     name, decoupled, waiting = config["name"], set(decoupled_steps(models)), dict(enumerate(steps(config)))
     origins: dict[str, int | None] = dict.fromkeys([tensor["name"] for tensor in config["input"]])
     while runnable := [each for each, step in waiting.items() if origins.keys() >= set(step["input_map"].values())]:
@@ -170,7 +170,7 @@ def _origins(config: Config, models: Sequence[Config]) -> Iterator[str]:
                 )
             mine = number if number in decoupled else next(iter(found), None)
             origins.update(dict.fromkeys(step["output_map"].values(), mine))
-    if len({origins.get(tensor["name"]) for tensor in config["output"]}) > 1:  # ours
+    if len({origins.get(tensor["name"]) for tensor in config["output"]}) > 1:  # Shoal's own check
         yield (
             f"in ensemble {name}, outputs depend on different decoupled models, or some on none; every response has "
             "all of them"
@@ -178,7 +178,7 @@ def _origins(config: Config, models: Sequence[Config]) -> Iterator[str]:
 
 
 def _unmapped(name: str, step: Config, model: Config) -> Iterator[str]:
-    """Keys of the maps that the model does not have, and inputs of it that no key names."""
+    """Keys of a step's maps that its model does not have, and inputs of the model that no key names."""
     inputs = {tensor["name"]: tensor for tensor in model["input"]}
     outputs = {tensor["name"] for tensor in model["output"]}
     for key, tensor in step["input_map"].items():
@@ -221,7 +221,7 @@ def _inconsistent(prefix: str, one: _Tensor, other: _Tensor) -> Iterator[str]:
             f"{prefix}inconsistent data type: {one.data_type} is inferred from model {one.model} while "
             f"{other.data_type} is inferred from model {other.model}"
         )
-    # A tensor of a model that batches may be that of one that does not: with its batch dimension, or without.
+    # A tensor of a model that batches may fit one of a model that does not: with its batch dimension, or without.
     if not (fits(one.dims, other.dims) or fits(one.full_dims, other.full_dims)):
         yield (
             f"{prefix}inconsistent shape: {format_shape(one.full_dims)} is inferred from model {one.model} while "
@@ -230,5 +230,5 @@ def _inconsistent(prefix: str, one: _Tensor, other: _Tensor) -> Iterator[str]:
 
 
 def fits(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes may be the same; -1 stands for any size."""
+    """Whether two shapes may be equal; -1 stands for any size."""
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))

@@ -1,6 +1,6 @@
-"""Reading files of a model repository: whatever lies there, it costs a bounded time and a bounded memory.
+"""Reading files of a model repository in bounded time and memory, whatever the repository contains.
 
-Used in the supervisor and in workers. Sentences about a file that cannot be read are the callers'.
+Used in the poller and in workers. Callers word the sentences about a file that cannot be read.
 """
 
 import errno
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def read(path: Path, limit: int) -> bytes:
-    """The first `limit` bytes of a regular file, or all that it has.
+    """The first `limit` bytes of a regular file, or all its bytes.
 
-    Raises OSError for everything else: a FIFO would block the process for good, and a link to a device never end.
+    Raises OSError for any other file: a FIFO would block the process for good, and a link to a device never end.
     """
     with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

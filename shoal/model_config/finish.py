@@ -1,7 +1,7 @@
-"""The second of two steps to a configuration: what `prepare_config` made, complete and checked.
+"""The second of two steps to a configuration: completes and checks the result of `prepare_config`.
 
-Where `needs_autocomplete` says so, a worker has looked into the model file before. Runs in the supervisor. A
-configuration that fails leaves nothing behind and touches no other model. Pure.
+Where `needs_autocomplete` says so, a worker has read the model file before. Runs in the supervisor. A configuration
+that fails has no effect on any other model. Pure.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ def finish_config(
     gpus: Sequence[int] = (),
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
 ) -> Config:
-    """What `prepare_config` returned, complete and checked; `model_io` is None where nothing was to be completed.
+    """The result of `prepare_config`, complete and checked; `model_io` is None where no field was left open.
 
-    `gpus` are the server's: they decide KIND_AUTO and the default counts. Raises InvalidArgumentError.
+    `gpus` are the server's GPUs: they decide KIND_AUTO and the default counts. Raises InvalidArgumentError.
     """
     if model_io is not None:
         config = complete(config, model_io, default_max_batch_size)

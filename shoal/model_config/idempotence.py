@@ -1,9 +1,9 @@
-"""Whether a request may be executed a second time after its first execution ended with the instance's death. Pure.
+"""Idempotence: whether a request may be executed again after its first execution ended with the instance's death. Pure.
 
-Triton has no word for it: its stub's death fails what was executing. Here the built-in backends compute an output from
-an input and nothing else, so a second time is as good as the first. A `model.py` may do anything, and is executed once
-unless its configuration declares it idempotent. A sequence has moved on and a stream has begun: their requests are
-never executed again.
+Triton has no such setting: the death of its stub fails what was executing. Here the built-in backends compute an output
+from an input and do nothing else, so a second execution has the same effect as the first. A `model.py` may do anything,
+and is executed once unless its configuration declares it idempotent. A sequence has moved on and a stream has begun:
+their requests are never executed again.
 
     parameters { key: "idempotent" value { string_value: "true" } }
 """
@@ -12,12 +12,12 @@ from typing import Any
 
 from shoal.model_config.parameters import parameter
 
-#: Backends that run what a user wrote.
+#: Backends that run users' code.
 _USER_CODE = frozenset({"python"})
 
 
 def may_run_again(config: dict[str, Any]) -> bool:
-    """By a normalised configuration."""
+    """Whether requests to the model of a normalised configuration may be executed again."""
     if "sequence_batching" in config or config.get("model_transaction_policy", {}).get("decoupled"):
         return False
     said = parameter(config, "idempotent")

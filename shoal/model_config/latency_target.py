@@ -1,10 +1,10 @@
-"""How long an answer of a model may take, from which its batching follows: a parameter of the model, or the server's.
+"""The latency target of a model, from which its batching follows: a parameter of the model, or the server's.
 
     parameters { key: "latency_target_ms" value { string_value: "50" } }
 
-It takes the place of the sizes and the delay of `dynamic_batching`, which may be there for its priorities and timeouts.
-The server's --latency-target is for models that batch and say nothing of how. Triton has no such thing; a parameter is
-what its configurations have for what they do not know. Pure.
+The target replaces the sizes and the delay of `dynamic_batching`, which may be present for its priorities and timeouts.
+The server's --latency-target holds for models with an empty `dynamic_batching`. Triton has no such target, so it is a
+parameter, as any setting that Triton does not know. Pure.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,13 @@ from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter, whole_number_faults
 
 PARAMETER = "latency_target_ms"
-#: One hour, as for every other time in a configuration (ours).
+#: The most milliseconds: one hour, as for every other time in a configuration (ours).
 MAX_MS = 3_600_000
 
 
 def latency_target_ms(config: dict[str, Any], default_ms: int = 0) -> int:
-    """Milliseconds; 0: batches are formed by sizes and delays, or not at all. `default_ms` is the server's."""
+    """The target in milliseconds; 0: batches are formed by sizes and delays, or not at all. `default_ms` is the
+    server's."""
     text = parameter(config, PARAMETER)
     if text is not None:
         return int(text)
@@ -28,7 +29,7 @@ def latency_target_ms(config: dict[str, Any], default_ms: int = 0) -> int:
 
 
 def faults(config: Config) -> Iterator[str]:
-    """The rule: a whole number, and nothing beside it that says something else."""
+    """Check that the parameter is a whole number, and that no other setting contradicts it."""
     which = f"parameter '{PARAMETER}' of model '{config['name']}'"
     wanted = f"a whole number of milliseconds, at most {MAX_MS} (one hour), or 0 for none"
     wrong = list(whole_number_faults(config, PARAMETER, 0, MAX_MS, wanted))
@@ -42,7 +43,7 @@ def faults(config: Config) -> Iterator[str]:
 
 
 def faults_when_finished(config: Config) -> Iterator[str]:
-    """What auto-complete could have mended: there must be something to batch."""
+    """Check that the model batches, which auto-complete could have changed."""
     if int(parameter(config, PARAMETER) or 0) > 0 and config["max_batch_size"] < 2:
         yield (
             f"parameter '{PARAMETER}' of model '{config['name']}' needs batches to choose from: 'max_batch_size' is "
@@ -51,7 +52,8 @@ def faults_when_finished(config: Config) -> Iterator[str]:
 
 
 def _knobs(config: dict[str, Any]) -> Iterator[str]:
-    """Those of `dynamic_batching` that are set; one preferred size that is the largest is what Triton fills in."""
+    """The settings of `dynamic_batching` that contradict a target; a single preferred size equal to the largest is
+    Triton's default."""
     batching = config.get("dynamic_batching", {})
     if list(batching.get("preferred_batch_size", ())) not in ([], [config.get("max_batch_size", 0)]):
         yield "preferred_batch_size"

@@ -1,7 +1,8 @@
-"""The front door: a model directory to the configuration that everything else works with, first of two steps.
+"""From a model's directory to its configuration, the first of two steps.
 
-`read_config`, or, where the configuration comes with a request, `parse_override` and `prepare_config`. The second step
-is `finish_config` (finish.py). Runs in the repository poller: protobuf, which reads the text, costs 0.1 s and 20 MiB.
+The entry points are `read_config` or, for a configuration that comes with a request, `parse_override` and
+`prepare_config`. The second step is `finish_config` (finish.py). Runs in the poller: protobuf, which reads the text,
+costs 0.1 s and 20 MiB.
 """
 
 import os
@@ -16,7 +17,7 @@ from shoal.model_config.python_backends import python_backend_file
 from shoal.model_config.support import check_support
 
 CONFIG_FILENAME = "config.pbtxt"
-#: Where --model-config-name looks first.
+#: The directory in which --model-config-name is looked up first.
 CONFIGS_DIRECTORY = "configs"
 
 
@@ -29,11 +30,11 @@ def read_config(
     config_name: str = "",
     backend_directory: Path | None = None,
 ) -> Config:
-    """The configuration in `model_dir`, or an empty one, as `prepare_config` has it.
+    """The configuration in `model_dir`, or an empty one, prepared by `prepare_config`.
 
-    `name` is the model's, where the directory bears another; a `mapped` model's configuration may, too. `config_name`
-    is Triton's --model-config-name: configs/NAME.pbtxt is the configuration where it is there, and config.pbtxt where
-    not. Raises like `prepare_config`.
+    `name` is the model's name, where the directory has another; a `mapped` model's configuration may have another, too.
+    `config_name` is Triton's --model-config-name: configs/NAME.pbtxt is the configuration if it exists, else
+    config.pbtxt. Raises the errors of `prepare_config`.
     """
     path = _config_path(model_dir, config_name)
     # lexists: a link that points nowhere is a mistake to report, not a model without a configuration.
@@ -46,9 +47,9 @@ def read_config(
 
 
 def parse_override(text: str, model_name: str) -> Config:
-    """The configuration that came with a request to load a model, a ModelConfig in JSON; for `prepare_config`.
+    """The configuration that came with a load request, a ModelConfig in JSON; for `prepare_config`.
 
-    Raises InvalidArgumentError with Triton's beginning.
+    Raises InvalidArgumentError with the beginning of Triton's sentence.
     """
     try:
         config = pbtxt.parse_json(text)
@@ -60,11 +61,11 @@ def parse_override(text: str, model_name: str) -> Config:
 def prepare_config(
     config: Config, model_dir: Path, *, strict: bool = False, backend_directory: Path | None = None
 ) -> Config:
-    """A configuration as written, its name settled, with the defaults that need no look into the model's file.
+    """A configuration as written, with its name, and with the defaults that do not depend on the model's file.
 
-    `strict` is Triton's --disable-auto-complete-config: the backend is not guessed. `backend_directory` has those that
-    are not built in. Raises InvalidArgumentError and UnsupportedError for what is wrong already, before any process is
-    started for the model.
+    `strict` is Triton's --disable-auto-complete-config: the backend is not guessed. `backend_directory` has the
+    backends that are not built in. Raises InvalidArgumentError and UnsupportedError for faults that are known before
+    any process is started for the model.
     """
     if not strict and not backends.has_backend(config):
         config = backends.detect(config, _first_directory(model_dir))
@@ -89,7 +90,7 @@ def _named(config: Config, name: str) -> Config:
 
 
 def _first_directory(model_dir: Path) -> frozenset[str]:
-    """The entries of the first sub-directory by name, which is where Triton looks for the model's file."""
+    """The entries of the first sub-directory by name, where Triton looks for the model's file."""
     try:
         directories = sorted(entry for entry in model_dir.iterdir() if entry.is_dir() and entry.name[0] != ".")
         return frozenset(os.listdir(directories[0])) if directories else frozenset()

@@ -1,7 +1,7 @@
 """Parts of a ModelConfig in their JSON form, for code that adds one without protobuf.
 
-A configuration is a plain dict in the form of Triton's JSON: every scalar, enum, repeated and map field is there even
-at its default, a sub-message only where it is set. Pure and light; a test holds these forms against the real messages.
+A configuration is a plain dict in the form of Triton's JSON: every scalar, enum, repeated and map field is present even
+at its default, a sub-message only where it is set. Pure; a test compares these forms with the real messages.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 #: A ModelConfig, or a message inside one, in its JSON form.
 Config: TypeAlias = dict[str, Any]
 
-#: The fields of ModelConfig and of its optimization, in the order in which Triton prints them.
+#: The fields of ModelConfig and of its optimization, in Triton's order.
 FIELDS = (
     "name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input", "output", "batch_input",
     "batch_output", "optimization", "dynamic_batching", "sequence_batching", "ensemble_scheduling", "instance_group",
@@ -73,7 +73,7 @@ def instance_group(name: str) -> Config:
 
 
 def dynamic_batching() -> Config:
-    """`dynamic_batching {}`: empty, and meaningful, since it turns batching on."""
+    """A `dynamic_batching {}`: empty, but its presence turns batching on."""
     return {
         "preferred_batch_size": [],
         "max_queue_delay_microseconds": 0,
@@ -85,5 +85,5 @@ def dynamic_batching() -> Config:
 
 
 def optimization() -> Config:
-    """`optimization {}`."""
+    """An `optimization {}` with its defaults."""
     return {"priority": "PRIORITY_DEFAULT", "gather_kernel_buffer_threshold": 0, "eager_batching": False}

@@ -1,7 +1,7 @@
 """`model_metrics`: the buckets of a model's histograms. Pure.
 
-The one family whose buckets Triton lets a model choose is that of first responses; another would be ignored there, and
-is refused here.
+Triton lets a model choose the buckets of one family, that of first responses; another would be ignored there, and is
+refused here.
 """
 
 import itertools
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 from shoal.model_config.messages import Config
 
-#: The family, and Triton's bounds of its buckets, in ms.
+#: The family of first responses, and the bounds of its buckets in Triton, in ms.
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 DEFAULT_BOUNDS = (100.0, 500.0, 2000.0, 5000.0)
-#: Ours: a model version's row of counters has room for so many.
+#: The most bounds (ours): a model version's row of counters has room for so many.
 MAX_BOUNDS = 64
 
 
 def faults(config: Config) -> Iterator[str]:
-    """A sentence for each fault, in Triton's order and, as far as it has any, in its words."""
+    """A sentence for each fault, in Triton's order and, where it has any, in its words."""
     for control in _controls(config):
         if "metric_identifier" not in control:
             yield "metric control must specify 'metric_identifier'"

@@ -1,7 +1,7 @@
-"""The defaults that Triton fills in: version policy, pinned memory, preferred batch sizes, instance groups.
+"""Triton's defaults for a configuration: version policy, pinned memory, preferred batch sizes, instance groups.
 
-Pure, dict to dict; the argument is left as it was, and a second pass changes nothing. Nothing is judged here: a wrong
-value passes through to `checks`.
+Pure, from dict to dict; the argument does not change, and a second call changes nothing. Values are not checked here:
+wrong ones are passed on to `checks`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from shoal.model_config import backends, messages, sequences
 from shoal.model_config.backends import kinds
 from shoal.model_config.messages import Config
 
-#: Triton's default count of a CPU instance group, where it is not 1.
+#: Triton's default count of a CPU instance group, by backend, where it is not 1.
 _CPU_COUNT = {"onnxruntime": 2, "tensorflow": 2}
 
 
@@ -32,8 +32,8 @@ def normalise(config: Config) -> Config:
 def place(config: Config, gpus: Sequence[int]) -> Config:
     """`config` with KIND_AUTO, the GPUs of KIND_GPU and the missing counts decided for a server that has `gpus`.
 
-    KIND_AUTO is a GPU where there is one, those that the group lists are there, and the backend can use it. A kind that
-    the backend cannot serve is KIND_CPU, where it has that.
+    KIND_AUTO becomes KIND_GPU where the server has a GPU, has those that the group lists, and the backend can use one.
+    A kind that the backend cannot serve becomes KIND_CPU, if the backend has that.
     """
     return {**config, "instance_group": [_placed(group, config, gpus) for group in config["instance_group"]]}
 
@@ -51,7 +51,7 @@ def _dynamic_batching(config: Config) -> Config:
 
 
 def _instance_groups(config: Config) -> list[Config]:
-    # The implied group bears the model's name, an unnamed listed one its position too.
+    # The implied group has the model's name, an unnamed listed one also its position.
     groups = config["instance_group"] or [messages.instance_group(config["name"])]
     return [
         {**group, "name": group["name"] or f"{config['name']}_{position}", "count": _count(group, config)}
@@ -71,7 +71,7 @@ def _placed(group: Config, config: Config, gpus: Sequence[int]) -> Config:
     if kind == "KIND_AUTO":
         are_there = bool(gpus) and set(group["gpus"]) <= set(gpus)
         kind = "KIND_GPU" if "KIND_GPU" in can and (are_there or "KIND_CPU" not in can) else "KIND_CPU"
-    elif kind not in can and "KIND_CPU" in can:  # of a repository for GPUs; of the GPUs that it lists there are none
+    elif kind not in can and "KIND_CPU" in can:  # of a repository for GPUs; its listed GPUs are unused
         kind, group = "KIND_CPU", {**group, "gpus": []}
     group = {**group, "kind": kind}
     if kind == "KIND_GPU" and not group["gpus"]:

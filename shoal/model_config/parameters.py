@@ -1,21 +1,21 @@
-"""The `parameters` of a model's configuration: texts by name, for what Triton has no field for. Pure."""
+"""The `parameters` of a model's configuration: texts by name, for settings that Triton has no field for. Pure."""
 
 from collections.abc import Iterator
 
 from shoal.model_config.messages import Config
 
-#: Leading zeros are read, as long as a number has no more digits than this, or than the largest one allowed (ours).
+#: Leading zeros are accepted while a number has at most this many digits, or as many as the largest allowed one (ours).
 _DIGITS = 7
 
 
 def parameter(config: Config, name: str) -> str | None:
-    """The text of a parameter; None where the configuration does not have it."""
+    """The text of a parameter; None where the configuration lacks it."""
     value = config.get("parameters", {}).get(name)
     return None if value is None else str(value.get("string_value", ""))
 
 
 def whole_number_faults(config: Config, name: str, least: int, most: int, wanted: str) -> Iterator[str]:
-    """The rule for a parameter that is a whole number from `least` to `most`, which the sentence calls `wanted`."""
+    """Check that a parameter is a whole number from `least` to `most`, which the sentence calls `wanted`."""
     text = parameter(config, name)
     if text is None:
         return

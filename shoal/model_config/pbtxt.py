@@ -1,6 +1,6 @@
-"""config.pbtxt and its JSON form: read into the ModelConfig message, and that message as Triton's JSON prints it.
+"""config.pbtxt and its JSON form: parsing into the ModelConfig message, and the message as Triton's JSON prints it.
 
-Imports protobuf (0.1 s), so only the poller imports it. The message is the one tritonclient ships.
+Imports protobuf (0.1 s), so only the poller imports this. The message class is tritonclient's.
 """
 
 import difflib
@@ -17,23 +17,23 @@ from shoal.errors import InvalidArgumentError
 from shoal.model_config import files
 from shoal.model_config.messages import Config
 
-#: Largest configuration that is read (ours: the largest of Triton's examples has 20 KiB).
+#: The largest configuration in bytes (ours: the largest of Triton's examples has 20 KiB).
 MAX_BYTES = 1 << 20
 
-#: A FieldDescriptor: protobuf's C and Python implementations have one each, and no class in common.
+#: A FieldDescriptor: protobuf's C and Python implementations have one each, without a common class.
 _Field: TypeAlias = Any
 
 _UNKNOWN = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) (?:named|with number) "?(\w+)')
 
-#: A string without a closing quote is matched up to the text's end: else the search would begin again at each escaped
-#: quote in it, which takes quadratic time.
+#: A string without a closing quote is matched up to the end of the text: otherwise the search would start again at each
+#: escaped quote in it, which takes quadratic time.
 _STRING_OR_LAST_COMMA = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*"?)|,(?P<before>\s*[\]}])')
 
 
 def read(path: Path) -> str:
     """The text of a config.pbtxt.
 
-    Raises InvalidArgumentError for all that is no regular file of at most MAX_BYTES in UTF-8.
+    Raises InvalidArgumentError for any file but a regular one of at most MAX_BYTES in UTF-8.
     """
     try:
         data = files.read(path, MAX_BYTES + 1)
@@ -50,15 +50,15 @@ def read(path: Path) -> str:
 def parse(text: str, path: Path) -> Config:
     """`text` as a configuration; `path` is only named in errors.
 
-    Raises InvalidArgumentError with the parser's line and column and, for a name it does not know, the closest one.
-    A text of MAX_BYTES takes 1.5 s.
+    Raises InvalidArgumentError with the parser's line and column and, for an unknown name, the closest known one. A
+    text of MAX_BYTES takes 1.5 s.
     """
     message = new_message()
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
-        # The parser puts "line:column : 'the whole line': " in front; the position is said once, in words.
+        # The parser puts "line:column : 'the whole line': " in front; the position is given once, in words.
         reason = re.sub(r"^\d+:\d+ : ", "", str(error))
         where = f"line {line}, column {column}: " if line else ""
         raise _unreadable(path, f"{where}{reason}{_advice(reason)}") from error
@@ -71,8 +71,8 @@ def parse(text: str, path: Path) -> Config:
 def parse_json(text: str) -> Config:
     """`text`, a ModelConfig in JSON, as a configuration.
 
-    As Triton reads it: names in snake_case or camelCase, unknown ones refused, 64-bit integers as numbers or strings,
-    enums by name in any case or by number. Raises InvalidArgumentError; its sentence is the reason alone.
+    The text is read as by Triton: names in snake_case or camelCase, unknown ones refused, 64-bit integers as numbers or
+    strings, enums by name in any case or by number. Raises InvalidArgumentError with the reason alone as its sentence.
     """
     if len(text) > MAX_BYTES:
         raise InvalidArgumentError(f"it is larger than {MAX_BYTES} bytes; a model configuration is a short text")
@@ -88,7 +88,7 @@ def parse_json(text: str) -> Config:
 
 
 def _load_json(text: str) -> Any:
-    """What the JSON says; the reader of protobuf that Triton has passes over a comma after the last element, too."""
+    """The JSON as Python objects; as in Triton's reader, a comma after the last element is accepted."""
     try:
         return json.loads(text)
     except ValueError:
@@ -101,8 +101,8 @@ def _load_json(text: str) -> Any:
 def to_config(message: Message) -> Config:
     """The JSON form of `message`, with 64-bit integers as numbers and maps sorted by key.
 
-    A field that can tell "unset" from its default (a sub-message, a member of a oneof) is there only if it is set,
-    every other one always. Raises InvalidArgumentError for an enum's number that has no name: protobuf lets it pass.
+    A field that can tell "unset" from its default (a sub-message, a member of a oneof) is present only if it is set,
+    every other one always. Raises InvalidArgumentError for an enum's number that has no name, which protobuf accepts.
     """
     return {
         field.name: _value(getattr(message, field.name), field)
@@ -142,7 +142,7 @@ def _single(value: Any, field: _Field) -> Any:
 def _spelled(fields: dict[str, Any], descriptor: Any) -> dict[str, Any]:
     """JSON `fields` with the names of enums as the message has them: KIND_CPU for kind_cpu and kind-cpu."""
     known = {**descriptor.fields_by_camelcase_name, **descriptor.fields_by_name}
-    # What is not known is left to the parser, which refuses it with a better sentence.
+    # Unknown names are left to the parser, which refuses them with a better sentence.
     return {name: _spelled_value(value, known[name]) if name in known else value for name, value in fields.items()}
 
 
@@ -160,7 +160,7 @@ def _spelled_value(value: Any, field: _Field) -> Any:
 
 
 def _advice(reason: str) -> str:
-    """What to write instead of a field or an enum value that does not exist."""
+    """Advice on what to write instead of a field or an enum value that does not exist."""
     unknown = _UNKNOWN.search(reason)
     if unknown is None:
         return ""
@@ -170,7 +170,7 @@ def _advice(reason: str) -> str:
         known = list(pool.FindMessageTypeByName(full_name).fields_by_name)
     else:
         known = list(pool.FindEnumTypeByName(full_name).values_by_name)
-    # "FP32" is nearer to TYPE_BF16's length than to its own name: an ending decides before the spelling does.
+    # By length "FP32" is closer to TYPE_BF16 than to TYPE_FP32: an ending counts more than the spelling.
     close = [name for name in known if name.endswith(f"_{written}")] or difflib.get_close_matches(written, known, n=1)
     return f" Did you mean '{close[0]}'?" if close else f" It knows: {', '.join(sorted(known))}."
 

@@ -1,6 +1,7 @@
 """Backends written in Python: a directory NAME with a model.py in --backend-directory, for all models that name it.
 
-Triton's rule. Such a model needs no model.py of its own: what lies in its versions is for that of the backend to read.
+The rule is Triton's. Such a model needs no model.py of its own: the files of its versions are for the backend's to
+read.
 """
 
 import re
@@ -10,7 +11,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.support import BACKENDS
 
 FILENAME = "model.py"
-#: What may be the name of a directory in the directory of backends, and of nothing else.
+#: Names that can only be those of a directory in the directory of backends.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -23,6 +24,6 @@ def python_backend_file(backend: str, directory: Path | None) -> Path | None:
 
 
 def runs_on(config: Config) -> str:
-    """The built-in backend whose code runs a model that can be served: a name that is not built in is Python's."""
+    """The built-in backend whose code runs a valid model: "python" for a name that is not built in."""
     backend: str = config["backend"]
     return backend if backend in BACKENDS else "python"

@@ -1,7 +1,7 @@
-"""The rate limiter's resources: what an execution of an instance needs, and how much of each there is.
+"""The rate limiter's resources: how much an execution of an instance needs, and how much of each there is.
 
-Triton's rules and sentences. A resource is each device's own, or global. There is as much of it as the instance needs
-that needs most; where --rate-limit-resource is given, only what it says. Pure.
+Rules and sentences are Triton's. A resource belongs to each device, or is global. Its capacity is the largest need of
+an instance or, where --rate-limit-resource is given, the count given there. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,21 +15,21 @@ Limit = tuple[str, int, int | None]
 
 
 class Resource(NamedTuple):
-    """What instances share."""
+    """A resource that instances share."""
 
     name: str
     device: int
 
 
 class Demand(NamedTuple):
-    """What an instance needs for each execution; one of priority 2 gets half the turns of one of priority 1."""
+    """The resources that an instance needs for each execution; priority 2 gets half the turns of priority 1."""
 
     priority: int = 1
     resources: tuple[tuple[Resource, int], ...] = ()
 
     @classmethod
     def of(cls, group: Mapping[str, Any], device: int) -> "Demand":
-        """Of an instance of this instance group on this device; the CPU's is 0, as in Triton."""
+        """The demand of an instance of this instance group on this device; the CPU's number is 0, as in Triton."""
         limiter = group.get("rate_limiter", {})
         needs: dict[Resource, int] = {}
         for each in limiter.get("resources", ()):
@@ -39,13 +39,13 @@ class Demand(NamedTuple):
 
     @classmethod
     def from_message(cls, message: Any) -> "Demand":
-        """From what `message` has become on its way."""
+        """The demand in a control message."""
         priority, resources = message
         return cls(priority, tuple([(Resource(*resource), count) for resource, count in resources]))
 
 
 def capacities(demands: Iterable[Demand], limits: Iterable[Limit]) -> dict[Resource, int]:
-    """How much there is of each resource that is needed."""
+    """The capacity of each resource that is needed."""
     listed = tuple(limits)
     needed: dict[Resource, int] = {}
     for demand in demands:
@@ -60,7 +60,7 @@ def capacities(demands: Iterable[Demand], limits: Iterable[Limit]) -> dict[Resou
 
 
 def faults(demands: Iterable[Demand], limits: Iterable[Limit]) -> Iterator[str]:
-    """Why instances with these demands cannot be served together."""
+    """Sentences that say why instances with these demands cannot be served together."""
     needed, there = capacities(all_demands := tuple(demands), ()), capacities(all_demands, limits)
     for resource in needed:
         if resource.device == GLOBAL and any(each.name == resource.name and each != resource for each in needed):

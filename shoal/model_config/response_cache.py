@@ -1,4 +1,4 @@
-"""`response_cache`: whether a model's answers may be kept, and which models' may not. Pure."""
+"""`response_cache`: whether a model's answers may be cached, and which models cannot have that. Pure."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from shoal.model_config.messages import Config
 
 
 def enables_response_cache(config: Config) -> bool:
-    """Whether a model's configuration asks for it."""
+    """Whether a model's configuration enables the response cache."""
     return bool(config.get("response_cache", {}).get("enable", False))
 
 
 def response_cache(config: Config) -> Iterator[str]:
-    """Triton's sentences for models whose answers depend on more than one request, or are several."""
+    """Triton's sentences for models whose answers depend on more than one request, or that send several."""
     refused = f"Response Cache does not currently support model {config['name']}"
     if enables_response_cache(config):
         if "sequence_batching" in config:

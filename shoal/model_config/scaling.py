@@ -1,11 +1,11 @@
-"""How many instances a model may have, and whether their number follows the load: parameters of a model. Pure.
+"""The number of instances that a model may have, and whether it follows the load: parameters of a model. Pure.
 
     parameters { key: "min_instances" value { string_value: "1" } }
     parameters { key: "max_instances" value { string_value: "8" } }
     parameters { key: "autoscale" value { string_value: "true" } }
     parameters { key: "autoscale_queue_age_ms" value { string_value: "50" } }
 
-Triton has a fixed count; a parameter is what its configurations have for what they do not know.
+Triton has a fixed count, so these are parameters, as any setting that Triton does not know.
 """
 
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter, whole_number_faults
 
-#: Ours. An instance is a process.
+#: The most instances of a model (ours); each is a process.
 MAX_INSTANCES = 64
-#: One hour, as for every other time in a configuration (ours).
+#: The longest queue age, one hour, as for every other time in a configuration (ours).
 MAX_QUEUE_AGE_MS = 3_600_000
-#: What is noticed as waiting, and far more than one wake-up costs (ours).
+#: A wait that clients notice, and far longer than one wake-up (ours).
 DEFAULT_QUEUE_AGE_MS = 50
 _MOST = {"min_instances": MAX_INSTANCES, "max_instances": MAX_INSTANCES, "autoscale_queue_age_ms": MAX_QUEUE_AGE_MS}
-#: Triton's words for booleans.
+#: Triton's spellings of booleans.
 _TRUE, _FALSE = ("true", "on", "1"), ("false", "off", "0")
 
 
 def bounds(config: Config) -> tuple[int, int]:
-    """The fewest and the most instances that scaling may come to. The configuration has been checked."""
+    """The least and the most instances that scaling may reach. The configuration has been checked."""
     return int(parameter(config, "min_instances") or 1), int(parameter(config, "max_instances") or MAX_INSTANCES)
 
 
@@ -35,9 +35,9 @@ def autoscale(config: Config) -> bool:
 
 
 def queue_age_ns(config: Config) -> int:
-    """How old the oldest waiting request may be before there are too few instances.
+    """The age of the oldest waiting request, in ns, above which there are too few instances.
 
-    The delay by which the model's own batching makes requests wait comes on top.
+    The model's own batching delay is added.
     """
     delay_us: int = config.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
     milliseconds = int(parameter(config, "autoscale_queue_age_ms") or DEFAULT_QUEUE_AGE_MS)
@@ -45,7 +45,7 @@ def queue_age_ns(config: Config) -> int:
 
 
 def faults(config: Config) -> Iterator[str]:
-    """The rule: whole numbers from 1 on, bounds in order, a boolean."""
+    """Check the parameters: whole numbers from 1 on, bounds in order, a boolean."""
     wrong = [
         sentence
         for name, most in _MOST.items()

@@ -1,7 +1,7 @@
-"""sequence_batching: what it may say, and the tensors that it adds to a model's.
+"""sequence_batching: its checks, and the tensors that it adds to a model's.
 
-A client sends neither the control tensors nor the states; a worker adds them to what the client has sent, so a backend
-sees them as inputs and outputs like any other (`with_sequence_tensors`). Pure.
+A client sends neither the control tensors nor the states; a worker adds them to the client's tensors, so a backend sees
+them as ordinary inputs and outputs (`with_sequence_tensors`). Pure.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from shoal.model_config.messages import Config
 
 #: Triton's default of max_sequence_idle_microseconds.
 IDLE_MICROSECONDS = 1_000_000
-#: Ours: each is a slot of each instance.
+#: The most candidates (ours): each is a slot of each instance.
 MAX_CANDIDATE_SEQUENCES = 65536
 
 CORRELATION_KIND = "CONTROL_SEQUENCE_CORRID"
-#: Where the two values of a boolean control stand, and their datatype.
+#: The fields with the two values of a boolean control, and the datatype of each.
 VALUES = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}
 CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
 class Control(NamedTuple):
-    """A control tensor; `values` are what it says for false and true, () of a correlation id."""
+    """A control tensor; `values` are those for false and true, () for a correlation id."""
 
     name: str
     kind: str
@@ -31,7 +31,7 @@ class Control(NamedTuple):
 
 
 def batching(config: Config) -> Config | None:
-    """The configuration's `sequence_batching`."""
+    """The configuration's `sequence_batching`; None without one."""
     found: Config | None = config.get("sequence_batching")
     return found
 
@@ -45,7 +45,7 @@ def completed(given: Config, max_batch_size: int) -> Config:
 
 
 def num_slots(config: Config) -> int:
-    """How many sequences an instance can have at once; 0 of a model without `sequence_batching`."""
+    """The number of sequences that an instance can have at once; 0 for a model without `sequence_batching`."""
     given = batching(config)
     if given is None:
         return 0
@@ -65,7 +65,7 @@ def controls(config: Config) -> list[Control]:
 
 
 def states(config: Config) -> list[Config]:
-    """The implicit states."""
+    """The implicit states of a sequence model; none for other models."""
     found: list[Config] = (batching(config) or {}).get("state", [])
     return found
 
@@ -76,7 +76,7 @@ def with_sequence_tensors(config: Config) -> Config:
         return config
     inputs = [messages.model_input(each.name, each.data_type, (1,)) for each in controls(config)]
     inputs += [messages.model_input(each["input_name"], each["data_type"], each["dims"]) for each in states(config)]
-    known = {output["name"] for output in config["output"]}  # a state may be an output for the client, too
+    known = {output["name"] for output in config["output"]}  # a state may also be an output for the client
     outputs = [
         messages.model_output(each["output_name"], each["data_type"], each["dims"])
         for each in states(config)
@@ -89,7 +89,7 @@ def with_sequence_tensors(config: Config) -> Config:
 
 
 def faults(config: Config) -> Iterator[str]:
-    """The rule, for a configuration that may not be finished yet."""
+    """Check the sequence_batching of a configuration that may not be finished yet."""
     given, name = batching(config), config["name"]
     if given is None:
         return
@@ -151,7 +151,7 @@ def _strategy(given: Config, model: str) -> Iterator[str]:
 
 
 def _state(state: Config, config: Config) -> Iterator[str]:
-    """Triton's sentences are about the initial value; what it does not look at, a backend would trip over."""
+    """Check a state: the sentences on its initial value are Triton's, the others catch what would fail in a backend."""
     model, name, dims, initial = config["name"], state["input_name"], state["dims"], state["initial_state"]
     if not name or not state["output_name"] or not dims or state["data_type"] == "TYPE_INVALID":
         yield f"a state of model '{model}' must have 'input_name', 'output_name', 'data_type' and 'dims'"

@@ -1,7 +1,7 @@
-"""What a request to a model must look like: its finished configuration, compiled once.
+"""The signature of a model: its finished configuration in the form that requests are checked against.
 
-Front ends, the batcher and workers import this; it is light on purpose and knows no protobuf. Checking a request
-against a signature is the front end's, gathering its rows the worker's.
+Front ends, the batcher and workers import this, so it is light and knows no protobuf. Front ends check requests against
+a signature, workers gather rows by it.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ class TensorSpec:
 
     name: str
     datatype: Datatype
-    dims: tuple[int, ...]  # as clients see them, without the batch dimension; -1 = any size
-    reshape: tuple[int, ...] | None  # as the backend sees them; None = the same as dims
+    dims: tuple[int, ...]  # as clients see them, without the batch dimension; -1: any size
+    reshape: tuple[int, ...] | None  # as the backend sees them; None: like dims
     optional: bool  # a request may leave this input out
     ragged: bool  # requests of one batch may differ in this input's shape
-    label_filename: str  # of an output, inside the model directory; "" = no labels
+    label_filename: str  # the label file of an output, in the model's directory; "": no labels
 
     @property
     def model_dims(self) -> tuple[int, ...]:
@@ -33,26 +33,26 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What a request to a sequence batcher must have beside its tensors."""
+    """The requirements of a sequence batcher on a request, beside its tensors."""
 
-    control: str  # the input that says the correlation id; "" = none
-    correlation: Datatype | None  # its datatype; None: either kind of id will do
-    is_iterative: bool  # one without an id is a sequence by itself
+    control: str  # the input that receives the correlation id; "": none
+    correlation: Datatype | None  # the datatype of that input; None: either kind of id is accepted
+    is_iterative: bool  # a request without an id is a sequence by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A model's name, its largest batch (0 = no batch dimension) and its tensors in the configuration's order."""
+    """The name of a model, its largest batch (0: no batch dimension) and its tensors in the configuration's order."""
 
     name: str
     max_batch_size: int
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
-    sequences: SequenceSpec | None = None  # None: requests are all alike
+    sequences: SequenceSpec | None = None  # None: the model has no sequences
 
     @classmethod
     def from_config(cls, config: Config) -> "Signature":
-        """Compiles a finished configuration; one that has passed `checks` cannot fail here."""
+        """Build the signature of a finished configuration, which has passed `checks`."""
         return cls(
             name=config["name"],
             max_batch_size=config["max_batch_size"],
@@ -63,13 +63,14 @@ class Signature:
 
 
 def reshaped(shape: Sequence[int], dims: Sequence[int], reshape: Sequence[int]) -> tuple[int, ...]:
-    """`shape`, which fits `dims`, as `reshape` has it: its -1 take the sizes of those of `dims`, in order."""
+    """A `shape` that fits `dims`, reshaped: each -1 in `reshape` takes the size of the corresponding -1 in `dims`."""
     variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
     return tuple(next(variable) if dim == -1 else dim for dim in reshape)
 
 
 def client_dims(signature: Signature, output: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape clients see of an output: its `reshape` is undone. Raises InternalError where it does not fit."""
+    """The shape of an output for clients, with its `reshape` undone. Raises InternalError where the shape does not
+    fit."""
     spec = signature.outputs.get(output)
     if spec is None or spec.reshape is None:
         return shape
@@ -103,7 +104,7 @@ def _spec(tensor: Config) -> TensorSpec:
         datatype=BY_CONFIG_NAME[tensor["data_type"]],
         dims=tuple(tensor["dims"]),
         reshape=None if reshape is None else tuple(reshape["shape"]),
-        # Fields that ModelInput has and ModelOutput has not, and the other way round.
+        # Fields that only ModelInput has, or only ModelOutput.
         optional=tensor.get("optional", False),
         ragged=tensor.get("allow_ragged_batch", False),
         label_filename=tensor.get("label_filename", ""),

@@ -1,8 +1,8 @@
-"""What Triton's configuration can ask for and this version does not do: refused by the field's name, never ignored.
+"""Features of Triton's configuration that this version lacks: refused by the field's name, never ignored.
 
-One table says where the field is, when its value asks for something, and what to do about it; a feature that arrives
-takes its row away. A second one says which fields change no answer, and why. All others take effect: a test holds the
-two tables and the effects against every field that there is. Pure.
+One table has, for each such field, its path, when its value asks for the feature, and advice; the row is removed when
+the feature is added. A second table has the fields that change no answer, and why. All others take effect: a test
+compares tables and effects with all fields of Triton's messages. Pure.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,21 +14,22 @@ from shoal.model_config.backends import RUNTIMES, did_you_mean, kinds, unsupport
 from shoal.model_config.ensemble import is_ensemble
 from shoal.model_config.messages import Config
 
-#: The backends there are, in the order in which they are named to a user.
+#: The built-in backends, in the order in which users see their names.
 BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow", "tensorrt")
 
 
 class Unsupported(NamedTuple):
-    """A row: a field by its path (`[]` stands for each element), and when it asks for what is not there."""
+    """A field, by its path (`[]` stands for each element), and which of its values ask for a feature that is
+    missing."""
 
     path: str
     asks: Callable[[Any], bool]
     reason: str
-    but_for: tuple[str, ...] = ()  # the backends that can do it
+    but_for: tuple[str, ...] = ()  # backends that have the feature
 
 
 def _is_set(value: Any) -> bool:
-    """An empty sub-message asks for something, too."""
+    """Whether a value is set; an empty sub-message is."""
     return isinstance(value, dict) or bool(value)
 
 
@@ -64,7 +65,7 @@ FEATURES = (
 
 _GPU_HINT = "a hint that makes work on a GPU faster; results are the same without it"
 
-#: Fields that are taken as they are and do nothing: where they are, with all that is beneath, and why that is harmless.
+#: Fields that are accepted without effect: their path, which covers all fields beneath, and why that is harmless.
 HARMLESS = {
     "input[].format": "it tells people how an image is laid out; Triton computes nothing from it either",
     "optimization.priority": "a hint; instances are processes of their own, which the kernel treats alike",
@@ -79,10 +80,10 @@ HARMLESS = {
 
 
 def check_support(config: Config, python_backend: Path | None = None) -> None:
-    """Raises UnsupportedError for the first feature, backend or runtime that `config` asks for in vain.
+    """Raise UnsupportedError for the first feature, backend or runtime of `config` that this server lacks.
 
-    An unknown backend raises InvalidArgumentError, as in Triton. `python_backend` is the model.py of one that is not
-    built in (python_backends.py).
+    An unknown backend raises InvalidArgumentError, as in Triton. `python_backend` is the model.py of a backend that is
+    not built in (python_backends.py).
     """
     name, runtime = config["name"], config["runtime"]
     backend = config["backend"] or config["platform"]
@@ -108,7 +109,7 @@ def check_support(config: Config, python_backend: Path | None = None) -> None:
 
 
 def _values(node: Any, path: str) -> Iterator[Any]:
-    """The values at `path` beneath `node`; none where a sub-message on the way is not set."""
+    """The values at `path` beneath `node`; none where a sub-message on the path is not set."""
     head, _, rest = path.partition(".")
     field = head.removesuffix("[]")
     if field not in node:

@@ -1,6 +1,6 @@
-"""What a configuration's inputs and outputs must fulfil: names, datatypes, dims, reshape, format, optional.
+"""Checks of a configuration's inputs and outputs: names, datatypes, dims, reshape, format, optional.
 
-Part of `checks`, in the same form: generators of sentences, Triton's word for word where Triton has one. Pure.
+Part of `checks`, in the form used there: generators of sentences, in Triton's words where Triton has any. Pure.
 """
 
 import math
@@ -11,7 +11,7 @@ from shoal.datatypes import BY_CONFIG_NAME, MAX_DIM, MAX_TENSOR_BYTES, format_sh
 from shoal.model_config.messages import Config
 from shoal.model_config.python_backends import runs_on
 
-#: Ours. With the batch dimension this is what numpy 1 can hold.
+#: The most dims (ours): with the batch dimension, the most that numpy 1 has.
 MAX_DIMS = 31
 MAX_TENSORS = 1024
 
@@ -19,9 +19,9 @@ _VARIABLE = -1
 
 
 def tensors(config: Config) -> Iterator[str]:
-    """All inputs, then all outputs."""
+    """Check all inputs, then all outputs."""
     name = config["name"]
-    # A model.py may need neither inputs nor outputs, as one that only calls other models. Model files declare theirs.
+    # A model.py that only calls other models may have neither inputs nor outputs. Model files declare theirs.
     may_have_none = runs_on(config) == "python"
     for field, label in (("input", "model input"), ("output", "model output")):
         listed = config[field]
@@ -58,8 +58,8 @@ def _tensor(tensor: Config, max_batch_size: int, label: str) -> Iterator[str]:
     yield from _dims(tensor["dims"], label)
     if "reshape" in tensor:
         yield from _reshape(tensor["dims"], tensor["reshape"]["shape"], max_batch_size, label)
-    # A dim of -1 counts as 1: what is certain to be needed, and nothing is allocated to find out.
-    # An element of BYTES takes at least its length, a u32.
+    # A dim of -1 counts as 1, the least that is needed; nothing is allocated for this check. An element of BYTES takes
+    # at least its length, a u32.
     itemsize = 4 if datatype is None else datatype.itemsize or 4
     nbytes = math.prod(map(abs, tensor["dims"])) * max(1, max_batch_size) * itemsize
     if nbytes > MAX_TENSOR_BYTES:

@@ -1,7 +1,7 @@
-"""What the samples of model_warmup must fulfil before a worker runs them: one rule of `checks`. Pure.
+"""Checks of model_warmup's samples before a worker runs them: one rule of `checks`. Pure.
 
-Triton finds these faults while it makes a sample's requests, which pass the checks that a client's requests pass; hence
-the sentences. What lies in data files, and whether the model can run a sample, `workers/warmup.py` finds out.
+Triton finds these faults while it makes a sample's requests, which pass the checks of clients' requests; hence the
+sentences. `workers/warmup.py` reads data files and finds out whether the model can run a sample.
 """
 
 import math
@@ -13,20 +13,20 @@ from shoal.model_config.sequences import with_sequence_tensors
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.options import MAX_OVERSIZE_BYTES
 
-#: Where the data of an input comes from: of these fields one is set.
+#: The fields for the data of an input, one of which is set.
 ZERO_DATA, RANDOM_DATA, INPUT_DATA_FILE = "zero_data", "random_data", "input_data_file"
-#: How Triton introduces a sentence about a request that has no id.
+#: The beginning of Triton's sentence about a request without an id.
 NO_ID = "[request id: <id_unknown>] "
 
 
 def samples(config: Config) -> list[Config]:
-    """The samples that are run; of one whose batch_size is 0 Triton makes nothing."""
+    """The samples that are run: Triton makes no request of one whose batch_size is 0."""
     return [sample for sample in config["model_warmup"] if sample["batch_size"] > 0]
 
 
 def faults(config: Config) -> Iterator[str]:
-    """The rule. The configuration's inputs have been checked."""
-    signature = Signature.from_config(with_sequence_tensors(config))  # as in Triton, which asks for the controls
+    """Check the samples. The configuration's inputs have been checked before."""
+    signature = Signature.from_config(with_sequence_tensors(config))  # as in Triton, which requires the control tensors
     for sample in samples(config):
         yield from _sample(sample, signature)
 
@@ -65,7 +65,7 @@ def _input(given: Config, spec: TensorSpec, signature: Signature) -> Iterator[st
     if len(dims) != len(spec.dims) or any(
         dim < 0 or want not in (-1, dim) for dim, want in zip(dims, spec.dims, strict=True)
     ):
-        # A request of one row where the model has a batch dimension.
+        # A sample's request has one row where the model has a batch dimension.
         expected, got = ((-1, *spec.dims), (1, *dims)) if signature.max_batch_size else (spec.dims, dims)
         yield (
             f"{NO_ID}unexpected shape for input '{name}' for model '{model}'. Expected {format_shape(expected)}, "

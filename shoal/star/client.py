@@ -1,8 +1,8 @@
 """A worker as a client of the star, for models that call others: many threads submit, one thread listens.
 
-The listening thread (shared_port.py) calls back once per response. It also ends requests that are past their deadline
-or that their callers have given up. A response's memory is released when the last array that looks into it is gone, in
-whichever thread that happens.
+The listening thread (shared_port.py) calls back once per response. It also ends requests whose deadline has passed or
+whose callers have given up. A response's memory is released when the last array over it is gone, in whichever thread
+that happens.
 """
 
 import logging
@@ -34,13 +34,12 @@ from shoal.star.shared_port import SharedPort
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at deadlines and cancellations, while requests are open and otherwise (ours).
+#: Seconds between two checks of deadlines and cancellations, while requests are open and otherwise (ours).
 TICK_S, IDLE_S = 0.05, 1.0
 
 
-#: Most bytes of other models' results that a process may hold together; beyond that it gets copies, and the models
-#: their memory at once. Held memory would be lacking in the slab of the called model (ours: as much as a front end's
-#: copies).
+#: Most bytes of other models' results that a process may hold together; further results are copied, and their memory is
+#: released at once: it would be missing in the slab of the called model (ours: as much as a front end's copies).
 MAX_HELD_NBYTES = 64 * MIB
 
 
@@ -63,17 +62,17 @@ OnAnswer: TypeAlias = Callable[[Answer | ShoalError | None, bool], None]
 
 @dataclass(slots=True, eq=False)
 class Open:
-    """A submitted request, until its last reply has come."""
+    """A submitted request without its last reply yet."""
 
     outgoing: Outgoing
     on_answer: OnAnswer | None  # None once the caller has given up
     deadline_ns: int
     is_unwanted: Callable[[], bool]
-    keep: object  # objects that must stay until then
+    keep: object  # objects that must stay until the last reply
 
 
 class Client:
-    """The worker's place in the star; `start` it once."""
+    """A worker's place in the star, for its model's calls; `start` it once."""
 
     #: The clock of deadlines, in ns.
     now_ns = staticmethod(time.monotonic_ns)
@@ -108,10 +107,10 @@ class Client:
         parent: int = 0,
     ) -> int:
         """Submit a request; returns its number. `keep` stays until the last reply. `parent` is the key of the request
-        for which this call is made; with 0 no trace has the call.
+        for which this call is made; with 0 the call is in no trace.
 
-        `deadline_ns` is monotonic; `is_unwanted` is polled, and cancels the request once it is true. Raises ShoalError
-        if there is no memory; all later failures go to `on_answer`.
+        `deadline_ns` is monotonic; `is_unwanted` is polled, and cancels the request once it returns True. Raises
+        ShoalError if there is no memory; all later failures go to `on_answer`.
         """
         opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, keep)
         block = self._shared.allocate(outgoing.nbytes, outgoing.entry.model_id)
@@ -137,7 +136,7 @@ class Client:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a request; `on_answer` is called with its end, unless it has been."""
+        """Cancel a request; `on_answer` is called with an error, unless the request has ended."""
         self._give_up(number, errors.CancelledError("Request was cancelled"))
 
     def lend(self, refs: Iterable[int]) -> None:
@@ -147,7 +146,7 @@ class Client:
                 self._lent[ref] = self._lent.get(ref, 0) + 1
 
     def give_back(self, refs: Iterable[int]) -> None:
-        """Take back as many counts of `lend`: the requests are answered, or given up."""
+        """Undo as many counts of `lend`: the requests are answered, or given up."""
         with self._changed:
             for ref in refs:
                 self._lent[ref] -= 1
@@ -157,7 +156,7 @@ class Client:
         self._release_unused()
 
     def wait_until_returned(self, refs: Iterable[int]) -> None:
-        """Wait until none of these blocks is named by an open request; their owner is about to free them.
+        """Wait until no open request names one of these blocks, which their owner is about to free.
 
         Ends at the deadlines of these requests at the latest: requests that were given up do not count.
         """
@@ -174,7 +173,7 @@ class Client:
 
     def abandon(self) -> None:
         """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
-        and touch nothing that is shared. Arrays stay readable for as long as the original keeps them."""
+        and change nothing in shared memory. Arrays stay readable for as long as the original keeps them."""
         # A thread of the original may have held the old lock, and open requests are the original's.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -186,7 +185,7 @@ class Client:
     # --- releasing responses ---
 
     def _let_go(self, number: int, part: int, nbytes: int) -> None:
-        """Note a response to be released. A finalizer may run in the middle of anything, so it never waits."""
+        """Note a response to be released. A finalizer may run at any point of any thread, so this never waits."""
         self._unused.append((number, part, nbytes))
         self._release_unused()
 
@@ -212,7 +211,7 @@ class Client:
         self._shared.start("shoal-client")
 
     def _take(self, reply: Reply) -> None:
-        """Note a reply, for `_look` to pass on."""
+        """Note a reply; `_look` passes it on."""
         request = self._open.get(reply.number)
         if request is None:
             return
@@ -221,7 +220,8 @@ class Client:
             del self._open[reply.number]
 
     def _look(self) -> float:
-        """Pass on responses, and end requests that are late or not wanted; returns the seconds until the next look."""
+        """Pass on responses, and end requests that are late or no longer wanted; returns the seconds until the next
+        call."""
         self._tell_answers()
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns >= TICK_S * 1e9:
@@ -270,7 +270,7 @@ class Client:
                 self.cancel(number)
 
     def _give_up(self, number: int, error: ShoalError) -> None:
-        """End a request with an error: further replies are dropped as they come, and may be malformed."""
+        """End a request with an error: further replies are dropped as they arrive, and may be malformed."""
         with self._lock:
             request = self._open.get(number)
             if request is None or request.on_answer is None:
@@ -294,7 +294,7 @@ def _tell(on_answer: OnAnswer | None, answer: Answer | ShoalError | None, is_fin
 def join() -> Client:
     """Join the star as a client, beside the worker that the process is; returns when all models are known.
 
-    Raises ShoalError if the supervisor refuses, OSError or EOFError if it is gone.
+    Raises ShoalError if the supervisor refuses or has no memory, OSError or EOFError if it is gone.
 
     Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """

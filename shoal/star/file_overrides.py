@@ -21,7 +21,7 @@ _MAX_PART_BYTES = 255  # the limit of most file systems
 
 
 def place(parameters: Iterable[str]) -> dict[str, str]:
-    """Relative path → parameter; of two parameters with one path the last, as in Triton.
+    """The relative path of each file → its parameter; of two parameters with one path the last counts, as in Triton.
 
     Raises InvalidArgumentError for a path that leads outside, or cannot be a file's.
     """
@@ -63,7 +63,7 @@ def _path(parameter: str) -> str:
 def write(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> str:
     """A new directory that only this user can enter, with each file at its place; `contents` by parameter.
 
-    Text is base64. The caller is to `remove` the directory. Raises InvalidArgumentError for invalid base64,
+    Text is base64. The caller must `remove` the directory. Raises InvalidArgumentError for invalid base64,
     InternalError if the system refuses to write.
     """
     try:

@@ -1,11 +1,12 @@
-"""Metadata of the server and of a model, as HTTP, gRPC and guests are told them."""
+"""Metadata of the server and of a model, for HTTP, gRPC and guests."""
 
 from typing import Any
 
 from shoal.model_config.signature import TensorSpec
 from shoal.star.known_server import KnownServer
 
-#: What this server can do, in Triton's order. Clients and perf_analyzer decide by this list what they may ask for.
+#: The server's extensions, in Triton's order. Clients and perf_analyzer decide by this list which requests they may
+#: send.
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -13,7 +14,7 @@ EXTENSIONS = (
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
-    "system_shared_memory",  # where it is allowed
+    "system_shared_memory",  # only where it is allowed
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -29,9 +30,9 @@ def describe_server(server: KnownServer) -> dict[str, Any]:
 
 
 def describe_model(server: KnownServer, name: str, version: str | None) -> dict[str, Any]:
-    """The members of a model's. `versions` has every READY version, or only the one that was asked for."""
+    """The members of a model's metadata. `versions` has every READY version, or only the one in the request."""
     if not version:
-        server.require_ready()  # Triton lists versions only for a server that is not stopping
+        server.require_ready()  # Triton lists versions only while the server is not stopping
     entry = server.models.lookup(name, version)
     versions = [entry] if version else server.models.ready_entries(name)
     batched = entry.signature.max_batch_size > 0
@@ -45,6 +46,6 @@ def describe_model(server: KnownServer, name: str, version: str | None) -> dict[
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
-    # As clients see the tensor: `dims`, never `reshape`.
+    # The shape for clients: `dims`, never `reshape`.
     shape = [-1, *spec.dims] if batched else list(spec.dims)
     return {"name": spec.name, "datatype": spec.datatype.name, "shape": shape}

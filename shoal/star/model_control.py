@@ -1,4 +1,4 @@
-"""Load requests: their files are written to a directory, which the supervisor takes over."""
+"""Load requests of clients: their files are written to a directory, which the supervisor takes over."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.star import file_overrides
 from shoal.star.questions import NoAnswerError
 
-#: Ours: configurations have kilobytes, and travel in one message.
+#: The most bytes of a configuration (ours): most have kilobytes, and it travels in one message.
 MAX_CONFIG_BYTES = 4 << 20
 
 
@@ -18,7 +18,7 @@ def check_config(config: str | None) -> None:
 
 
 def load(ask: Callable[[str, dict[str, Any]], Any], name: str, config: str | None, contents: dict[str, Any]) -> None:
-    """Have the supervisor load a model, or its newest version; returns once it serves. Raises ShoalError.
+    """Ask the supervisor to load a model, or its newest version; returns once the model serves. Raises ShoalError.
 
     `contents` are files by parameter, as bytes or as text in base64; the dictionary is cleared once they are written.
     """
@@ -30,8 +30,8 @@ def load(ask: Callable[[str, dict[str, Any]], Any], name: str, config: str | Non
     try:
         ask("load", {"model": name, "config": config, "directory": directory})
     except NoAnswerError:
-        raise  # no answer: the model may still be loading from that directory
+        raise  # without an answer the model may still be loading from that directory
     except BaseException:
         if directory is not None:
-            file_overrides.remove(directory)  # refused: the supervisor has not taken the directory over
+            file_overrides.remove(directory)  # a refusal: the supervisor has not taken the directory over
         raise

@@ -1,4 +1,4 @@
-"""The table of models that a client may ask, kept by the supervisor's messages, and the version that a request means.
+"""A client's table of models, kept by the supervisor's messages, and the version that a request means.
 
 One thread fills the table while others look models up, so it is copied on write: a reader of a table, a model or an
 entry sees a consistent state. Used by front ends, guests, and workers whose models call others.
@@ -16,7 +16,7 @@ from shoal.reasons import ALL_FAILED
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.request import TensorRef
 
-#: Kept names, by model id; beyond these the older names of versions that are gone are dropped (ours).
+#: The most names kept, by model id; beyond these the older names of removed versions are dropped (ours).
 MAX_NAMES = 65536
 #: The version number of a model that failed before any of its versions was known.
 NO_VERSION = -1
@@ -38,7 +38,7 @@ class ModelEntry:
     reason: str
     failed: bool  # UNAVAILABLE because its instances died again and again
     num_instances: int  # as configured
-    num_instances_up: int  # that batches can be given to
+    num_instances_up: int  # that batches may go to
     config: dict[str, Any]
     signature: Signature
     load_seconds: float
@@ -51,7 +51,7 @@ class ModelEntry:
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is alive."""
+        """Whether an instance of this version is up."""
         return self.num_instances_up > 0
 
     @property
@@ -66,18 +66,18 @@ class ModelEntry:
         return policy is not None and policy["decoupled"]
 
     def refuse_if_failed(self) -> None:
-        """Raise UnavailableError, with Triton's sentence, if all its instances are FAILED."""
+        """Raise UnavailableError, with Triton's sentence, if all instances of this version are FAILED."""
         if self.failed:
             raise UnavailableError(ALL_FAILED.format(model=self.name, version=self.version))
 
 
 Versions = dict[int, ModelEntry]
-#: The end of an error about a known model that does not serve: only the supervisor knows why.
+#: The end of an error about a known model that does not serve: only the supervisor knows the reason.
 _ASK = ". POST /v2/repository/index says why"
 
 
 class ModelTable:
-    """All model versions by model and number, and for each name the one that answers when no version is asked for."""
+    """All model versions by model and number, and for each name the version that serves requests without a version."""
 
     def __init__(self, *, namespacing: bool = False) -> None:
         self._namespacing = namespacing
@@ -91,13 +91,13 @@ class ModelTable:
         self.num_changes = 0
 
     def apply(self, message: ModelChanged | ModelForgotten) -> None:
-        """Replace or remove an entry."""
+        """Replace or remove the entry of the version in a message."""
         identifier, version = ModelIdentifier(message.name, message.namespace), message.version
         versions = dict(self._models.get(identifier, {}))
         if isinstance(message, ModelChanged):
             previous = versions.get(version)
             if version != NO_VERSION:
-                versions.pop(NO_VERSION, None)  # its versions are known now
+                versions.pop(NO_VERSION, None)  # the versions are known now
             versions[version] = _entry(message, previous)
             self.names[message.model_id] = message.name
         else:
@@ -107,7 +107,7 @@ class ModelTable:
             self._forget_names()
 
     def _forget_names(self) -> None:
-        """Drop the older half of the names of versions that are gone."""
+        """Drop the older half of the names of removed versions."""
         known = {entry.model_id for entry in self.entries()}
         gone = [model for model in self.names if model not in known]
         for model in gone[: (len(gone) + 1) // 2]:
@@ -129,7 +129,7 @@ class ModelTable:
         self.num_changes += 1
 
     def _bearers(self, models: Mapping[ModelIdentifier, Versions], name: str) -> list[Versions]:
-        """The models that a name could mean; without unloaded ones if several have the name, or with namespacing."""
+        """The models that a name could mean; only the wanted ones if several have the name, or with namespacing."""
         bearers = [versions for identifier, versions in models.items() if identifier.name == name]
         if self._namespacing or len(bearers) > 1:
             return [versions for versions in bearers if _is_wanted(versions)]
@@ -138,8 +138,8 @@ class ModelTable:
     def lookup(self, name: str, version: str | None) -> ModelEntry:
         """The READY entry that a request means; without a version the highest READY one.
 
-        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number, or a name that
-        means several models.
+        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number, or an ambiguous
+        name.
         """
         number = None if not version else parse_version(version)
         if number is None:
@@ -181,7 +181,7 @@ def client_shape(entry: ModelEntry, ref: TensorRef) -> tuple[int, ...]:
 def parse_version(text: str) -> int:
     """The version number in a path or a request, read as Triton reads it. Raises InvalidArgumentError."""
     match = _STOL.match(text)
-    # 19 digits suffice for every 64-bit number; int() itself refuses thousands of digits.
+    # 19 digits suffice for every 64-bit number; int() refuses thousands of digits.
     if match is None or len(match[2]) > 19 or int(match[2]) > _MAX_INT64:
         raise InvalidArgumentError(
             f"failed to get model version from specified version string '{text}' (details: stol), "
@@ -206,7 +206,7 @@ def _is_wanted(versions: Versions) -> bool:
 def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
     config, labels = message.config, message.labels
     if config is None:
-        # Sent once per load: later messages about the same load leave it out.
+        # The configuration is sent once per load: later messages about that load leave it out.
         known = previous is not None and previous.model_id == message.model_id
         if previous is not None and known:
             config, labels = previous.config, previous.labels

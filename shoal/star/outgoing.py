@@ -1,4 +1,4 @@
-"""Requests on their way into shared memory: tensors are copied into a block, or named where they lie already. Pure.
+"""Requests on their way into shared memory: tensors are copied into a block, or named where they lie. Pure.
 
     0        tensors that are copied, each 64-byte aligned, then the packed InferRequest
 
@@ -22,7 +22,7 @@ ALIGNMENT = 64
 
 
 class Input(NamedTuple):
-    """A tensor to send. `ref` names the block it lies in at `offset`; with NO_BLOCK, `data` is copied."""
+    """A tensor to send: `ref` and `offset` say where it lies; with NO_BLOCK, `data` is copied."""
 
     name: str
     datatype: Datatype
@@ -43,12 +43,12 @@ class Ask(NamedTuple):
     timeout_us: int = 0
     correlation_id: int | str = 0
     flags: int = 0
-    answer_by_ns: int = 0  # monotonic ns; 0 = no limit
+    answer_by_ns: int = 0  # monotonic ns; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A validated request. `shapes` are those that the backend sees, by position."""
+    """A validated request. `shapes` are the inputs' shapes for the backend, by position."""
 
     entry: ModelEntry
     ask: Ask
@@ -98,7 +98,7 @@ def check(entry: ModelEntry, ask: Ask) -> Outgoing:
         if name in names:
             raise InvalidArgumentError(f"{log_prefix(ask.id)}input '{name}' already exists in request")
         names.add(name)
-        # Strings were counted when they were packed.
+        # Strings were counted when they were encoded.
         parsed.append(ParsedInput(name, datatype, shape, data, prod(shape)))
     valid, rows, shape_key = validate(entry.signature, ask.id, parsed, ask.outputs, ask.correlation_id)
     return Outgoing(entry, ask, [each.shape for each in valid], rows, shape_key)
@@ -111,7 +111,8 @@ def block_nbytes(
     outputs: Iterable[str],
     parameters: Parameters,
 ) -> int:
-    """An upper bound of a request's bytes. `tensors`: name, number of dimensions, and bytes to copy of each."""
+    """An upper bound of a request's bytes. `tensors` has the name, the number of dimensions and the bytes to copy of
+    each."""
     # In msgpack a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
     nbytes = 96 + 4 * len(request_id)
     if isinstance(correlation_id, str):

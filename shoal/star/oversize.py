@@ -1,7 +1,7 @@
 """Blocks for requests that are too large for a slab: each a segment of its own, made by the supervisor.
 
 Runs in any client with threads: a thread that allocates waits, and the thread that listens to the supervisor passes on
-the answers. Never on the way of an ordinary request.
+the answers. Never used on the path of an ordinary request.
 """
 
 import queue
@@ -33,10 +33,10 @@ class OversizeBlocks:
         self._mapped: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block of `nbytes`, in whole pages, that a model's workers have mapped; the caller is to `free` it once.
+        """A block of `nbytes`, in whole pages, that a model's workers have mapped; the caller must `free` it once.
 
-        Raises InvalidArgumentError if there is never room, UnavailableError if there is none now, or it comes too late:
-        a worker maps it between two batches.
+        Raises InvalidArgumentError if the payload can never fit, UnavailableError if there is no room now, or none in
+        time: a worker maps it between two batches.
         """
         if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
             return kept
@@ -74,7 +74,7 @@ class OversizeBlocks:
             return news.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             with self._lock:
-                # `hear` removes the entry: if it is gone, the answer has just come.
+                # `hear` removes the entry: if it is gone, the answer has just arrived.
                 return None if waiting.pop(key, None) is not None else news.get_nowait()
 
     def _late(self, nbytes: int) -> UnavailableError:
@@ -113,7 +113,8 @@ class OversizeBlocks:
             self._send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
-        """Give back segments that were kept in vain. Returns the seconds until the next call (None: no need)."""
+        """Give back kept segments that were not used again in time. Returns the seconds until the next call (None: no
+        need)."""
         if not self._slabs.kept:
             return None
         idle, left_s = self._slabs.expire(time.monotonic())

@@ -1,7 +1,7 @@
 """A client's place in the star: its port, its bell, its table of models, and the supervisor's messages to it.
 
-Every front end has one, every worker whose model calls others, and every guest. The latter two, in which users' code
-runs, ask for the segments that answers lie in. One thread uses a place, or several under a lock (shared_port.py).
+Every front end has one, every worker whose model calls others, and every guest. Workers and guests, which run users'
+code, ask for the segments in which answers lie. One thread uses a place, or several under a lock (shared_port.py).
 """
 
 from collections.abc import Callable
@@ -40,18 +40,18 @@ REPLIES_FIRST = (SegmentGone, BatcherReplaced)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a client has once it has joined."""
+    """A client's place in the star, from its join on."""
 
     port: Port
     bell: Doorbell | GuestBell
     channel: Channel
     models: ModelTable
     request_timeout_s: float
-    answer_timeout_s: float  # of the supervisor, in seconds
+    answer_timeout_s: float  # for the supervisor's answers, in seconds
 
     @property
     def handlers(self) -> Handlers:
-        """Handlers of the messages that mean the same to every client."""
+        """The handlers of messages that mean the same to every client."""
         port, channel, models = self.port, self.channel, self.models
         return table(
             on(SegmentAnnounced, lambda message: port.add_segment(message.owner, SegmentView.attach(message.segment))),
@@ -90,7 +90,7 @@ def take_place(
     kind: type[FrontEndConnected | CallerConnected], *, asks_for_segments: bool = False
 ) -> tuple[Place, ClientWelcomed, int]:
     """Join the supervisor as a client of the star. Returns the place, and the welcome with its sequence number, which
-    the caller is to acknowledge. The counters' descriptor is the caller's.
+    the caller must acknowledge. The counters' descriptor is the caller's.
 
     Raises ShoalError if the supervisor refuses, OSError or EOFError if it is gone.
     """
@@ -112,7 +112,7 @@ def visit(path: str) -> Place:
     try:
         welcome, seq = _welcomed(channel, *channel.receive(GUEST_WELCOME))
         bell = GuestBell(welcome.bell)
-        # Pages are reserved as they are used: most guests use few.
+        # Pages are reserved when they are used: most guests use few.
         port = Port(
             Segment.attach(welcome.segment, populate=False),
             SegmentView.attach(welcome.link),

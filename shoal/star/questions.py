@@ -1,7 +1,7 @@
 """Questions to the supervisor, for requests whose answers only the supervisor has.
 
 Runs in any client with threads: a thread that asks waits, and the thread that listens to the supervisor passes on the
-answer. Never on the way of an inference request.
+answer. Never used on the path of an inference request.
 """
 
 import itertools
@@ -16,12 +16,12 @@ from shoal.messages.from_client import QuestionAsked
 from shoal.messages.message import Message
 from shoal.messages.to_client import QuestionAnswered
 
-#: How handlers ask: a verb and its arguments, of msgpack's types, become the answer.
+#: Asks the supervisor: a verb and its arguments, of msgpack's types; returns the answer.
 Ask = Callable[[str, dict[str, Any]], Any]
 
 
 class NoAnswerError(UnavailableError):
-    """The supervisor has not answered in time: the change that was asked for may still happen."""
+    """The supervisor has not answered in time: the requested change may still happen."""
 
 
 class Questions:

@@ -1,5 +1,5 @@
-"""Whether the server is alive and ready, and whether a version of a model is: by the table of models, and by the model
-itself where it has an is_ready of its own.
+"""Liveness and readiness of the server, and readiness of a model version: by the table of models, and by the model
+itself where it has a readiness method.
 
 Used by front-end processes, by the supervisor for guests, and by workers whose models call others.
 """
@@ -11,35 +11,35 @@ from shoal.star.questions import Ask
 
 
 def is_ready(entry: ModelEntry, ask: Ask) -> bool:
-    """Whether an instance is alive and, for a model with an is_ready of its own, all instances return true.
+    """Whether an instance is up and, for a model with a readiness method, all instances return true.
 
-    Only the latter asks the supervisor, and may wait seconds for busy models. Raises ShoalError.
+    Only the method needs a question to the supervisor, which may wait seconds for busy models. Raises ShoalError.
     """
     return entry.ready and (not entry.has_ready_check or bool(ask("is_ready", {"model": entry.model_id})))
 
 
 def is_live(server: KnownServer) -> bool:
-    """Whether the server has started and read its repositories. Raises UnavailableError while it stops, as
-    `is_server_ready`."""
+    """Whether the server has started and read its repositories. Raises UnavailableError while it stops."""
     _refuse_while_exiting(server)
     return server.started and server.has_repositories
 
 
 def is_server_ready(server: KnownServer) -> bool:
-    """Whether the server has started and, under strict readiness, every model can answer."""
+    """Whether the server has started and, under strict readiness, every model can answer. Raises UnavailableError while
+    it stops."""
     return is_live(server) and (
         not server.strict_readiness or all(is_settled(each) for each in server.models.entries())
     )
 
 
 def is_model_ready(server: KnownServer, ask: Ask, name: str, version: str | None) -> bool:
-    """Whether this version, or the one that answers for the model, is. Raises ShoalError."""
+    """Whether this version, or the model's default version, is ready. Raises ShoalError."""
     server.require_ready()
     return is_ready(server.models.lookup(name, version), ask)
 
 
 def asks_model(server: KnownServer, name: str, version: str | None) -> bool:
-    """Whether `is_model_ready` asks the model."""
+    """Whether `is_model_ready` calls the model's readiness method."""
     try:
         return server.models.lookup(name, version).has_ready_check
     except ShoalError:
@@ -47,13 +47,13 @@ def asks_model(server: KnownServer, name: str, version: str | None) -> bool:
 
 
 def is_settled(entry: ModelEntry) -> bool:
-    """Whether Triton's readiness is content with this version."""
-    # Triton's readiness knows nothing of a model whose configuration it could not take.
+    """Whether a version does not keep the server from being ready, by Triton's rules."""
+    # Triton's readiness does not cover a model whose configuration it could not accept.
     if not entry.is_polled:
         return True
     if entry.state == "READY":
         return entry.ready
-    # Triton is not ready while a version drains: a probe would take out a server that was just given a newer one.
+    # Triton is not ready while a version drains: a probe would remove a server that has just been given a newer one.
     if entry.state == "UNLOADING":
         return True
     return entry.state == "UNAVAILABLE" and entry.reason == "unloaded"

@@ -1,4 +1,4 @@
-"""The response in a reply, or the error in its place, in Triton's words. Pure; used by every client of the star."""
+"""The response in a reply, or the error instead of one, in Triton's words. Pure; used by every client of the star."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class Answered(NamedTuple):
 
 
 def answered(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: int | str = 0) -> Answered:
-    """The response in a reply. Raises the ShoalError in its place: the model's or a refusal."""
+    """The response in a reply. Raises the ShoalError that the reply has instead: the model's, or a refusal."""
     if reply.reason or reply.block is None or reply.header is None:
         raise refusal(entry, request_id, reply, correlation_id)
     if reply.status:

@@ -1,9 +1,9 @@
 """The digest of a request: 128 bits that are equal for requests with equal answers. Pure.
 
 Requests are equal if their inputs (names, datatypes, shapes, bytes), requested outputs and parameters are, forwarded
-headers included; Triton compares the inputs' names and bytes alone. The id does not matter. A request of a sequence
-equals no other. All servers compute the same digest (names in the batcher's shared_answers.py have it). Front ends
-compute it, and the batcher for steps of ensembles: no process that runs users' code decides which answers are shared.
+headers included; Triton compares the inputs' names and bytes alone. The id does not matter. Requests of sequences are
+never equal. All servers compute the same digest (names in the batcher's shared_answers.py have it). Front ends compute
+it, and the batcher for steps of ensembles: no process that runs users' code decides which answers are shared.
 """
 
 import struct
@@ -18,25 +18,25 @@ from shoal.request import NO_SEQUENCE, InferRequest, unpack_lent_request, unpack
 from shoal.shm.layout import NO_DIGEST, unpack_span
 
 _WORDS = struct.Struct("<2Q")
-#: Kept headers: they repeat, and a lookup takes a hundredth of the time that parsing takes (0.2 of 20 us).
+#: The number of kept headers: headers repeat, and a lookup takes a hundredth of the time of parsing (0.2 of 20 us).
 _MAX_KEPT = 256
 _MAX_KEPT_BYTES = 4096
 
 
-#: Most bytes of a step's tensors that are digested (ours: 1 ms, in which the batcher does nothing else).
+#: Most bytes of a step's tensors that are digested (ours: 1 ms, during which the batcher does nothing else).
 MAX_LENT_NBYTES = 1 << 20
 
 
 class _Described(NamedTuple):
-    """A parsed header: all that is digested but the tensors' bytes, and the tensors' places in the block."""
+    """A parsed header: everything that is digested except the tensors' bytes, and the tensors' places in the block."""
 
     words: bytes
     spans: tuple[tuple[int, int], ...]
 
 
 def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
-    """The digest, two words, of a request in its block, with its header at the span `header`; NO_DIGEST for one of a
-    sequence."""
+    """The digest, two words, of a request in its block, with its header at the span `header`; NO_DIGEST for a request
+    of a sequence."""
     offset, nbytes = unpack_span(header)
     describe = _describe if nbytes <= _MAX_KEPT_BYTES else _describe.__wrapped__
     described = describe(bytes(memory[offset : offset + nbytes]), len(memory))
@@ -46,7 +46,7 @@ def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
 
 
 def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[int, int]:
-    """The digest of a step, whose inputs lie in other blocks that its header names; NO_DIGEST for more than
+    """The digest of a step's request, whose inputs lie in other blocks that its header names; NO_DIGEST for more than
     MAX_LENT_NBYTES. Raises InternalError if one of these blocks is gone."""
     blocks: dict[int, memoryview] = {}
 

@@ -1,4 +1,4 @@
-"""A client's port for many threads: they submit, one thread listens.
+"""A client's port for many threads: all may submit, one listens.
 
 The port is not thread-safe; every use of it is under one lock, held for microseconds. The listening thread owns the
 bell and the control connection: it hands out replies, applies the supervisor's messages, and passes on answers to
@@ -24,7 +24,7 @@ from shoal.star.oversize import OversizeBlocks
 from shoal.star.place import REPLIES_FIRST, Apply, Place
 from shoal.star.questions import Questions
 
-#: Messages after which a reply that could not be opened can be, or never will.
+#: Messages after which a reply whose segment was missing can be opened, or never will be.
 SEGMENT_NEWS = (shared.SegmentAnnounced, shared.SegmentMissing)
 
 _log = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ def _never() -> None:
 
 
 class SharedPort:
-    """One client's port; `start` it once.
+    """A client's port under a lock; `start` it once.
 
     The listening thread calls `take` for each reply and `apply` for each message, both under the lock, and `look`,
-    without it, before each sleep; `look` returns for how many seconds (None: for ever).
+    without it, before each sleep; `look` returns the longest sleep in seconds (None: unlimited).
 
     If submitting threads wait for the bell themselves, they call `hand_out`, and a thread calls `receive` alone, as in
     guests (connection.py).
@@ -57,19 +57,19 @@ class SharedPort:
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
         self._questions = Questions(self._send)
-        #: Handlers of messages that answer a thread; `apply` gets the others.
+        #: Handlers of messages that a thread waits for; `apply` gets the others.
         self.handlers = table(
             *[on(kind, self._oversize.hear) for kind in shared.PAYLOAD_NEWS],
             on(QuestionAnswered, self._questions.hear),
         )
-        # Changed under the lock: messages of REPLIES_FIRST that came while a reply waited for its segment.
+        # Changed under the lock: messages of REPLIES_FIRST that arrived while a reply waited for its segment.
         self._put_off: list[tuple[ToClient, int]] = []
         self._largest_shared_nbytes = place.port.slab.largest_nbytes // SLAB_PARTS
 
     # --- submitting, in any thread ---
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block for a request to a model, in the slab or, if large, of its own. Raises ShoalError."""
+        """A block for a request to a model, in the slab or, if large, in a segment of its own. Raises ShoalError."""
         if nbytes <= self._largest_shared_nbytes:
             with self.lock:
                 return self._port.allocate(nbytes, model_id)
@@ -86,9 +86,9 @@ class SharedPort:
         self._oversize.free(ref)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor (verbs: supervisor/supervisor.py). Raises ShoalError: its refusal, or NoAnswerError.
+        """Ask the supervisor (verbs: supervisor/supervisor.py). Raises ShoalError: a refusal, or NoAnswerError.
 
-        Without `timeout_s` the answer may take as long as the loading of a model.
+        Without `timeout_s` the answer may take as long as loading a model.
         """
         return self._questions.ask(verb, arguments, timeout_s or self._place.answer_timeout_s)
 
@@ -97,8 +97,8 @@ class SharedPort:
             self._place.channel.send(message)
 
     def allocate_beside(self, nbytes: int) -> Block:
-        """A block for a tensor of several requests, in the slab or of its own. The caller is to `free` it after the
-        last of them. Raises ShoalError."""
+        """A block for a tensor of several requests, in the slab or in a segment of its own. The caller must `free` it
+        after the last of them. Raises ShoalError."""
         if nbytes <= self._largest_shared_nbytes:
             with self.lock:
                 block = self._port.slab.allocate(nbytes)
@@ -130,7 +130,7 @@ class SharedPort:
                 if channel in events:
                     self.receive()
         except GONE:
-            os._exit(0)  # the supervisor is gone: no reply can come any more
+            os._exit(0)  # the supervisor is gone: no reply can arrive any more
         except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for ever
             _log.exception("this process cannot go on without its place in the star")
             os._exit(1)  # as after any uncaught exception
@@ -140,12 +140,12 @@ class SharedPort:
         return min(pauses, default=None)
 
     def deliver(self) -> None:
-        """Clear the bell, and hand out every reply that has come."""
+        """Clear the bell, and hand out every reply that has arrived."""
         self._place.bell.clear()
         self.hand_out()
 
     def hand_out(self) -> None:
-        """Hand out every reply that has come. The bell must have been cleared."""
+        """Hand out every reply that has arrived. The bell must have been cleared."""
         port = self._port
         with self.lock:
             was_wanted = port.wanted
@@ -162,7 +162,7 @@ class SharedPort:
             self._oversize.free(ref, keep=True)
 
     def receive(self) -> None:
-        """Apply one message of the supervisor and acknowledge it."""
+        """Apply one message of the supervisor, and acknowledge it if it has a sequence number."""
         message, seq = self._place.channel.receive(TO_CLIENT)
         handler = self.handlers.get(type(message))
         if handler is not None:

@@ -1,6 +1,6 @@
-"""The statistics extension's figures: the batcher's counters, under Triton's names.
+"""The figures of the statistics extension: the batcher's counters, under Triton's names.
 
-Every key is always there: perf_analyzer fails without `cache_hit` and `cache_miss`, also where nothing is cached.
+Every key is always present: perf_analyzer fails without `cache_hit` and `cache_miss`, even without a cache.
 """
 
 from typing import Any
@@ -12,9 +12,10 @@ from shoal.star.models import ModelEntry, parse_version
 
 
 def collect(server: KnownServer, name: str, version: str | None) -> dict[str, Any]:
-    """The members of the answer, by their names in either protocol; a name of "" means all models, in all versions.
+    """The members of the answer, by their names in either protocol; the name "" means all models, in all versions.
 
-    The refusals have words of their own.
+    Raises InvalidArgumentError for an unknown model, with a sentence of this extension's own; UnavailableError while
+    the server is not ready.
     """
     number = parse_version(version) if version else None
     server.require_ready()

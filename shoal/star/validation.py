@@ -21,22 +21,22 @@ _BATCH_NOTE = (
 )
 _LENGTH = struct.Struct("<I")
 _MAX_INT64 = 2**63 - 1
-#: Names of inputs that an error repeats; a request may have a million. Ours.
+#: The most names of inputs in an error; a request may have a million (ours).
 _MAX_NAMES = 100
 
 
 class ParsedInput(NamedTuple):
-    """An input as the request gives it. `datatype` is None for a word that Triton does not know."""
+    """An input as in the request. `datatype` is None for a name that Triton does not know."""
 
     name: str
     datatype: Datatype | None
     shape: tuple[int, ...]
-    data: memoryview | RegionSlice  # BYTES are never left in a client's region: their lengths are walked
-    num_strings: int  # elements of a BYTES tensor that came as JSON; -1 = not counted yet
+    data: memoryview | RegionSlice  # BYTES never lie in a client's region: their lengths are walked
+    num_strings: int  # elements of a BYTES tensor from JSON; -1: not counted yet
 
 
 class PreparedInput(NamedTuple):
-    """An input as the backend sees it: `shape` has the batch dimension and any `reshape`."""
+    """An input for the backend: `shape` has the batch dimension and any `reshape`."""
 
     name: str
     datatype: Datatype
@@ -64,10 +64,10 @@ def validate(
     outputs: Iterable[str],
     correlation_id: int | str = 0,
 ) -> Validated:
-    """Check a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
+    """Validate a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
 
-    The shape key is 0 if every input is there and of fixed size, else a hash, the same in every process, of the sizes
-    that the configuration leaves open in inputs that are not ragged, and of which inputs are there.
+    The shape key is 0 if every input is present and of fixed size, else a hash, equal in every process, of the sizes
+    that the configuration leaves open in inputs that are not ragged, and of which inputs are present.
     """
     model = signature.name
     for name in outputs:
@@ -101,8 +101,8 @@ def validate(
 
 
 def _check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, correlation_id: int | str) -> None:
-    """Check what a sequence batcher requires of a request by itself; only the batcher knows whether its sequence has
-    begun. Raises InvalidArgumentError."""
+    """Check what a sequence batcher requires of a request alone; only the batcher knows whether the sequence has begun.
+    Raises InvalidArgumentError."""
     is_string = isinstance(correlation_id, str)
     if correlation_id and spec.correlation is not None and is_string != (spec.correlation is BYTES):
         raise InvalidArgumentError(
@@ -199,7 +199,7 @@ def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Data
                 f"Expected {num_elements * datatype.itemsize}, got {len(each.data)}"
             )
     elif each.num_strings != num_elements:
-        # JSON's strings have been counted; walking them again finds the sentence.
+        # Strings from JSON have been counted; walking them again finds the sentence.
         assert isinstance(each.data, memoryview)
         problem = check_bytes_elements(each.data, num_elements, each.name, model)
         if problem is not None:
@@ -210,7 +210,7 @@ def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: di
     if not variable and len(inputs) == len(signature.inputs):
         return 0
     present = {each.name for each in inputs}
-    # In the configuration's order, whatever the request's. Integers only: the hash of a string differs by process.
+    # In the configuration's order, not the request's. Integers only: the hash of a string differs between processes.
     words: list[int] = []
     for name in signature.inputs:
         shape = variable.get(name, ())
@@ -221,7 +221,7 @@ def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: di
 def check_bytes_elements(data: memoryview, expected: int, name: str, model: str) -> str | None:
     """The error in a BYTES tensor that must have `expected` elements, in Triton's words; None if it is valid.
 
-    Stops at the first element too many, so the time is bounded by the requested shape.
+    The walk stops at the first element beyond, so the time is bounded by the requested shape.
     """
     where = f"for inference input '{name}' for model '{model}'"
     offset, end, count = 0, len(data), 0

@@ -1,5 +1,5 @@
 """Models without a server: a model directory run in this process, with the real batcher, on a clock that the test
-holds.
+controls.
 
     from shoal.testing import Server
 

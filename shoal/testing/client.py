@@ -1,7 +1,7 @@
-"""The client of the star that a test and its models share: requests go through a real port, replies become responses.
+"""The client of a test's star, for the test and its models: requests go through a real port, replies become responses.
 
-To models it is what `shoal.star.client.Client` is in a worker. All methods run under the star's lock, in the thread
-that submits or lets time pass. Responses are copied, so that no memory stays in use.
+Models use this client as they use `shoal.star.client.Client` in a worker. All methods run under the star's lock, in the
+thread that submits or lets time pass. Responses are copied, so that no memory stays in use.
 """
 
 from collections import Counter
@@ -29,12 +29,12 @@ from shoal.testing.simulation import Simulation
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A submitted request, until its last reply has come."""
+    """A submitted request without its last reply yet."""
 
     outgoing: Outgoing
     on_answer: OnAnswer | None  # None: a call that its model has cancelled
     is_unwanted: Callable[[], bool]
-    keep: object  # objects that must stay until then
+    keep: object  # objects that must stay until the last reply
     is_call: bool  # made by a model, not by the test
 
 
@@ -43,7 +43,7 @@ class LocalClient:
 
     #: Calls of models have only their clients' deadlines: one that can never be answered is a StuckError.
     request_timeout_s = 1e9
-    #: Loads and unloads models for other models. Set before there are any.
+    #: Loads and unloads models for other models. Set before a model is loaded.
     ask: Ask
 
     def __init__(self, simulation: Simulation, port: Port) -> None:
@@ -66,9 +66,11 @@ class LocalClient:
         *,
         is_call: bool = True,
     ) -> int:
-        """Queue a request, or have it refused at once; returns its number. Raises ShoalError if there is no room.
+        """Queue a request, or have it refused at once; returns the request's number. Raises ShoalError if there is no
+        room.
 
-        A request of the test, not `is_call`, may be answered from the cache, as a front end's may. There are no traces.
+        A request of the test (not `is_call`) may be answered from the cache, as one of a front end may. There are no
+        traces.
         """
         del deadline_ns, parent
         ask, entry = outgoing.ask, outgoing.entry
@@ -88,7 +90,7 @@ class LocalClient:
 
     def cancel(self, number: int) -> None:
         """Cancel a request: a queued one fails, and the model of an executing one is notified. Calls that were made for
-        it are cancelled, too, and end for their model at once."""
+        the request are cancelled, too, and end for their model at once."""
         with self._simulation.changed:
             request = self.open.get(number)
             if request is None or request.on_answer is None:
@@ -105,7 +107,7 @@ class LocalClient:
                 self.cancel(other)
 
     def deliver(self) -> None:
-        """Pass on the replies that have come, and release their memory."""
+        """Pass on the replies that have arrived, and release their memory."""
         for reply in self._port.poll():
             request = self.open[reply.number]
             if reply.is_final:
@@ -122,7 +124,7 @@ class LocalClient:
             return None
         if block is None or header is None:
             error = refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
-            # Not sent again, as a worker's would be: a test that unloads a model wants to see what happens to calls.
+            # Not sent again, as a worker would: a test that unloads a model wants to see what happens to calls.
             return UnavailableError(str(error)) if isinstance(error, ModelGoneError) else error
         if reply.status:
             return self._simulation.with_cause(errors.from_wire(reply.status, str(header, "utf-8", "replace")))

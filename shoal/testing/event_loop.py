@@ -1,6 +1,6 @@
 """The event loop of a model with coroutines, on the test's clock: `asyncio.sleep` takes no real time.
 
-The loop runs until all its coroutines wait, and then knows what for: a time, a socket, or a thread.
+The loop runs until all its coroutines wait, and then knows for what: a time, a socket, or a thread.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from shoal.workers.backends.python.event_loop import EventLoop
 
 
 class _Selector(selectors.DefaultSelector):
-    """A selector that never blocks: it stops the loop where it would."""
+    """A selector that stops the loop where it would block."""
 
     stop: Callable[[float | None], None]
 
@@ -41,13 +41,13 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         super().__init__(self._own_selector)
         self._own_selector.stop = self._stop_at
         self._num_own_files = len(self._own_selector.get_map())
-        # Changed by run, and by threads that schedule callbacks. Time of the first timer, in ns; None = there is none.
+        # Changed by run, and by threads that schedule callbacks. Time of the first timer, in ns; None: there is none.
         self.due_ns: int | None = None
         self.is_claimed = False
         self._is_woken = False
 
     def time(self) -> float:
-        """The test's clock, in seconds."""
+        """The time on the test's clock, in seconds."""
         return self._now_ns() / 1e9
 
     def call_soon_threadsafe(  # type: ignore[override]  # as always, whatever else its arguments are
@@ -65,7 +65,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         return len(self._own_selector.get_map()) > self._num_own_files
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether `run` would run a callback."""
+        """Whether `run` would run a callback now."""
         return self._is_woken or (self.due_ns is not None and self.due_ns <= now_ns)
 
     def claim(self) -> Callable[[], None]:
@@ -76,7 +76,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
     def run(self) -> None:
         """Run until every coroutine waits."""
         self._is_woken = False
-        # A test may itself be a coroutine, as every cell of a notebook is; so may a model that waits for this one.
+        # A test may itself be a coroutine, as every cell of a notebook is; so may a model that waits for this loop's.
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
         try:
@@ -87,13 +87,14 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
             self.is_claimed = False
 
     def _stop_at(self, timeout: float | None) -> None:
-        # At least a nanosecond later: seconds in floats round, and a timer never quite due would stop the clock.
+        # At least a nanosecond later: seconds are rounded floats, and a timer that is never quite due would stop the
+        # clock.
         self.due_ns = None if timeout is None else self._now_ns() + max(1, round(timeout * 1e9))
         self.stop()
 
 
 class InlineEventLoop(EventLoop):
-    """The Python backend's coroutines without a thread: `loop` is run by waiting threads."""
+    """The Python backend's coroutines without a thread: waiting threads run `loop`."""
 
     def __init__(self, loop: VirtualEventLoop) -> None:
         super().__init__("")

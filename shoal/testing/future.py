@@ -1,4 +1,4 @@
-"""What a test can inspect: executed batches, and the responses to a request that it has submitted."""
+"""Objects that a test can inspect: executed batches, and the responses to a request that the test has submitted."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from shoal.workers.tensors import Array
 
 
 class Batch(NamedTuple):
-    """One execution."""
+    """One execution of a model instance."""
 
     model: str
     version: int
     instance: str  # "simple_0_0"
-    request_ids: tuple[str, ...]  # of its requests, in order
+    request_ids: tuple[str, ...]  # of the batch's requests, in order
     rows: int
     time_ms: float  # on the server's clock, which begins at 0
 
@@ -29,7 +29,7 @@ class StuckError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """One response. Its arrays are its own: BYTES outputs have elements of bytes, BF16 ones are float32."""
+    """A response to a request. Its arrays are copies: BYTES outputs have elements of bytes, BF16 ones are float32."""
 
     model_name: str
     model_version: int
@@ -81,16 +81,16 @@ class Future:
             self.on_cancel()
 
     def result(self) -> Response:
-        """The only response: the server runs, and its clock advances, until it is there.
+        """The only response: the server runs, and its clock advances, until the response has arrived.
 
-        Raises the error in its place, as for a client, and AssertionError if a decoupled model sent none or several.
+        Raises the error instead of one, as for a client, and AssertionError if a decoupled model sent none or several.
         """
         [*responses] = self.results()
         assert len(responses) == 1, f"the model sent {len(responses)} responses to one request"
         return responses[0]
 
     def results(self) -> list[Response]:
-        """All responses, once the last one is there. Raises the first error among them."""
+        """All responses, once the last one has arrived. Raises the first error among them."""
         self._run_until(lambda: self.done)
         for error in self.errors:
             raise as_raised(error, raise_errors=self._raise_errors)
@@ -98,5 +98,6 @@ class Future:
 
 
 def as_raised(error: ShoalError, *, raise_errors: bool) -> BaseException:
-    """The exception of a model, if that is wanted and known; otherwise the client's error, with that as its cause."""
+    """A model's exception, if that is wanted and known; otherwise the client's error, with the exception as its
+    cause."""
     return error.__cause__ if raise_errors and error.__cause__ is not None else error

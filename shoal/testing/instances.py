@@ -56,9 +56,9 @@ class Instance(Loop):
         self._version = version
         self._execution_ns = execution_ns
         self.worker = Worker(owner, link, self.view, simulation.bell, model)
-        #: The loop of its coroutines; None if it has none.
+        #: The loop of the instance's coroutines; None if it has none.
         self.event_loop = backend.virtual_loop if isinstance(backend, InlinePythonBackend) else None
-        #: Whether a thread runs it now. Changed by the star.
+        #: Whether a thread executes this instance now. Changed by the star.
         self.is_executing = False
 
     @property
@@ -72,13 +72,13 @@ class Instance(Loop):
         return self.is_executing or self.memory.outbox.is_held
 
     def execute(self) -> None:
-        """Execute the batches that have come. Their ends are published once they are over on the star's clock."""
+        """Execute the batches that have arrived. Their ends are published once they are over on the star's clock."""
         start_ns, outbox = self._simulation.now_ns, self.memory.outbox
         was_held, outbox.is_held = outbox.is_held, outbox.is_held or self._execution_ns > 0
-        if not self.step():  # there was no batch, only freed memory
+        if not self.step():  # no batch, only freed memory
             outbox.is_held = was_held
             return
-        # A model that has called others has advanced the clock itself.
+        # A model that has called others has itself advanced the clock.
         end_ns = max(self._simulation.now_ns, start_ns + self._execution_ns)
 
         def end() -> None:
@@ -91,7 +91,7 @@ class Instance(Loop):
             end()
 
     def unload(self) -> None:
-        """Unload the backend."""
+        """Unload the backend's model."""
         self._backend.unload()
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
@@ -109,14 +109,15 @@ class Instance(Loop):
 
 
 class InlineOpenBatches(OpenBatches):
-    """A worker's batches with open senders. Work that senders leave to a thread is done by the next waiting one."""
+    """A worker's batches with open senders. Work that senders leave to a thread is done by the next thread that
+    waits."""
 
     def __init__(self, memory: Memory, simulation: Simulation) -> None:
         super().__init__(memory)
         self._simulation = simulation
 
     def start(self) -> None:
-        """Do nothing: a star needs no thread for this."""
+        """Do nothing: a star needs no thread for finalizers' work."""
 
     def later(self, work: Callable[[], None]) -> None:
         """Leave work to the next thread that waits."""
@@ -136,7 +137,7 @@ class InlineMemory(Memory):
 
     @property
     def has_mail(self) -> bool:
-        """Whether the loop has not read all records of the batcher."""
+        """Whether records of the batcher are still unread."""
         return bool(self._batches) or self._reader.has_unread()
 
     def wait_for(
@@ -163,7 +164,7 @@ class InlineMemory(Memory):
 
 
 class NoOversizeBlocks(OversizeBlocks):
-    """Oversize segments, of which there are none, since the slab is large."""
+    """A stand-in for oversize segments, which are never needed, since the slab is large."""
 
     def __init__(self) -> None:
         super().__init__(cast("Channel", None))
@@ -173,20 +174,20 @@ class NoOversizeBlocks(OversizeBlocks):
 
 
 class Outbox(RingWriter):
-    """The ring to the batcher. Records get the times of the star's clock; those that end an execution wait until it is
-    over on that clock."""
+    """The ring to the batcher. Records get the times of the star's clock; those that end an execution wait until the
+    execution is over on that clock."""
 
     __slots__ = ("_ended", "_time_ns", "is_held")
 
     def __init__(self, own: Segment, peer: SegmentView, time_ns: Callable[[], int]) -> None:
         super().__init__(own, peer)
         self._time_ns = time_ns
-        #: Whether responses of senders wait, too. Changed by the instance, and by end.
+        #: Whether senders' responses wait, too. Changed by the instance, and by end.
         self.is_held = False
         self._ended: list[Record] = []
 
     def push(self, record: Record) -> None:
-        """Append a record, unless it ends an execution."""
+        """Append a record, or keep it back if it ends an execution."""
         if record[0] in (DONE, READY) and (record[D.BATCH] or self.is_held):
             self._ended.append(record)
         else:

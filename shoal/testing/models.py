@@ -64,9 +64,9 @@ class Models:
         self._directories = ExitStack()
 
     def load(self, name: str, config: str | None = None, directory: Path | None = None) -> None:
-        """Load a model, or load it again, perhaps with another configuration or from a directory with other files. An
-        ensemble loads the models of its steps. Raises ShoalError for an invalid model; then the versions loaded before
-        stay."""
+        """Load a model, or load it again, perhaps with another configuration or from a directory with other files.
+        Loading an ensemble loads the models of its steps. Raises ShoalError for an invalid model; the versions loaded
+        before then stay."""
         found = self._repository.look(name, config, directory)
         self._load_steps(found)
         loaded: list[ServedModel] = []
@@ -97,7 +97,7 @@ class Models:
                 self.unload(name)
 
     def _answer(self, verb: str, arguments: dict[str, Any]) -> None:
-        """Load or unload a model at another's request, as a supervisor would."""
+        """Load or unload a model on another model's request, as a supervisor would."""
         name = arguments.get("model", "")
         if verb == "load":
             directory = arguments["directory"]
@@ -144,7 +144,7 @@ class Models:
         )
 
     def _model_io(self, version: ModelVersion) -> ModelIO | None:
-        """The tensors in the model's file, if the configuration needs them."""
+        """The tensors in the model's file, if the configuration needs them; otherwise None."""
         if not needs_autocomplete(version.config):
             return None
         first = _placements(place_groups(version.config, ()))[0]
@@ -187,7 +187,8 @@ class Models:
     # -- ensembles ----------------------------------------------------------------------------------------------------
 
     def _load_steps(self, found: FoundModel) -> None:
-        """Load the models of an ensemble that are not loaded. Raises InvalidArgumentError if it contains itself."""
+        """Load the models of an ensemble that are not loaded. Raises InvalidArgumentError if the ensemble contains
+        itself."""
         self._loading.append(found.name)
         try:
             for step in steps(found.config):
@@ -214,7 +215,7 @@ class Models:
         return composing
 
     def _ensemble(self, version: ModelVersion) -> Ensemble:
-        """An ensemble, not linked yet. Raises InvalidArgumentError if it does not fit its models."""
+        """An ensemble, not linked yet. Raises InvalidArgumentError if the ensemble does not fit its steps' models."""
         configs = [each.config for each in self._composing(version)]
         for sentence in mismatches(version.config, configs):
             raise InvalidArgumentError(sentence)
@@ -239,7 +240,7 @@ class Models:
 
 
 def _row() -> Row:
-    """A row of statistics for the batcher; it is not read."""
+    """A row of statistics for the batcher, which no test reads."""
     return Row(memoryview(bytearray(ROW_WORDS * WORD)).cast("Q"), None)
 
 
@@ -258,7 +259,8 @@ def _on_cpus(config: Config) -> Config:
 
 
 def _placements(config: Config) -> Sequence[Placement]:
-    # One core each: more would start a pool of threads for every instance, and sum in another order elsewhere.
+    # One core each: more would start a pool of threads for every instance, and the order of summation would depend on
+    # the machine.
     return place(config, Machine((0,)))
 
 

@@ -27,10 +27,10 @@ class InlineRuntime(WorkerRuntime):
     def __init__(self, model: str, simulation: Simulation, client: LocalClient) -> None:
         super().__init__(model)
         self._simulation = simulation
-        self._client = cast("Client", client)  # it has all that a runtime and its calls use
+        self._client = cast("Client", client)  # LocalClient has all that a runtime and its calls use
 
     def wait(self, changed: threading.Condition, has_come: Callable[[], bool]) -> None:
-        """Run what is due in the waiting thread, until a response has come."""
+        """Run due work in the waiting thread, until a response has arrived."""
         changed.release()
         try:
             self._simulation.run_until(has_come)
@@ -39,7 +39,7 @@ class InlineRuntime(WorkerRuntime):
 
 
 class InlinePythonBackend(PythonBackend):
-    """One instance, with modules of its own. Its coroutines run on the star's clock."""
+    """The backend of one instance, with modules of its own. Its coroutines run on the star's clock."""
 
     def __init__(self, model: Model, simulation: Simulation, client: LocalClient) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class InlinePythonBackend(PythonBackend):
         with self._surroundings.enter():
             super().unload()
         if runtime.current is self._runtime:
-            runtime.set_runtime(None)  # it would keep the test's whole server alive
+            runtime.set_runtime(None)  # the runtime would keep the test's whole server alive
 
     def _own_process(self, model: Model, device: Device) -> None:
         """Do nothing: the settings of the interpreter are the test's."""

@@ -1,4 +1,4 @@
-"""The place of a test's models: a model repository, or the directory of a single model."""
+"""The models of a test on disk: a model repository, or the directory of a single model."""
 
 import os
 from pathlib import Path
@@ -12,21 +12,21 @@ from shoal.repository.scan import is_version_name
 
 
 class Repository:
-    """A repository or a single model's directory. Only reads."""
+    """A repository or a single model's directory, which is only read."""
 
     def __init__(self, path: Path) -> None:
         self._path = Path(os.path.abspath(path))
         self._repositories = Repositories([self._path])
 
     def names(self) -> list[str]:
-        """Names of its models. Raises InvalidArgumentError for a path that cannot be read."""
+        """The names of all models. Raises InvalidArgumentError for a path that cannot be read."""
         if self._is_model():
             return [self._path.name]
         return [identifier.name for identifier in self._repositories.scan().models]
 
     def look(self, name: str, config: str | None = None, directory: Path | None = None) -> FoundModel:
-        """One of its models, or one beside the single model, with `config`, a ModelConfig in JSON, in place of the
-        file, and `directory` in place of its own. Raises ShoalError for an invalid model."""
+        """A model of the repository, or one beside the single model, with `config`, a ModelConfig in JSON, in place of
+        its file, and `directory` in place of its own. Raises ShoalError for an invalid model."""
         place = directory or (self._path.parent / name if self._is_model() else None)
         found: FoundModel | None = None
         if place is None:

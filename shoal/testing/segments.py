@@ -1,4 +1,4 @@
-"""Segments of a server in one process: as large as could ever be needed, since pages are reserved when used."""
+"""Segments for a server in one process: as large as could ever be needed, since pages are reserved when used."""
 
 import mmap
 from contextlib import suppress
@@ -8,20 +8,20 @@ from shoal.shm.layout import Geometry
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.shares import RECORDS_PER_REQUEST
 
-#: Requests in flight per model.
+#: The most requests in flight per model.
 MAX_IN_FLIGHT = 4096
 #: Records of a ring.
 RING_CAPACITY = RECORDS_PER_REQUEST * MAX_IN_FLIGHT
-#: Bytes of a slab. A request is at most as large, a result a quarter of it.
+#: Bytes of a slab. A request may fill one, a result a quarter of one.
 SLAB_NBYTES = 2 << 30
-#: MAP_NORESERVE, which Python has from 3.13 on: unused memory counts nowhere.
+#: MAP_NORESERVE, which Python has from 3.13 on: unused memory is not counted.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def create_segment(
     kind: int, owner: int, slab_nbytes: int, ring_capacity: int = RING_CAPACITY
 ) -> tuple[Segment, SegmentView]:
-    """A segment as its owner and as its peers map it. It is private memory, and gone with the last view."""
+    """A segment as its owner and as other processes map it. It is private memory, freed with the last view."""
     geometry = Geometry(ring_capacity, slab_nbytes)
     memory = mmap.mmap(-1, geometry.nbytes, flags=_FLAGS)
     with suppress(OSError):  # a kernel without huge pages

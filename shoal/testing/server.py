@@ -1,4 +1,4 @@
-"""The server in a test: its models, its clock, and requests."""
+"""`shoal.testing.Server`: the server in a test, with its models, its clock, and requests."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from shoal.testing.tensors import parse_inputs
 
 
 class Server:
-    """Models of a repository in this process. Use it in a `with` statement, or `close` it.
+    """Models of a repository, served in this process. Use a server in a `with` statement, or `close` it.
 
     Time stands still while the test does something else: a submitted request waits until the test lets time pass
     (`advance`), wants a response (`infer`, `stream`, `Future.result`) or lets everything run (`run_until_idle`).
@@ -73,7 +73,7 @@ class Server:
     # -- models ---------------------------------------------------------------------------------------------------
 
     def load(self, model: str, config: str | None = None) -> None:
-        """Load a model, or load it again; `config`, a ModelConfig in JSON, takes the place of its file.
+        """Load a model, or load it again; `config`, a ModelConfig in JSON, replaces the model's file.
 
         Raises ShoalError for an invalid model; the versions loaded before then stay.
         """
@@ -116,9 +116,9 @@ class Server:
         """Put a request into the model's queue. Raises the ShoalError of a request that is refused at once.
 
         Inputs are arrays, of the datatypes and shapes that a client would send, or lists, numbers and texts, which are
-        converted. `outputs` are those wanted; none named means all. `sequence_id` to `timeout_us` may stand in
-        `parameters`, too, under Triton's names. `deadline_ms` is how long the client waits for its response, as a gRPC
-        deadline says; 0: for ever.
+        converted. `outputs` names those wanted; empty means all. `sequence_id` to `timeout_us` may also be in
+        `parameters`, under Triton's names. `deadline_ms` is how long the client waits for its response, as by a gRPC
+        deadline; 0: no limit.
         """
         entry = self._lookup(model, version)
         own = {"sequence_id": sequence_id, "sequence_start": sequence_start, "sequence_end": sequence_end}
@@ -146,18 +146,20 @@ class Server:
         return self._star.client.models.lookup(model, None if version is None else str(version))
 
     def infer(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Response:
-        """Submit a request as by `submit`, and let time pass until its response is there. Raises its error."""
+        """Submit a request as by `submit`, and let time pass until its response has arrived. Raises the request's
+        error."""
         return self.submit(model, inputs, **options).result()
 
     def stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> list[Response]:
-        """Submit a request as by `submit` to a decoupled model; all responses. Raises the first error among them."""
+        """Submit a request as by `submit` to a decoupled model; returns all responses. Raises the first error among
+        them."""
         return self.submit(model, inputs, **options).results()
 
     # -- time -----------------------------------------------------------------------------------------------------
 
     @property
     def batches(self) -> list[Batch]:
-        """Every execution since the server began, or since the test cleared this list."""
+        """Every execution since the server started, or since the test cleared this list."""
         return self._star.batches
 
     @property
@@ -166,9 +168,9 @@ class Server:
         return self._star.now_ms
 
     def advance(self, *, seconds: float = 0, milliseconds: float = 0, microseconds: float = 0) -> None:
-        """Let time pass: all that is due meanwhile runs, in order, each at its time."""
+        """Let time pass: all work that becomes due runs, in order, each at its time."""
         self._star.advance(round(seconds * 1e9 + milliseconds * 1e6 + microseconds * 1e3))
 
     def run_until_idle(self) -> None:
-        """Let time pass until every request has been answered. Raises StuckError if that can never be."""
+        """Let time pass until every request has been answered. Raises StuckError if one never can be."""
         self._star.run_until(lambda: not self._star.client.open)

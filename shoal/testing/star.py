@@ -27,19 +27,19 @@ from shoal.testing.instances import Instance
 from shoal.testing.segments import MAX_IN_FLIGHT, SLAB_NBYTES, create_segment
 from shoal.testing.simulation import BATCHER, CLIENT, Simulation, Work
 
-#: How long a thread that waits for sockets of coroutines sleeps between two looks at them.
+#: How long a thread that waits for coroutines' sockets sleeps between two polls.
 _LOOK_S = 0.005
 
 
 class Star(Simulation):
-    """Every request from its submission to its last response; see `Simulation` for the clock."""
+    """The batcher, the client and the instances of a test; see `Simulation` for the clock."""
 
     def __init__(self, patience_s: float, cache_bytes: int) -> None:
-        """`patience_s`: how long nothing may come from threads of models while a thread waits; real seconds."""
+        """`patience_s`: real seconds for which a thread waits without a sign of models' threads, before StuckError."""
         super().__init__()
         self._patience_s = patience_s
         self._instances: dict[int, Instance] = {}  # by owner
-        self._executing: Counter[int] = Counter()  # thread → executions it is in the middle of
+        self._executing: Counter[int] = Counter()  # thread → executions that it is in the middle of
         self.exchange = Exchange(0, 1 << 30)
         own, view = create_segment(layout.CLIENT, CLIENT, SLAB_NBYTES)
         link, link_view = create_segment(layout.LINK, CLIENT, 0)
@@ -82,7 +82,7 @@ class Star(Simulation):
 
     def remove_model(self, model: Model) -> None:
         """Fail the requests that are queued for a model, or left to its coroutines and threads. An executing instance
-        answers first; then, or at once, its backend is unloaded."""
+        answers first; then, or at once, the model is unloaded."""
         with self.changed:
             for instance in [each for each in self._instances.values() if each.worker.model is model]:
                 if instance.is_busy:
@@ -94,9 +94,9 @@ class Star(Simulation):
         self._do_left()
 
     def _remove(self, instance: Instance) -> None:
-        """Fail the requests that an instance has not answered; the next thread that waits unloads its backend."""
+        """Fail the requests that an instance has not answered; the next thread that waits unloads the model."""
         self.exchange.remove_worker(instance.worker.owner, self.now_ns, Reason.NOT_READY)
-        self.admit()  # replies in its segment are read before it goes
+        self.admit()  # replies in the instance's segment are read before it goes
         del self._instances[instance.worker.owner]
         self._port.remove_segment(instance.worker.owner)
         self.segments.remove(instance.worker.owner)
@@ -124,7 +124,7 @@ class Star(Simulation):
     # -- time -----------------------------------------------------------------------------------------------------
 
     def advance(self, duration_ns: int) -> None:
-        """Let time pass, and run all that is due meanwhile."""
+        """Let time pass, and run all work that becomes due."""
         end_ns = self.now_ns + duration_ns
         self.run_until(lambda: False, end_ns)
         self.now_ns = max(self.now_ns, end_ns)
@@ -144,7 +144,7 @@ class Star(Simulation):
 
     @property
     def _num_records(self) -> int:
-        """Number of records that the exchange has sent so far, to all peers."""
+        """The number of records that the exchange has sent so far, to all peers."""
         return sum([each.writer.position for each in (self._client, *self.exchange.workers.values())])
 
     def run_until(self, is_done: Callable[[], bool], end_ns: int | None = None) -> None:
@@ -173,7 +173,7 @@ class Star(Simulation):
                 self.wake()
 
     def _wait(self) -> bool:
-        """Wait for other threads. Returns whether coroutines' sockets are to be polled next. Raises StuckError if no
+        """Wait for other threads. Returns whether coroutines' sockets must be polled next. Raises StuckError if no
         thread can go on, or none has for too long."""
         if self._left:
             return False
@@ -241,7 +241,7 @@ class Star(Simulation):
 
     def _execute(self, instance: Instance) -> None:
         try:
-            # A model that is executed while another waits is not executed for that one's calls.
+            # A model that is executed while another waits must not be taken for part of that one's calls.
             copy_context().run(instance.execute)
         finally:
             with self.changed:

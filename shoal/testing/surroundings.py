@@ -13,16 +13,16 @@ from types import ModuleType
 from triton_python_backend_utils import runtime
 from triton_python_backend_utils.runtime import Runtime
 
-#: Surroundings of the running model, last; a model that calls another is suspended meanwhile. Models run in one thread
-#: at a time, except threads that they start: these see whatever is there.
+#: Surroundings of the running models, the latest last: a model that calls another is suspended meanwhile. Models run in
+#: one thread at a time; threads that they start use the surroundings of that moment.
 _running: "list[Surroundings]" = []
 
 
 class Surroundings:
-    """The surroundings of one model instance."""
+    """The modules, paths and runtime of one model instance."""
 
     def __init__(self, directory: str, runtime: Runtime) -> None:
-        """Modules from the model's `directory`, which ends with a slash, are its own."""
+        """Modules in the model's `directory`, which ends with a slash, belong to this instance."""
         self._directory = directory
         self._runtime = runtime
         # Changed by enter.
@@ -32,7 +32,7 @@ class Surroundings:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Run the model's code in its surroundings."""
+        """Run the model's code in its surroundings: the body of the `with`."""
         if _running:
             _running[-1]._take_away()
         _running.append(self)

@@ -1,7 +1,7 @@
 """Tensors between a test and a request: values become inputs, outputs become arrays.
 
-An array has a datatype and is refused if the model wants another, as a client's would be; a list, a number or a text
-has none and becomes what the model wants. Pure.
+An array has a datatype and is refused if the model wants another, as a client's would be; a list, a number or a text is
+converted to what the model wants. Pure.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from shoal.workers.tensors import Array, encode_strings
 #: An output of a model: name, datatype, array (BYTES: bytes or str elements; BF16: uint16 words).
 Output: TypeAlias = tuple[str, Datatype, Array]
 _BY_DTYPE = {datatype.dtype: datatype for datatype in ALL if datatype not in (BF16, BYTES)}
-#: Kind of a tensor's numpy type → kinds of values it may be made of, as in JSON: 1 is an FP32, 1.5 is no INT32.
+#: Kind of a tensor's numpy type → kinds of values that it may be made from, as in JSON: 1 is an FP32, 1.5 is no INT32.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
@@ -50,7 +50,7 @@ def _parse(name: str, value: Any, spec: TensorSpec | None) -> Input:
 
 
 def made(value: Any, spec: TensorSpec) -> Array:
-    """The array for numbers and texts. Raises InvalidArgumentError if the input cannot hold them."""
+    """An array made from numbers and texts. Raises InvalidArgumentError if the input's datatype cannot hold them."""
     datatype = FP32 if spec.datatype is BF16 else spec.datatype
     if datatype is BYTES:
         return np.array(value, BYTES.dtype)
@@ -72,7 +72,7 @@ def _datatype(array: Array, spec: TensorSpec | None) -> Datatype | None:
 
 
 def as_arrays(entry: ModelEntry, answer: Answer) -> dict[str, Array]:
-    """The outputs of a response, owned by the caller; BF16, which numpy does not know, becomes float32.
+    """The outputs of a response, owned by the caller; BF16, which numpy lacks, becomes float32.
 
     Raises InternalError if a model has written a malformed response.
     """
