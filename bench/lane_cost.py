@@ -122,7 +122,7 @@ class Client:
         self._socket.close()
 
     def request(self) -> bytes:
-        """The bytes of the next request; subclasses implement this."""
+        """The bytes of the next request; raises NotImplementedError unless a subclass implements this."""
         raise NotImplementedError
 
 
