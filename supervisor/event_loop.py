@@ -124,8 +124,7 @@ class EventLoop:
         return task
 
     def start(self, flow: Coroutine[Any, Any, T]) -> Task[T]:
-        """Run a flow from the next pass of the loop on; an error that it raises is handled by the present failure
-        domain."""
+        """Run a flow from the next pass of the loop on; the present failure domain handles an error that it raises."""
         task = self.begin(flow)
         task.add_done_callback(bound(lambda done: done.cancelled() or done.result()))
         return task

@@ -30,8 +30,7 @@ class FailureDomain(Protocol):
         ...
 
     def contain(self, error: Exception, /) -> None:
-        """End what this domain stands for, or start it again, after one of its callbacks has raised `error`
-        half-way."""
+        """End what this domain stands for, or start it again, after an error in one of its callbacks."""
         ...
 
 
@@ -68,8 +67,7 @@ def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P
 
 
 def report(domain: FailureDomain, error: Exception) -> ShoalError:
-    """The error for flows and clients that wait for what an exception has ended; the traceback of an unexpected one is
-    logged."""
+    """The error for those who wait for what an exception has ended; an unexpected one is logged with its traceback."""
     if not isinstance(error, ShoalError):
         _log_own(domain, error)
     return own_error(error)
@@ -80,8 +78,7 @@ def _log_own(domain: FailureDomain, error: Exception) -> None:
 
 
 def own_error(error: Exception) -> ShoalError:
-    """An exception as a ShoalError: a ShoalError is returned unchanged, any other is described in an InternalError's
-    sentence."""
+    """An exception as a ShoalError: unchanged if it is one, else described in an InternalError's sentence."""
     if isinstance(error, ShoalError):
         return error
     return InternalError(f"an error of the server's own, {type(error).__name__}: {error}")

@@ -65,8 +65,7 @@ class Ledger:
 
 
 def num_children() -> int:
-    """Processes that the supervisor has started and not reaped, as the kernel lists them; -1 where the kernel lists
-    none."""
+    """The number of the supervisor's children that are not reaped, by the kernel; -1 where the kernel lists none."""
     try:
         return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
@@ -74,8 +73,7 @@ def num_children() -> int:
 
 
 def shared_bytes() -> int:
-    """Bytes of all segments of which the supervisor has a descriptor: all segments of the server that are not given
-    back."""
+    """Bytes of all segments of the server that are not given back: the supervisor has a descriptor of each."""
     sizes = {}
     for entry in os.scandir("/proc/self/fd"):
         try:

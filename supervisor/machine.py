@@ -44,8 +44,7 @@ class Listed(NamedTuple):
 def find_machine(
     options: ServerOptions, environ: Mapping[str, str], cores: Sequence[int], sys: Path = Path("/sys")
 ) -> Machine:
-    """The resources of the machine, of the given `cores`. Raises InvalidArgumentError for a host policy that this
-    machine cannot follow."""
+    """The machine's resources, of `cores`. Raises InvalidArgumentError for a host policy that it cannot follow."""
     policies = {name: policy_cores(name, policy, cores, sys) for name, policy in options.host_policy.items()}
     gpus: list[Gpu] = []
     visible = seen_by_cuda(_listed(), environ.get("CUDA_VISIBLE_DEVICES"))
@@ -84,8 +83,7 @@ def _listed() -> list[Listed]:
 
 
 def list_by_nvml(nvml: Any) -> list[Listed]:
-    """The GPUs in the order of their PCI addresses; an empty list without NVIDIA's library. A GPU that reports an error
-    keeps its place in the list."""
+    """The GPUs in PCI order; empty without NVIDIA's library. A GPU that reports an error keeps its place."""
     if nvml is None:
         return []
     try:
@@ -127,8 +125,7 @@ def read_nvidia_smi(text: str) -> Iterator[Listed]:
 
 
 def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or beginnings of UUIDs, up to the first that
-    names no GPU.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves: numbers or beginnings of UUIDs, up to the first that names none.
 
     Numbers count by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID. A part of a GPU (MIG-…) is left out: only CUDA
     could say which GPU that is.
@@ -148,8 +145,7 @@ def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
 
 
 def _why_onnxruntime_is_on_cpu() -> str:
-    """Why onnxruntime cannot use CUDA; empty where it can, under whatever distribution's name a container has installed
-    it."""
+    """Why onnxruntime cannot use CUDA; empty where it can, whatever distribution has installed it."""
     if _version("onnxruntime-gpu"):
         return ""
     package = importlib.util.find_spec("onnxruntime")  # find_spec does not import the package
@@ -160,8 +156,7 @@ def _why_onnxruntime_is_on_cpu() -> str:
 
 
 def _why_torch_is_on_cpu() -> str:
-    """Why PyTorch cannot use CUDA; empty where it can. Its requirements say nothing: builds in NVIDIA's containers
-    bring CUDA otherwise."""
+    """Why PyTorch cannot use CUDA; empty where it can: NVIDIA's containers have builds with other requirements."""
     version = _version("torch")
     if not version:
         return "the package torch is not installed"
@@ -183,8 +178,7 @@ _WHY_ON_CPU = {"onnxruntime": _why_onnxruntime_is_on_cpu, "pytorch": _why_torch_
 
 
 def cores_beside(pci_bus_id: str, cores: Sequence[int], sys: Path) -> tuple[int, ...]:
-    """The cores that share the NUMA node of a PCI device, of `cores`; all of `cores` where the node is unknown or has
-    none of them."""
+    """The cores, of `cores`, in the NUMA node of a PCI device; all where that is unknown or has none of them."""
     # NVIDIA writes the domain with eight digits and in capitals, the kernel with four.
     domain, _, rest = pci_bus_id.lower().partition(":")
     try:

@@ -1,6 +1,4 @@
-"""The entry point of the supervisor's process: configures its log and title, finds the machine's resources, then
-serves.
-"""
+"""The entry point of the supervisor's process: its log, title and sockets, the machine's resources; then it serves."""
 
 import faulthandler
 import logging

@@ -62,8 +62,7 @@ class Progress:
         self._silent: set[str] = set()
 
     def begin(self, names: Iterable[str]) -> tuple[int, set[str]]:
-        """Begin a round with these processes: returns its number, and the processes that have not echoed in the last
-        one."""
+        """Begin a round with these processes: its number, and the processes that have not echoed in the last one."""
         silent, self._silent = self._silent, set(names)
         self._round += 1
         return self._round, silent

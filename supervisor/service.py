@@ -81,8 +81,7 @@ class Service:
     # --- the watchdog ---
 
     def _ask(self, _late_s: float) -> None:
-        """Begin a round: each process on a request's path acknowledges a ping from its own loop, or is named in the
-        log."""
+        """Begin a round: each process on a request's path acknowledges a ping in its loop, or is named in the log."""
         members = self._members()
         number, silent = self._progress.begin([*members, *self._missing(members)])
         if silent:
@@ -99,8 +98,7 @@ class Service:
         return members
 
     def _missing(self, members: Mapping[str, Member]) -> list[str]:
-        """A name for the serving processes that are missing. It never echoes, so such a round does not feed the
-        watchdog."""
+        """A name for serving processes that are missing. It never echoes: such a round does not feed the watchdog."""
         num_missing = self._num_front_ends + 1 - len(members)
         return [f"{num_missing} that are not there"] * (num_missing > 0)
 
@@ -110,8 +108,7 @@ class Service:
 
 
 def describe(versions: Sequence[ModelVersion]) -> str:
-    """The state of the server in words: `14/16 instances up, 2 models failed`. A failed version has no instances to
-    count."""
+    """The server's state in words: `14/16 instances up, 2 models failed`. A failed version's are not counted."""
     num_failed = len({version.identifier for version in versions if version.is_failure})
     failed = f", {num_failed} model{'s' * (num_failed != 1)} failed" if num_failed else ""
     num_up = sum(version.num_instances_up for version in versions)

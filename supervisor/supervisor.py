@@ -1,5 +1,4 @@
-"""The supervisor: the server's main process. Starts the other processes, answers their joins, stops them, outlives
-none.
+"""The supervisor: the server's main process. Starts the other processes, answers their joins, and stops them.
 
     bind sockets ─► batcher ─► models (workers) and gunicorn's arbiter in parallel ─► all settled ─► listen ─► serve
     SIGTERM ─► front ends finish what they accepted ─► workers unload ─► exit 0;  a second signal: everything ends now
@@ -168,9 +167,7 @@ class Supervisor:
         self._faults_s: list[float] = []
 
     def run(self) -> int:
-        """Start, serve, stop; returns the exit code. Children that still live then die with this process
-        (PR_SET_PDEATHSIG).
-        """
+        """Start, serve, stop; returns the exit code. Children still alive then die with it (PR_SET_PDEATHSIG)."""
         adopt_orphans()
         self._signals.watch()
         with contained(self):
@@ -266,8 +263,7 @@ class Supervisor:
         )
 
     async def _stop(self) -> None:
-        """Drain the server: front ends end first, since they hold accepted requests; then workers; then everything
-        else."""
+        """Drain the server: front ends end first, as they hold accepted requests; then workers; then the rest."""
         self._service.stopping(self._models.versions)
         self._guests.close()
         self._star.tell_clients(to_client.ServerStopping())
@@ -372,8 +368,7 @@ class Supervisor:
         return "the server"
 
     def contain(self, error: Exception) -> None:
-        """Let the server go on after an unexpected error that no smaller domain has contained, unless there are too
-        many."""
+        """Let the server go on after an error that no smaller domain has contained, unless there are too many."""
         now_s = self._loop.now_s()
         self._faults_s = [fault_s for fault_s in self._faults_s if now_s - fault_s <= FAULTS_WITHIN_S] + [now_s]
         if not self._is_serving or len(self._faults_s) > MAX_FAULTS:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 
 def available_nbytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be allocated: what the machine has left or, where that is less, a control group above this
-    process."""
+    """Bytes that can be allocated: the machine's rest or, where less, that of a control group above this process."""
     return min([_of_machine(proc), *_of_groups(proc, cgroups)])
 
 

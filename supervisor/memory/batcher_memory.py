@@ -36,8 +36,7 @@ class BatcherMemory:
         return owner in self._read_only_fds
 
     def find(self, owner: int) -> int | None:
-        """A read-only descriptor of the segment with this owner id, be its batcher dead or not; None where it has been
-        closed."""
+        """A read-only descriptor of the segment with this owner id, even a dead batcher's; None where it is closed."""
         return self._read_only_fds.get(owner)
 
     def close(self, owner: int) -> None:

@@ -21,8 +21,7 @@ from shoal.supervisor.processes.members import Member
 
 
 class DeadWorkers:
-    """The dead workers of a star, by owner id; `release` frees the segments for single payloads that a worker had
-    written."""
+    """The dead workers of a star, by owner id; `release` frees a worker's segments for single payloads."""
 
     def __init__(self, star: Joined, release: Callable[[Participant], None]) -> None:
         self._star = star

@@ -39,14 +39,12 @@ class GpuMemory:
             self._ask(lambda: self._note(number, gpu))
 
     def left(self, number: int, placement: Placement) -> None:
-        """Log the memory that an instance's worker has given back; a worker that died unasked has no figure from
-        before."""
+        """Log the memory that an instance's worker has given back; unknown for a worker that died unasked."""
         if self._thread is not None:
             self._ask(lambda: self._tell(number, placement))
 
     def close(self) -> None:
-        """End the thread after its pending measurements; a GPU that does not answer within a second is not waited
-        for."""
+        """End the thread after its pending measurements, or after a second without an answer from a GPU."""
         if self._thread is not None:
             self._questions.put(None)
             self._thread.join(_LAST_S)

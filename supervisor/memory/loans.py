@@ -45,8 +45,8 @@ class Loans:
     def end_when_read(
         self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements
     ) -> Future[None]:
-        """Let clients read what lies in a dead process's segment, and unmap it; when the future is done, processes that
-        have borrowed the segment meanwhile are sent its end (`tell_end`), and the segment is closed.
+        """Let clients read what lies in a dead process's segment, and unmap it. When the future is done, the caller
+        must end loans that were made meanwhile (`tell_end`), and close the segment.
 
         Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
         """

@@ -37,8 +37,7 @@ def client_geometry(options: ServerOptions) -> Geometry:
 
 
 def caller_geometry(options: ServerOptions) -> Geometry:
-    """The caller's segment of a worker whose model calls others: most tensors are passed on by reference, so its slab
-    is smaller than a front end's."""
+    """The caller's segment of a worker whose model calls others: smaller, as most tensors go by reference."""
     nbytes = min(options.shm_client_slab_mib, MAX_CALLER_SLAB_MIB) * MIB
     return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, nbytes)
 

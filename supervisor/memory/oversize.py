@@ -181,8 +181,7 @@ class OversizeSegments:
         self._leaving[gone.asker] += 1
 
     def has_leaving(self, asker: int) -> bool:
-        """Whether a client or worker has released a segment that readers still have mapped, so that room will come
-        back."""
+        """Whether a client or worker has released a segment that is still mapped, so that room will come back."""
         return self._leaving[asker] > 0
 
     def close(self, gone: OversizeSegment) -> None:

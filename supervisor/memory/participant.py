@@ -91,8 +91,7 @@ def worker_joined(worker: Participant) -> WorkerJoined:
 def make_participant(
     owner: int, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool
 ) -> Participant:
-    """A participant with fresh segments and a bell. Raises OutOfSharedMemoryError, or OSError where descriptors have
-    run out."""
+    """A participant with fresh segments and a bell. Raises OutOfSharedMemoryError, or OSError without descriptors."""
     with ExitStack() as undo:
         segment_fd = create_segment(kind, owner, own, sealed=sealed)
         undo.callback(os.close, segment_fd)
@@ -127,8 +126,7 @@ def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tup
 
 @contextmanager
 def read_only(*fds: int) -> Iterator[list[int]]:
-    """Read-only descriptors of these segments, closed at the end of the `with`. Raises OSError where descriptors have
-    run out."""
+    """Read-only descriptors of these segments for a `with`. Raises OSError where descriptors have run out."""
     with ExitStack() as opened:
         made = list[int]()
         for fd in fds:

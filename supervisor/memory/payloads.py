@@ -29,7 +29,7 @@ class Payloads:
         self._star = star
         self._take_owner = take_owner
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes)
-        #: Ids of ensembles, whose requests the batcher reads itself. Changed by those who load and unload them.
+        #: Ids of ensembles, whose requests the batcher reads itself. Changed as ensembles are loaded and unloaded.
         self.ensembles: set[int] = set()
 
     @property
@@ -40,8 +40,7 @@ class Payloads:
     def hear(
         self, asker: Participant, message: shared.PayloadWanted | shared.PayloadMapped | shared.PayloadReleased
     ) -> None:
-        """Handle a client's or worker's message: it wants a segment for one payload, has mapped it, or is done with
-        it."""
+        """Handle a message: a client or worker wants a segment for one payload, has mapped it, or is done with it."""
         if isinstance(message, shared.PayloadWanted):
             self._make(asker, message)
             return

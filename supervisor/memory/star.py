@@ -124,8 +124,7 @@ class Star(Joined):
         self.batcher_memory.close(ended)
 
     def leave_batcher(self, member: Member) -> None:
-        """The batcher is dead: forget it and void the acknowledgements that it owes. A successor is sent everything
-        anew."""
+        """The batcher is dead: forget it and the acknowledgements that it owes. A successor is sent everything anew."""
         self.dead_workers.report_to(None)
         self.batcher = None
         self.acknowledgements.gone(member)
@@ -174,8 +173,7 @@ class Star(Joined):
             self.loop.after(self.acknowledgements.announce([(worker.member, BatcherReplaced())]), caught_up)
 
     async def _await_client(self, client: Participant, successor: Member, heard: Future[None]) -> None:
-        """Await a client's acknowledgement that it has sent a successor its open requests and held replies, and pass it
-        on."""
+        """Await that a client has sent a successor its open requests and held replies, and report that to it."""
         await heard
         # Otherwise the client stays late until the next batcher, or is dead.
         if self.batcher is successor and self.clients.get(client.owner) is client:
@@ -203,8 +201,7 @@ class Star(Joined):
         return self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
 
     def announce_client(self, client: Participant) -> Future[None]:
-        """Send a client's segment to the batcher; the future is done when the batcher has mapped it, or at once without
-        a batcher."""
+        """Send a client's segment to the batcher; the future is done once it is mapped; at once without a batcher."""
         self.clients[client.owner] = client
         return self.acknowledgements.announce(self.to_batcher(client_joined(client)))
 
@@ -269,8 +266,7 @@ class Star(Joined):
     # --- workers ---
 
     def join_worker(self, member: Member, config: dict[str, Any]) -> Participant:
-        """Take in a worker that has loaded its model: make and send its memory, and send it the segments of all
-        clients."""
+        """Take in a worker that has loaded its model: send it its memory, and the segments of all clients."""
         worker = self._participant(
             member,
             layout.WORKER,

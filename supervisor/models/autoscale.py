@@ -72,8 +72,7 @@ class Autoscaler:
         return load.queue_age_ns <= self._queue_age_ns and work < BUSY_BELOW * (load.num_instances - 1)
 
     def _raise(self, now_ns: int, num_instances: int) -> None:
-        """Raise the wanted number from the number that serve: instances wanted before that still start are not counted
-        twice."""
+        """Raise the wanted number from the number that serve: instances that still start are not counted twice."""
         wanted = min(num_instances + max(1, num_instances // 2), self._most)
         if wanted > self.wanted:
             self.wanted = wanted

@@ -3,8 +3,7 @@
     start ─► STARTING ─join─► LOADING ─loaded─► MAPPING ─all have acknowledged─► UP ─exit─► DOWN ─pause─► STARTING …
                                                            too many deaths (restarts.py)─► FAILED ─pause─► STARTING …
 
-A worker that cannot load reports why and exits. Before the instance's first UP, that fails the version; later, the load
-is tried again.
+A worker that cannot load reports why and exits. Before the first UP that fails the version; later, it is tried again.
 """
 
 import logging
@@ -109,8 +108,7 @@ class Instance:
     # --- one worker after the other ---
 
     def take_place_of(self, other: "Instance") -> None:
-        """Continue another instance's counts of starts and recyclings, which this instance, not started yet,
-        replaces."""
+        """Continue the counts of starts and recyclings of an instance that this one, not started yet, replaces."""
         self.num_starts, self.num_recycles = other.num_starts, other.num_recycles + 1
 
     def start(self) -> None:
@@ -141,8 +139,7 @@ class Instance:
         self.state = InstanceState.STOPPED
 
     async def _run_worker(self, worker: Worker) -> int:
-        """Start a worker's process, bring it up, and wait for its end; returns its exit code, 0 where it could not be
-        started."""
+        """Start a worker's process, bring it up, and wait for its end; returns its exit code, 0 if it never started."""
         limit_s = self._host.options.model_load_timeout_secs
         try:
             exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent

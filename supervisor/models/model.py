@@ -61,8 +61,7 @@ class Model:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a version of this model serves or should: only then a request may mean it by a name that others bear,
-        too."""
+        """Whether a version of this model serves or should: only then an ambiguous name may mean it."""
         return self.is_loading or any(not each.version.is_unloaded for each in self.versions.values())
 
     @property
@@ -95,8 +94,7 @@ class Model:
         return given if is_unchanged else found
 
     def load(self, found: FoundModel) -> Task[None]:
-        """Serve what was found on disk. The task raises ShoalError where that fails; what served before goes on
-        serving."""
+        """Serve what was found on disk. The task raises ShoalError where that fails; the old versions then stay."""
         self._num_loads += 1
         return self._all_versions.loop.begin(self._load(found))
 
@@ -193,8 +191,7 @@ class Model:
                 num_left -= 1
 
     def _show(self, number: int, served: Served) -> None:
-        """Make a version public, and retire the older copy that it replaces, whose instances may die again and
-        again."""
+        """Make a version public, and retire the older copy, even one whose instances die again and again."""
         known = self.versions.get(number)
         if known is not None and known.is_there:
             known.retire()

@@ -226,8 +226,7 @@ class ModelControl:
             raise
 
     async def _unregister(self, arguments: Arguments) -> None:
-        """Unload a registered model, and an ensemble's models, once it has been loaded; answered when all of them have
-        ended."""
+        """Unload a registered model, and an ensemble's models, once it is loaded; answered when all have ended."""
         name = arguments["model"]
         registration = self._registered.get(name)
         if registration is None:

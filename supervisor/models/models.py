@@ -77,8 +77,7 @@ class Models:
         return found.fingerprint, found.changed_ns, serving
 
     def with_kept_config(self, found: FoundModel) -> FoundModel:
-        """A found model with the configuration that an earlier request gave, if that is kept
-        (Model.with_kept_config)."""
+        """A found model, with an earlier request's configuration if that is kept (Model.with_kept_config)."""
         model = self.models.get(found.identifier)
         return found if model is None else model.with_kept_config(found)
 
@@ -111,8 +110,7 @@ class Models:
             return None
 
     def find(self, name: str) -> Model | None:
-        """The model that a request means by a name; None where there is none. Raises InvalidArgumentError where the
-        name is ambiguous."""
+        """The model that a request means by a name, or None. Raises InvalidArgumentError if it is ambiguous."""
         bearers = self.find_all(name)
         return meant_by(name, [model for model in bearers if model.is_wanted] or bearers)
 

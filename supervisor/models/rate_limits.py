@@ -1,6 +1,4 @@
-"""The rate limiter's resources: whether there are enough of each for the instances of all models. Runs in the
-supervisor.
-"""
+"""The rate limiter's resources: whether all models' instances have enough of each. Runs in the supervisor."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,8 +18,7 @@ class RateLimits:
         self._demands: dict[int, set[Demand]] = {}
 
     def admit(self, model_id: int, placements: Iterable[Placement]) -> None:
-        """Note the demands of a version's instances. Raises InvalidArgumentError, and changes nothing, where a resource
-        does not suffice."""
+        """Note a version's demands. Raises InvalidArgumentError, and changes nothing, if they are too high."""
         if self._limits is None:
             return
         demands = {**self._demands, model_id: {placement.demand for placement in placements}}

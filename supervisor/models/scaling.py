@@ -53,8 +53,7 @@ class Scaling:
         return self._describe(self._models.get(arguments["model"]), arguments["version"])
 
     async def _scale(self, arguments: dict[str, Any]) -> Any:
-        """Scale a version; returns when its instances are up and clients and the batcher know, or at once on
-        request."""
+        """Scale a version; returns when instances are up and clients and batcher know, or at once on request."""
         model, number = self._models.get(arguments["model"]), arguments["version"]
         served = _serving(model, number)
         model.refuse_while_loading()
@@ -168,8 +167,7 @@ class Scaling:
 def with_count(config: Config, count: int) -> list[Config]:
     """A model's instance groups for `count` instances in all: only the first group's count changes.
 
-    Raises InvalidArgumentError where the other groups alone have as many, or the first cannot be divided among its
-    GPUs.
+    Raises InvalidArgumentError where the other groups have as many, or GPUs cannot share the first's evenly.
     """
     first, *others = config["instance_group"]
     rest = sum(group["count"] * max(1, len(group["gpus"])) for group in others)

@@ -77,8 +77,7 @@ class Served:
     # --- loading ---
 
     async def load(self) -> None:
-        """Start the instances; returns when all are up. Raises ShoalError where one fails: the version is UNAVAILABLE,
-        and ends."""
+        """Start the instances; returns when all are up. Raises ShoalError: one failed, and the version ends."""
         version = self.version
         try:
             if self.is_ending:  # since the version was created
@@ -124,8 +123,7 @@ class Served:
         return self._host.machine.gpu_ids(self.version.config["backend"])
 
     def _enrol(self, config: Config) -> tuple[Sequence[Placement], list[Instance]]:
-        """Place a configuration's instances, and make those that are new. Raises ShoalError, and changes nothing, where
-        that fails."""
+        """Place a configuration's instances, and make the new ones. Raises ShoalError, changing nothing."""
         host, placements = self._host, place(config, self._host.machine)
         known = {each.placement.identity for each in self.instances}
         new = [placement for placement in placements if placement.identity not in known]
@@ -359,8 +357,7 @@ class Served:
     def retire(self) -> None:
         """Finish accepted requests, then end. Clients have been told already to send no more.
 
-        Requests unanswered after --request-timeout-secs are dropped: no client waits for them any more, except for
-        streams.
+        Requests unanswered after --request-timeout-secs are dropped: only streams have a client that still waits.
         """
         if self.is_there:
             self.version.move(VersionState.UNLOADING)

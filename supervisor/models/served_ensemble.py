@@ -47,8 +47,7 @@ Find = Callable[[ModelIdentifier], Model | None]
 
 
 class ServedEnsemble(Served):
-    """A version of an ensemble. To all other processes it has one instance, which is up while an instance of each of
-    its models is."""
+    """A version of an ensemble. Other processes see one instance, which is up while each of its models has one."""
 
     def __init__(
         self,

@@ -113,8 +113,7 @@ class Batchers:
         return "the batcher"
 
     def contain(self, _error: Exception) -> None:
-        """Kill the active batcher after an unexpected error, so that another takes its place, unless that happens time
-        and again."""
+        """Kill the active batcher after an unexpected error; another takes its place, unless too many have failed."""
         self._note_fault()
         if self.active is not None:
             self._kill(self.active.pid)
@@ -191,8 +190,7 @@ class Batchers:
         self._silence.hear(self._loop.now_s())
 
     def _leave(self, child: Child, code: int) -> None:
-        """Handle the end of a batcher's process: without an await, the star lets go of an active one, and the next
-        takes its place."""
+        """Handle the end of a batcher's process: without an await, the next one takes an active one's place."""
         if self._standby is not None and self._standby.pid == child.pid:
             self._standby.hang_up()
             self._standby = None

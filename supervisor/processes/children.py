@@ -35,8 +35,7 @@ class Program:
 
 
 class Child:
-    """A child process, from the request for it to its end: forking takes a while, and where that fails, it is
-    exec'd."""
+    """A child process, from the request for it to its end: a fork takes a while, and may be replaced by an exec."""
 
     def __init__(self, loop: EventLoop, program: Program, pipes: Sequence[tuple[int, int]]) -> None:
         self.program = program
@@ -178,8 +177,7 @@ def spawn(
     captured: bool = False,
     gives_way: bool = False,
 ) -> Child:
-    """Exec `python -m module…` with `environment` added to the supervisor's own. Raises OSError where the system
-    refuses."""
+    """Exec `python -m module…`, with `environment` added to this process's. Raises OSError if the system refuses."""
     child = prepare(loop, Program(role, module, environment, pass_fds, gives_way), captured=captured)
     child.execute()
     return child
@@ -189,8 +187,7 @@ def reap_orphans() -> bool:
     """Wait for dead processes that the supervisor has not started: as a subreaper it inherits those that users' code
     leaves.
 
-    Returns False where a child of the supervisor's own is the first in the kernel's list: call this again once that one
-    has been waited for.
+    Returns False where the supervisor's own child comes first in the kernel's list: call again once it is reaped.
     """
     while dead := _first_dead():
         if dead in _RUNNING:

@@ -71,8 +71,7 @@ class Clients:
                 return
 
     async def join_caller(self, member: Member) -> None:
-        """Take in a worker whose model calls another for the first time. Without memory for that, only the call
-        fails."""
+        """Take in a worker whose model calls another for the first time; only the call fails without memory."""
         try:
             caller = await self._welcome(*self._star.join_caller(member))
         except (OutOfSharedMemoryError, OSError) as error:
@@ -102,8 +101,7 @@ class Clients:
         return client
 
     def send_models(self, client: Participant) -> Future[None]:
-        """Send a client or a guest all models, and that it may start; the future is done when it has acknowledged
-        that."""
+        """Send a client or a guest all models, and that it may start; the future is done when it has applied them."""
         for message in self._models.messages():
             client.member.send(message)
         return self._star.acknowledgements.announce([(client.member, ModelsKnown())])

@@ -39,8 +39,7 @@ class Death:
         return Reason.INSTANCE_DIED
 
     def detail(self, groups: Sequence[str], placement: Placement) -> int:
-        """The word in replies that says which instance has died and how; `groups` are the names of
-        `ModelVersion.groups`."""
+        """The word that says which instance has died and how; `groups` are the names of `ModelVersion.groups`."""
         group = min(groups.index(placement.group), UNNAMED_GROUP)
         number = int(placement.instance_name.rpartition("_")[2])
         return DeathDetail(self.pid, group, number, self._figure()).pack()

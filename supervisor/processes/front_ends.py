@@ -89,8 +89,7 @@ class FrontEnds:
             yield self._grpcio(self._listeners["grpc"])
 
     def _make_road(self) -> Arbiter | None:
-        """The arbiter of the road, for the other endpoints and for what lanes hand over; None where there is
-        neither."""
+        """The arbiter of the road, for other endpoints and lanes' hand-overs; None where there is neither."""
         road_in, _, returns, to_lanes = self._handovers
         lanes = {"http", "grpc"} & {lane.role for lane in self._lanes}
         accepting = self._listeners.keys() - {"http", "grpc"}
@@ -125,8 +124,7 @@ class FrontEnds:
         return Arbiter(self._loop, role, num_processes, environment, fds)
 
     def _grpcio(self, held: socket.socket) -> Arbiter:
-        """The arbiter that runs grpcio's server, which binds a socket of its own; the present one keeps the port
-        reserved."""
+        """The arbiter of grpcio's server, which binds a socket of its own; the present one keeps the port reserved."""
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # after its bind: so no other server has this port
         address, port = held.getsockname()[:2]
         named = f"[{address}]" if ":" in address else address
@@ -212,8 +210,7 @@ class FrontEnds:
         )
 
     def on_client_started(self) -> None:
-        """Count a front end that answers now; when all do for the first time, log that in the words that scripts wait
-        for."""
+        """Count a front end that answers now; when all do for the first time, log the lines that scripts wait for."""
         self._num_started += 1
         if self._is_stopping or self._num_started != self.num_front_ends:
             return
@@ -239,8 +236,7 @@ class FrontEnds:
 
 
 def _default_model(wanted: str, models: Collection[str]) -> str:
-    """The model for Vertex AI's predictions. Raises InvalidArgumentError, in Triton's words, where it is missing or
-    ambiguous."""
+    """The model for Vertex AI's predictions. Raises InvalidArgumentError, in Triton's words, where there is none."""
     if not wanted and len(models) != 1:
         raise InvalidArgumentError(
             "Expect the model repository contains only a single model if default model is not specified"

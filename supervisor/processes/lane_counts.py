@@ -28,8 +28,7 @@ def _within(number: int, least: int, most: int) -> int:
 
 
 def num_usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: those of its affinity, or the CPU time of its container in cores if that is
-    less."""
+    """Cores that this process may use: its affinity or, where less, its container's CPU time in cores."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _quota(groups))))
 
 

@@ -90,8 +90,7 @@ class Member:
         self._kinds = Kinds(*handlers)
 
     def send(self, message: Message, seq: int = 0) -> None:
-        """Send a message now, or as soon as the process reads; descriptors are duplicated, so the caller keeps its
-        own."""
+        """Send a message now, or as soon as the process reads; descriptors are duplicated: the caller keeps its own."""
         if not self._is_open:
             return
         body, fds = encode(message, seq)
@@ -115,8 +114,7 @@ class Member:
             self.hang_up()
 
     def drain(self) -> None:
-        """Handle the messages that the process had sent before it ended; close the connection at the first malformed
-        one."""
+        """Handle the messages that the process sent before its end; close the connection at a malformed one."""
         try:
             while self._hear():
                 """On to the next."""

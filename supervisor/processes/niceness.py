@@ -1,5 +1,4 @@
-"""Priorities: processes that start or end have a lower one than those that serve: a worker until it is up, its zygote,
-a worker that ends.
+"""Priorities: processes that start or end have a lower one than those that serve.
 
 A start takes tens of milliseconds of CPU, or with some frameworks many seconds. At the priority of all others it delays
 a request by milliseconds each time that the next process on the request's way is woken, and the road, which is nice

@@ -13,8 +13,7 @@ _NO_LIMIT = 1 << 62
 
 
 class OomKills:
-    """Finds out whether a child was killed by the OOM killer: the count of kills has risen since its start, and
-    explains no other death."""
+    """Finds out whether a child was killed by the OOM killer: a kill since its start explains no other death."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc = proc
@@ -23,8 +22,7 @@ class OomKills:
         self._num_explained = 0
 
     def count(self) -> int:
-        """The number of processes of this control group killed so far, by whichever limit; 0 where the kernel does not
-        say."""
+        """How many processes of this control group were killed, by whichever limit; 0 where the kernel does not say."""
         for group in self._groups():
             for name in ("memory.events", "memory.oom_control"):
                 try:
@@ -61,8 +59,7 @@ class OomKills:
         return min(limits)
 
     def _groups(self) -> Iterator[Path]:
-        """The control groups of this process, from its own upwards: first of version 1's memory controller, then of
-        version 2."""
+        """The control groups of this process, upwards: first of version 1's memory controller, then of version 2."""
         try:
             lines = (self._proc / "self" / "cgroup").read_text().splitlines()
         except OSError:

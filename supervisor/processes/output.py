@@ -70,8 +70,7 @@ class Lines:
 
 
 def room_of(file: IO[str]) -> int:
-    """Bytes of workers' output that a file takes without blocking: half of a pipe, since the rest is for the server's
-    own log."""
+    """Bytes of workers' output that a file takes without blocking: half of a pipe, as the rest is for the log."""
     try:
         capacity = fcntl.fcntl(file.fileno(), fcntl.F_GETPIPE_SZ)
         unread = fcntl.ioctl(file.fileno(), termios.FIONREAD, bytes(4))
@@ -105,8 +104,7 @@ class Output:
             self._loop.on_readable(pipe.fileno(), lambda stream=stream: self._read(stream))  # type: ignore[misc]
 
     def finish(self) -> None:
-        """Read what an ended process has left, and close its streams. A child of that process that still writes is cut
-        off."""
+        """Read what an ended process has left, and close its streams. A child of it that still writes is cut off."""
         for stream, pipe in enumerate(self._pipes):
             # At most a full pipe: a child of the worker that goes on writing must not delay the supervisor.
             for _ in range(2):

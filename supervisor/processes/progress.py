@@ -1,8 +1,7 @@
 """A worker's progress as the supervisor reads it: words of the worker's segment and of the batcher's ring to the
 worker.
 
-Read-only. The worker's words stand in memory that a model's code may write; they influence only what becomes of that
-worker.
+Read-only. The worker's words stand in memory that a model's code may write; they concern that worker alone.
 """
 
 import mmap
@@ -33,8 +32,7 @@ class Progress:
     """A view of one worker's progress words and ring."""
 
     def __init__(self, segment_fd: int, link_fd: int) -> None:
-        """Map a worker's first page and the link in which the batcher writes to it; both descriptors stay the
-        caller's."""
+        """Map a worker's first page and the batcher's link to it; both descriptors stay the caller's."""
         page = mmap.mmap(segment_fd, PAGE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._words = memoryview(page).cast("Q")
         link = SegmentView.attach(os.dup(link_fd))
@@ -63,8 +61,7 @@ class Progress:
         return self._words[BUSY_FOR_WORD]
 
     def busy_ns(self, now_ns: int) -> int:
-        """The total duration of all batches, the present one included; may go back by a batch that ends at this
-        moment."""
+        """The total duration of all batches, the present one included; may go back as a batch ends."""
         since_ns = self.busy_since_ns
         return self.busy_for_ns + (max(0, now_ns - since_ns) if since_ns else 0)
 

@@ -1,5 +1,4 @@
-"""Front ends that do not acknowledge announcements: every announcement waits for all front ends, so silent ones are
-killed.
+"""Silent front ends: an announcement waits for all front ends, so those that do not acknowledge one are killed.
 
 A front end runs only Shoal's own code, and acknowledges within a millisecond. One that is stopped, or stands still, is
 killed after SILENT_S; its arbiter forks another. One that only waits for a core is not to blame (silence.py). Runs in

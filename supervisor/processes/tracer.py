@@ -35,8 +35,7 @@ CLOSE_S = 5.0
 
 
 class Tracer:
-    """The tracer's process and its successors. `on_collected` is called with a setting's revision and how many traces
-    were counted under it."""
+    """The tracer's process and its successors. `on_collected` gets a setting's revision and a number of traces."""
 
     def __init__(
         self,
@@ -144,8 +143,7 @@ class Tracer:
         return self._loop.start(self._await_tracer(member, self._settings, heard))
 
     async def _await_tracer(self, member: Member, told: Sequence[TraceSetting], heard: Future[None]) -> None:
-        """Await a tracer's acknowledgement of settings: it has then written what came before, and collects under
-        them."""
+        """Await that a tracer has applied settings: it has written what came before, and collects under them."""
         await heard
         if not told and not self._settings and member is self._member:
             self._end()

@@ -84,8 +84,7 @@ class Zygotes:
         self._zygotes[kind].fork(child)
 
     def give_way(self) -> None:
-        """Lower the priority of workers' zygotes, and of workers that are started from now on: the server has begun to
-        serve."""
+        """Lower the priority of workers' zygotes, and of workers that start later: the server has begun to serve."""
         self._is_serving = True
         for zygote in self._zygotes.values():
             zygote.give_way()
@@ -179,8 +178,8 @@ class Zygote:
             self._waiting.append(child)
 
     def stop(self) -> None:
-        """End the zygote for good. At a server's end no loop may be left to learn of its death, so the connection is
-        closed here."""
+        """End the zygote for good. A server that ends may have no loop left to learn of its death: so disconnect
+        here."""
         self._is_over = True
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
@@ -268,8 +267,7 @@ class Zygote:
                 return  # the child has ended since; its pidfd reports that
 
     def _check_begun(self, child: Child, link: socket.socket, since_s: float) -> None:
-        """Kill a zygote that has not forked this child within FORK_S of its last fork: children are forked one at a
-        time."""
+        """Kill a zygote that has not forked this child within FORK_S of its last fork: it forks one at a time."""
         if link.fileno() < 0:
             return
         if (forked_s := self._forked_s) > since_s:

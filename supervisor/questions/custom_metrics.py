@@ -166,8 +166,7 @@ class CustomMetrics:
         return instance in self._of_instance
 
     def _end(self, model_id: int, instance: int, key: _Key) -> None:
-        """Remove an instance from a series that it has deleted. The series ends with the last instance; another model's
-        part stays."""
+        """Remove an instance from a series that it has deleted; another model's part in the series stays."""
         keys = self._of_instance[instance]
         if key not in keys:
             return
@@ -236,8 +235,7 @@ class CustomMetrics:
 
 
 def _read(name: Any, kind: Any, description: Any, series: Any) -> _Report:
-    """An instance's report on one family, checked. Raises KeyError, OverflowError, TypeError or ValueError where it is
-    malformed."""
+    """An instance's report on one family. Raises KeyError, OverflowError, TypeError or ValueError if malformed."""
     _check(_NAME.fullmatch(name), "name")
     _check(isinstance(description, str) and len(name) + len(description) <= MAX_TEXT_CHARS, "description")
     read = _KINDS[kind].read

@@ -60,8 +60,7 @@ def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns
 
 
 def _instance(instance: Instance, now_ns: int) -> Figures:
-    """The figures of one instance; one that is not up has neither batches nor memory, and a worker's figures begin anew
-    with each start."""
+    """The figures of one instance; without a worker that is up it has neither batches nor memory."""
     figures: Figures = {
         "model": instance.version.name,
         "version": instance.version.version,
