@@ -45,8 +45,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to ask. `open` gets the model, and an ExitStack for what the call needs; None where this way is not
-    measured."""
+    """A way to ask. `open` gets the model, and an ExitStack for the call's needs; None where it is not measured."""
 
     name: str
     title: str

@@ -72,8 +72,7 @@ def markdown(rows: Mapping[Comparison, Sequence[Row]], where: Conditions) -> str
 
 
 def verdict(comparison: Comparison, plain: Row, other: Row) -> str:
-    """Whether the target is met; unclear where other programs took too much of the cores, or the rounds do not
-    agree."""
+    """Whether the target is met; unclear where other programs took too much CPU, or the rounds do not agree."""
     if is_missing(plain) or is_missing(other):
         return "not measured"
     if errors := plain.median.errors + other.median.errors:

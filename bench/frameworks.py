@@ -42,8 +42,7 @@ class Cores:
 
     @classmethod
     def divided(cls, own: int) -> "Cores":
-        """The first `own` cores for the framework alone; 0: all cores are shared. Raises BenchmarkError where none
-        would be left for the others."""
+        """The first `own` cores for the framework alone; 0: all are shared. Raises BenchmarkError if none is left."""
         every = sorted(os.sched_getaffinity(0))
         if own >= len(every):
             raise BenchmarkError(f"of {len(every)} cores at most {len(every) - 1} can be the framework's own")

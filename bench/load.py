@@ -76,8 +76,7 @@ class Generator(Protocol):
 
 
 class Wrk:
-    """The load generator wrk, for HTTP. Raises BenchmarkError, with the command that installs it, where it is
-    missing."""
+    """The load generator wrk, for HTTP. Raises BenchmarkError, with the command that installs it, if missing."""
 
     def __init__(self) -> None:
         found = shutil.which("wrk")

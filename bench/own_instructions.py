@@ -13,8 +13,7 @@ _PINNED, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 2, 1 << 5, 1 << 6  # pinned
 
 
 class OwnInstructions:
-    """A counter of instructions that runs from its creation. Raises BenchmarkError where the kernel or hypervisor does
-    not count."""
+    """A counter of instructions that runs from its creation. Raises BenchmarkError where none can be counted."""
 
     def __init__(self) -> None:
         # struct perf_event_attr in its first version: type, size, config; no samples, no format; flags.
@@ -30,8 +29,7 @@ class OwnInstructions:
         self.own = min(-self.read() + self.read() for _ in range(100))
 
     def read(self) -> int:
-        """The instructions since the counter was made. Raises BenchmarkError where this core has too many other
-        counters."""
+        """The instructions so far. Raises BenchmarkError where this core has too many other counters."""
         count = os.read(self._fd, 8)
         if not count:
             raise BenchmarkError("instructions cannot be counted here: the core's counters are taken")

@@ -95,8 +95,7 @@ class Server:
     def wait_for_answer(
         self, request: Request, check: Callable[[Mapping[str, str], bytes], None], ask: Ask = ask
     ) -> float:
-        """Send the request until the answer is right; returns the seconds since exec. Raises BenchmarkError where none
-        is in time."""
+        """Send the request until the answer is right; returns seconds since exec. Raises BenchmarkError if none is."""
         assert self._process is not None
         fault = "it does not listen"
         while time.perf_counter() - self._started_s < START_DEADLINE_S:
@@ -114,8 +113,7 @@ class Server:
         raise BenchmarkError(f"no answer within {START_DEADLINE_S:.0f} s ({fault}): {self._last_words()}")
 
     def stop(self) -> None:
-        """Send SIGTERM to the root, and SIGKILL to processes of the tree that are left after ten seconds; remove
-        leftover memory."""
+        """Send SIGTERM to the root, and after ten seconds SIGKILL to the rest of the tree; remove leftover memory."""
         if self._process is None:
             return
         tree = {(stat.pid, stat.started) for stat in process_tree(self.pid)}

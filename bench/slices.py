@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 
 def turns(every: Sequence[T], number: int) -> Iterator[T]:
-    """Each element `number` times, forwards and backwards in turn (A B B A …), so that a machine that slows down
-    favours none."""
+    """Each element `number` times, there and back in turn (A B B A …): so a slowing machine favours none."""
     for turn in range(number):
         yield from reversed(every) if turn % 2 else every
 

@@ -22,8 +22,7 @@ MLP_THREADS = 1  # threads of ONNX Runtime: the cores are shared with the rest o
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model: input tensors, all with the same numbers in them, and FP32 output tensors; the identity unless it has a
-    file."""
+    """A model: inputs, all with the same numbers in them, and FP32 outputs; the identity unless it has a file."""
 
     name: str
     input_names: tuple[str, ...]

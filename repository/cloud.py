@@ -83,8 +83,7 @@ class CloudRepository:
         self._latest: dict[str, Path] = {}
 
     def listing(self) -> CloudListing:
-        """All models in the repository now, from one listing of all objects. Raises ShoalError, also where there is no
-        object."""
+        """All models in the repository now, from one listing of objects. Raises ShoalError, also without any."""
         objects = self._objects(self.url.path)
         if not objects:
             raise InvalidArgumentError(f"there is nothing in {self.url}; upload models, or correct --model-repository")

@@ -37,8 +37,7 @@ MAX_SLOTS = 64
 
 
 class Slot(NamedTuple):
-    """A directory for copies, which belongs to this process until `lock` is closed, at the latest when the process
-    ends."""
+    """A directory for copies, this process's until `lock` is closed, at the latest when the process ends."""
 
     directory: Path
     lock: int
@@ -77,8 +76,7 @@ def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
 
 
 def _make_private(root: Path) -> None:
-    """Make a directory for this user only, in one where any user may write. Raises PermissionError if it exists and is
-    another user's."""
+    """Make a directory for this user only. Raises PermissionError if it exists and is another user's."""
     root.mkdir(mode=0o700, exist_ok=True)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -152,8 +150,7 @@ class CopyCache:
         return copy / model.name
 
     def forget(self, keep: Collection[Path]) -> None:
-        """Remove the copies that contain none of `keep`, and what killed processes have left. Not to be called during a
-        fetch."""
+        """Remove copies that contain none of `keep`, and leftovers of killed processes. Not during a fetch."""
         for entry in self._entries():
             if entry.name[0] == ".":
                 shutil.rmtree(entry, ignore_errors=True)

@@ -24,8 +24,7 @@ _AZURE_HOST = ".blob.core.windows.net"
 
 
 class ManagedIdentity(NamedTuple):
-    """Azure's managed identity, by which a machine in Azure logs in. Stands for the credential, which only Azure's
-    library can make."""
+    """Azure's managed identity of a machine. Stands for the credential, which only Azure's library can make."""
 
     client_id: str | None
 
@@ -87,8 +86,7 @@ def _fields(entry: Any, known: frozenset[str], scheme: str) -> dict[str, str]:
 
 
 def _s3(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
-    """Options for S3: botocore reads the environment itself. In a file, keys take precedence over a profile, as in
-    Triton."""
+    """Options for S3: botocore reads the environment itself. In a file, keys precede a profile, as in Triton."""
     found: dict[str, Any] = {}
     if url.endpoint:
         found["endpoint_url"] = url.endpoint
@@ -106,8 +104,7 @@ def _s3(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
 
 
 def _gs(url: CloudUrl, source: Any, is_file: bool) -> dict[str, Any]:
-    """Options for Google: without a file gcsfs looks for credentials as Google's own libraries do, and is anonymous in
-    the end."""
+    """Options for Google: without a file, gcsfs looks for credentials as Google's libraries do."""
     if not is_file:
         return {}
     if not isinstance(source, str):

@@ -59,8 +59,7 @@ class CloudListing(NamedTuple):
 
 
 def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
-    """The models among `objects`, sorted by name. Files beside models and hidden directories are skipped, as on a
-    disk."""
+    """The models among `objects`, sorted by name. Files beside models and hidden directories are skipped."""
     files: dict[str, dict[str, CloudObject]] = {}
     directories: dict[str, set[str]] = {}
     problems: dict[str, str] = {}
@@ -93,8 +92,7 @@ def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
 
 
 def _model(name: str, files: dict[str, CloudObject], directories: frozenset[str], url: CloudUrl) -> CloudModel:
-    """A model from its files. Raises ValueError where an object has the name of a directory, unless it is empty: so
-    Azure marks directories."""
+    """A model from its files. Raises ValueError where an object with content has a directory's name."""
     for path in files.keys() & directories:
         if files[path].size:
             raise ValueError(

@@ -1,5 +1,4 @@
-"""The poller: the process that reads model repositories, so that the supervisor never waits for a disk, a network or a
-parser.
+"""The poller: the process that reads model repositories, so that the supervisor waits for no disk, network or parser.
 
 Exec'd as `python -m shoal.repository.main` when first needed. Answers one order after another, and exits 0 when the
 supervisor closes the connection. Also the only process that imports protobuf. Orders and answers are in

@@ -16,8 +16,7 @@ _FILES = {row.filename for row in PLATFORMS}
 
 
 def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentError:
-    """The refusal of the model in this directory, with advice as a second sentence where the layout of files is a
-    cause."""
+    """The refusal of the model in this directory, with advice where the layout of its files is a cause."""
     advice = _advice(directory)
     return InvalidArgumentError(f"{str(error).rstrip('.')}. {advice}") if advice else error
 

@@ -65,8 +65,7 @@ class Repositories:
     def look_all(self, name: str, override: Override = NO_OVERRIDE) -> list[FoundModel]:
         """All models of a name, as found on disk; with namespacing there may be several.
 
-        Raises InvalidArgumentError as `look` does, where the request brings a model directory along, which is for one
-        model.
+        Raises InvalidArgumentError as `look` does, where the request has a model directory, which is for one.
         """
         if override.repository is not None or override.directory is not None:
             found = self.look(name, override)

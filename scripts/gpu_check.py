@@ -133,8 +133,7 @@ def check(directory: Path, gpu: Gpu | None, seconds: float) -> int:
 
 @contextmanager
 def seeing_only(gpu: Gpu | None) -> Iterator[None]:
-    """Let this process see one GPU only, as device 0; None: no change. CUDA reads the variable when it is first
-    used."""
+    """Let this process see one GPU only, as device 0; None: no change. CUDA reads the variable on first use."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if gpu is not None:
@@ -280,8 +279,7 @@ def rate(call: Callable[[], object], seconds: float) -> float:
 
 
 def copies(on_cpu: bool) -> str:
-    """The copies made of a request that is alone in its batch, after the socket; with cuda-python, which the extras
-    install."""
+    """The copies of a request that is alone in its batch, after the socket; with cuda-python."""
     return "0 (a view)" if on_cpu else "1 (page-locked, read by the GPU)"
 
 

@@ -212,8 +212,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def write_model(name: str, config: str, model: onnx.ModelProto | None) -> None:
-    """Writes version 1 of a model with one CPU instance; without an ONNX model the version's directory is kept
-    empty."""
+    """Writes version 1 of a model with one CPU instance; its directory stays empty without an ONNX model."""
     write(REPOSITORY / name / "config.pbtxt", config + ONE_CPU_INSTANCE)
     if model is None:
         write(REPOSITORY / name / "1" / ".gitkeep", "")
@@ -254,8 +253,7 @@ def simple() -> onnx.ModelProto:
 
 
 def simple_sequence() -> onnx.ModelProto:
-    """The model `simple_sequence`: INT32[1] -> the number, plus one at the start of a sequence; 0 for a slot without a
-    request."""
+    """The model `simple_sequence`: INT32[1] -> the number, plus one at a sequence's start; 0 for an empty slot."""
     nodes = [
         helper.make_node("Add", ["INPUT", "START"], ["sum"]),
         helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
@@ -265,8 +263,7 @@ def simple_sequence() -> onnx.ModelProto:
 
 
 def simple_dyna_sequence() -> onnx.ModelProto:
-    """The model `simple_dyna_sequence`: INT32[1] -> the number, plus one at the start of a sequence, plus the
-    correlation id at its end."""
+    """The model `simple_dyna_sequence`: the number, plus one at a start, plus the correlation id at an end."""
     nodes = [
         helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
         helper.make_node("Mul", ["id", "END"], ["id_at_end"]),
@@ -358,8 +355,7 @@ def make_digits(hidden: int = 256) -> None:
 
 
 def digits_request(image: Array) -> str:
-    """A request in JSON for one image and its three likeliest digits, with the pixels row by row on lines of their
-    own."""
+    """A request in JSON for one image and its three likeliest digits, with the pixels in rows."""
     rows = ",\n".join("    " + ", ".join(f"{int(pixel):2}" for pixel in row) for row in image.reshape(8, 8))
     return (
         '{\n  "inputs": [{"name": "image", "shape": [1, 64], "datatype": "FP32", "data": [\n'

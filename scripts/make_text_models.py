@@ -98,8 +98,7 @@ def main() -> None:
 
 
 def train_vocabulary(texts: list[str]) -> list[str]:
-    """A vocabulary by byte-pair merging: letters, at the start of a word and within it, then again and again the most
-    frequent pair as one piece."""
+    """A vocabulary by byte-pair merging: letters, then again and again the most frequent pair as one piece."""
     counts = Counter(word for text in texts for word in text.split())
     letters = sorted({letter for word in counts for letter in word})
     words = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in counts}
@@ -155,8 +154,7 @@ def train_embeddings(rows: list[list[int]]) -> Array:
 
 
 def encoder(table: Array, weight: Array, bias: Array) -> onnx.ModelProto:
-    """The encoder as an ONNX model: ids and mask -> the mean of the attended vectors, brought to length 1, and a linear
-    layer on it."""
+    """The encoder as an ONNX model: ids and mask -> the attended vectors' mean, of length 1, and a linear layer."""
     weights: dict[str, npt.NDArray[np.generic]] = {
         "table": table,
         "scale": np.array(ATTENTION_SCALE, np.float32),

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when a user asks for it: no process of the server needs these. Raises AttributeError for
-    others."""
+    """Import a public name on first use: the server's processes need none. Raises AttributeError for others."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     import importlib

@@ -1,6 +1,4 @@
-"""`--cache-config`: the server's response cache and its settings. Pure; error sentences are Triton's where it has
-one.
-"""
+"""`--cache-config`: the server's response cache and its settings. Pure; error sentences are mostly Triton's."""
 
 import re
 from collections.abc import Mapping

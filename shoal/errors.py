@@ -73,8 +73,7 @@ class UnavailableError(ShoalError):
 
 
 class ConnectionLostError(UnavailableError):
-    """The server has ended, has closed the connection, or cannot be found; whether a request was executed is
-    unknown."""
+    """The server has ended, has hung up, or cannot be found; whether a request was executed is unknown."""
 
 
 class TimedOutError(UnavailableError, TimeoutError):

@@ -67,8 +67,7 @@ def block(heading: str, text: str) -> Table:
 
 
 def _cell_lines(text: str) -> list[str]:
-    """The lines of a cell; characters that would move the cursor are escaped, so that no cell can draw a row of its
-    own."""
+    """The lines of a cell; characters that would move the cursor are escaped, so no cell can draw a row."""
     return [
         "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
         for line in text.splitlines()

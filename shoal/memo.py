@@ -46,8 +46,7 @@ class Memo(Generic[_Key, _Value]):
 
 
 def memoized(kind: str, most: int) -> "Callable[[Callable[..., _Value]], _lru_cache_wrapper[_Value]]":
-    """A decorator that keeps the results of a function of hashable arguments, and drops the least recently used
-    ones."""
+    """A decorator that keeps a function's results, by hashable arguments, and drops the least recently used."""
 
     def decorate(function: Callable[..., _Value]) -> "_lru_cache_wrapper[_Value]":
         _functions[kind] = wrapped = lru_cache(most)(function)

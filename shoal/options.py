@@ -284,8 +284,7 @@ def check(options: ServerOptions) -> None:
 
 
 def _check_ports(options: ServerOptions) -> None:
-    """Check the ports, with Triton's sentences; unlike Triton, this takes 0.0.0.0 and 127.0.0.1 for a conflict: one of
-    them cannot be bound."""
+    """Check the ports, with Triton's sentences; 0.0.0.0 conflicts with any address, which Triton finds out later."""
     wanted = endpoints(options)
     for each in wanted:
         if not 0 <= each.port <= MAX_PORT:

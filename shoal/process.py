@@ -32,8 +32,7 @@ def ignore_group_signals() -> None:
     """Ignore SIGINT and SIGTERM, which only the supervisor handles: it decides when a process has nothing left to
     answer.
 
-    A terminal and systemd send them to the whole group. SIGUSR1, which asks the supervisor for its ledger, would end a
-    process without a handler.
+    A terminal and systemd send them to the whole group. SIGUSR1, for the supervisor's ledger, would end the process.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -199,8 +199,7 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
 
 
 def without_memory(status: int) -> Reason:
-    """The reason for a reply without a block: a worker whose whole slab waits for clients to read has no room for a
-    sentence."""
+    """The reason for a reply without a block: a worker whose whole slab is read slowly has no room for a sentence."""
     return Reason.NO_MEMORY if status == errors.UnavailableError.wire else Reason.DAMAGED
 
 

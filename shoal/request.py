@@ -19,8 +19,7 @@ _Kind = TypeVar("_Kind")
 
 
 class TensorRef(NamedTuple):
-    """A tensor inside a block: `offset` and `nbytes` in bytes from the block's start, `datatype` the datatype's wire
-    number."""
+    """A tensor inside a block: `offset` and `nbytes` in bytes from the block's start, `datatype` a wire number."""
 
     name: str
     datatype: int
@@ -30,8 +29,7 @@ class TensorRef(NamedTuple):
 
 
 class LentTensorRef(NamedTuple):
-    """A TensorRef of a request's tensor in another block than the header's, whose reference is `ref`; read by workers
-    alone."""
+    """A TensorRef of a request's tensor in another block, `ref`, than the header's; read by workers alone."""
 
     name: str
     datatype: int
@@ -81,8 +79,7 @@ def unpack_lent_request(
 ) -> tuple[InferRequest, tuple[LentTensorRef, ...]]:
     """A request's header, unpacked, whose inputs may lie in the header's own block, with reference 0, or in others.
 
-    `nbytes_of` returns the size of a block in bytes, 0 where it is gone. Raises InternalError where a tensor is not
-    inside its block.
+    `nbytes_of` returns a block's size in bytes, 0 where it is gone. Raises InternalError for tensors outside.
     """
 
     def lent(row: Any) -> LentTensorRef:
@@ -118,8 +115,7 @@ def pack_response(response: InferResponse) -> bytes:
 
 
 def unpack_response(header: bytes | memoryview, block_nbytes: int) -> InferResponse:
-    """A response's header, unpacked by a client and checked, since a worker runs user code. Raises InternalError where
-    it is malformed."""
+    """A response's header, unpacked and checked: workers run user code. Raises InternalError if it is malformed."""
     try:
         outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
         return InferResponse(_tensor_refs(outputs, block_nbytes), check_parameters(parameters))

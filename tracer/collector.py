@@ -1,6 +1,4 @@
-"""The collector of traces: numbers them, counts them under their settings, and writes or exports them. Runs in the
-tracer.
-"""
+"""The collector of traces: numbers and counts them, and writes or exports them. Runs in the tracer."""
 
 import itertools
 from collections import deque
@@ -77,8 +75,7 @@ class Collector:
             yield from self._numbered(child, number)
 
     def write(self) -> dict[int, int]:
-        """Write what may be written by now; returns by setting how many traces have been counted since the last
-        call."""
+        """Write what may be written now; returns, by setting, the number of traces counted since the last call."""
         counts = {}
         for revision, collection in self._collections.items():
             collection.write()

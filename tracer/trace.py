@@ -141,8 +141,7 @@ def to_json(number: int, trace: Trace, level: int, parent: int = 0) -> bytes:
 
 
 def _text(tensor: Tensor) -> str:
-    """A tensor's elements as Triton prints them: %g for floats, quoted strings, and an empty text for the 16-bit
-    floats."""
+    """A tensor's elements as Triton prints them: %g for floats, quoted strings, nothing for 16-bit floats."""
     datatype = BY_NAME[tensor.datatype]
     if datatype is BYTES:
         try:

@@ -1,8 +1,7 @@
-"""A crowd of clients in a process of its own: `python -m bench.isolation.crowd`, begun by `Crowd`.
+"""A crowd of clients in its own process: `python -m bench.isolation.crowd`, begun by `Crowd`.
 
-The first line of its input is the task; the process prints a line once all clients have asked, and ends, with a last
-line of counted answers, when its input ends or its time is over. It has the lowest priority, since real clients run
-elsewhere.
+The first line of input is the task; the process prints a line once all clients have asked, and ends, with a last line
+of counted answers, when its input ends or its time is over. Its priority is lowest: real clients run elsewhere.
 """
 
 import asyncio

@@ -65,8 +65,7 @@ TAKEOVER = Bar(limit=100)
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The result of one round: a figure in quiet, the figure under load, and how many requests the paced client
-    lost."""
+    """The result of one round: a figure in quiet, the figure under load, and the paced client's lost requests."""
 
     quiet: float
     loaded: float
@@ -78,8 +77,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A line of the table: what an idle model lies beside, and how that is measured on a server with these models and
-    flags."""
+    """A line of the table: what an idle model lies beside, and the measurement, on a server with these models."""
 
     name: str
     title: str

@@ -206,8 +206,7 @@ def paced(
 ) -> list[Answer]:
     """All requests that were due in so many seconds, answered or not; `event` is called after the first few.
 
-    A request that is late is sent at once. A request that could not be sent before the last one's time is over has
-    failed.
+    A late request is sent at once. One that could not be sent before the last one's time is over has failed.
     """
     answers: list[Answer] = []
     begin_s = time.monotonic()

@@ -1,6 +1,4 @@
-"""A running server of one checkout of Shoal, for a situation: its ports, its processes by title, and what may be done
-to them.
-"""
+"""A running server of one checkout of Shoal, for a situation: its ports and processes, and actions on them."""
 
 import os
 import select
@@ -49,8 +47,7 @@ class Checkout:
 
     @staticmethod
     def at(folder: Path) -> "Checkout":
-        """The checkout in a folder, named after its commit. Raises BenchmarkError where Shoal is not installed
-        there."""
+        """The checkout in a folder, named by its commit. Raises BenchmarkError where Shoal is not installed there."""
         folder = folder.resolve()
         if not (folder / ".venv" / "bin" / "shoal").exists():
             raise BenchmarkError(f"{folder} has no .venv with Shoal: run scripts/serve there once")
@@ -136,8 +133,7 @@ class Site:
         return [pid for pid, name in self._titles() if name.partition(" (CPU")[0] == title]
 
     def kill(self, title: str) -> float:
-        """Send SIGKILL to the first process with this title; returns the time. Raises BenchmarkError where there is
-        none."""
+        """Send SIGKILL to the first process with this title; returns the time. Raises BenchmarkError without one."""
         found = self.pids(title)
         if not found:
             raise BenchmarkError(f"no process is called '{title}'")
@@ -165,9 +161,7 @@ class Site:
 
 
 def established(table: str, port: int) -> dict[str, int]:
-    """The connections in the lines of /proc/net/tcp: "socket:[inode]" of connections at this local port → the other
-    side's port.
-    """
+    """Connections at a local port, from the lines of /proc/net/tcp: "socket:[inode]" → the other side's port."""
     found = {}
     for row in table.splitlines()[1:]:
         cells = row.split()

@@ -116,8 +116,7 @@ def worker_restart(site: Site) -> Measure:
 
 
 def stopped_lane(site: Site) -> Measure:
-    """The batcher is killed while a lane is stopped, as by a debugger. Raises BenchmarkError where no lane has the
-    probe's connection."""
+    """The batcher is killed while a lane is stopped. Raises BenchmarkError if no lane has the probe's connection."""
     probe = site.http("quick")
     with warm(probe):
         quiet_ms, _ = _away(probe, lambda: site.kill("shoal batcher"))

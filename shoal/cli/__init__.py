@@ -1,5 +1,4 @@
-"""The commands: `shoal VERB …`, one file per verb, and `tritonserver`, which is `shoal serve` with Triton's own
-defaults.
+"""The commands: `shoal VERB …`, one file per verb, and `tritonserver`: `shoal serve` with Triton's defaults.
 
 Prints to a person and returns an exit code; decides nothing that a server does. A verb's file is imported when the verb
 is used.

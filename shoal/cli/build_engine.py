@@ -1,6 +1,4 @@
-"""The verb `build-engine`: builds a TensorRT engine from an ONNX file, on the GPU that will run it, once, and keeps
-it.
-"""
+"""The verb `build-engine`: builds a TensorRT engine from an ONNX file, once, on the GPU that will run it."""
 
 import argparse
 import sys

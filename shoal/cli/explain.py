@@ -65,8 +65,7 @@ def _how(version: Row) -> str:
 
 
 def _sizes(version: Row) -> list[list[str]]:
-    """The rows of a table with a line per size that was executed. `EXPECTED`, under a latency target only, includes the
-    way to the instance and back."""
+    """A table's rows, one per executed size. `EXPECTED`, under a latency target only, includes the way back."""
     expected = {each["rows"]: each["ns"] for each in version.get("learned", ())}
     return [
         [

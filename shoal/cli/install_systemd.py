@@ -1,8 +1,7 @@
 """The verb `install-systemd`: writes the unit that runs this server as a service of systemd.
 
 Fills systemd/shoal.service with this machine's values: the installed command, the model repositories, the user. Flags
-that `shoal serve` would refuse are refused here, before there is a service that does not start. Enables and starts
-nothing.
+that `shoal serve` would refuse are refused here, before a service fails to start. Enables and starts nothing.
 """
 
 import argparse

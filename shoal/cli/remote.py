@@ -76,8 +76,7 @@ class RemoteServer:
         return found
 
     def scale(self, model: str, count: int) -> Row:
-        """Scale each version of a model to `count` instances; returns when they serve, with the result of
-        `instances`."""
+        """Scale each version of a model to `count` instances; returns `instances` when they serve."""
         found: Row = self._ask("POST", f"{_path_of(model)}/instances", dict, {"count": count, "wait": True})
         return found
 

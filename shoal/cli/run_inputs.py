@@ -56,8 +56,7 @@ class Form:
     # -- the command line -----------------------------------------------------------------------------------------
 
     def value(self, name: str, text: str) -> Array:
-        """An input from the command line: JSON, a file's contents, or a text. Raises InputError where it does not fit
-        the model."""
+        """An input from the command line: JSON, a file's contents, or a text. Raises InputError if it does not fit."""
         spec = self._spec(name)
         if text.startswith("@"):
             return self._from_file(spec, Path(text[1:]))
@@ -87,8 +86,7 @@ class Form:
     # -- a file of requests ---------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> list[Request]:
-        """All requests of a file, in any of the three forms. Raises InputError where the file is unreadable or has
-        another form."""
+        """All requests of a file, in any of the three forms. Raises InputError for any other file."""
         try:
             document = _json(path.read_bytes(), path)
         except OSError as error:
@@ -135,8 +133,7 @@ class Form:
     # -- samples --------------------------------------------------------------------------------------------------
 
     def completed(self, request: Request, sample: str | None) -> Request:
-        """The request with all required inputs, made up where `sample` says how. Raises InputError where one is
-        missing."""
+        """The request with all required inputs, made up as `sample` says. Raises InputError where one is missing."""
         missing = [
             spec for spec in self._signature.inputs.values() if spec.name not in request.inputs and not spec.optional
         ]
@@ -158,8 +155,8 @@ class Form:
             raise InputError(f"Input {self._described(spec)}: {error}") from None
 
     def _shaped(self, spec: TensorSpec, array: Array) -> Array:
-        """The array in a shape that the model takes: as it is, with a batch of 1 in front, or reshaped. Raises
-        InputError where none fits."""
+        """The array as the model takes it: unchanged, with a batch of 1, or reshaped. Raises InputError if none
+        fits."""
         dims = self._dims(spec)
         if _fits(array.shape, dims):
             return array

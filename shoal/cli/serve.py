@@ -53,8 +53,7 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
 
 
 def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> CommandLine:
-    """Parse a command line; flags that are not set have the values of `defaults`. Raises CommandLineError; --help exits
-    with 0."""
+    """Parse a command line; `defaults` has the values of unset flags. Raises CommandLineError; --help exits with 0."""
     texts = {flag: [text] for flag, text in implied_flags(environ).items()} | _read(_parser(prog, defaults), argv)
     if {"cache-config", "response-cache-byte-size"} <= texts.keys():  # Triton's words
         raise CommandLineError(

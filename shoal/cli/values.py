@@ -121,8 +121,7 @@ def _cache_setting(text: str) -> tuple[str, str, str]:
 
 
 def _host_policy(text: str) -> tuple[str, str, Any]:
-    """A setting of a host policy: `gpu_0,cpu-cores=0-3,8-11` → ("gpu_0", "cpu_cores", (0, 1, 2, 3, 8, …)); error
-    sentences are Triton's."""
+    """A setting of a host policy: `gpu_0,cpu-cores=0-3,8-11` → ("gpu_0", "cpu_cores", (0, 1, 2, 3, 8, …))."""
     policy, comma, rest = text.partition(",")
     setting, equals, value = rest.partition("=")
     if not (policy and comma and setting and equals and value):
@@ -161,8 +160,7 @@ def _pattern(text: str) -> str:
 
 
 def _metrics_setting(text: str) -> tuple[str, Any]:
-    """A setting of metrics: `summary_latencies=true` → ("summary_latencies", True). Triton has no setting of a single
-    kind of metrics yet."""
+    """A setting of metrics: `summary_latencies=true` → ("summary_latencies", True)."""
     setting, equals, value = text.partition("=")
     if not (equals and setting and value):
         raise ValueError(

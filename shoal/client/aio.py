@@ -199,8 +199,7 @@ class _News:
             self._future.set_result(came)
 
     async def wait(self, deadline_s: float) -> bool:
-        """Wait until `tell` is called, unless it has been since the last wait. False at the loop's time
-        `deadline_s`."""
+        """Wait for a call of `tell` since the last wait. False at the loop's time `deadline_s`."""
         timer = self.loop.call_at(deadline_s, self._settle, False)
         try:
             came = await self._future

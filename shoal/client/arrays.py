@@ -35,8 +35,7 @@ class Lent(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The kept result of validating a request without strings: where its tensors go in the block, and the header behind
-    them."""
+    """The kept result of validating a request without strings: its tensors' places in the block, and the header."""
 
     entry: ModelEntry
     nbytes: int

@@ -33,8 +33,7 @@ _log = logging.getLogger("shoal.environments.enter")
 def program(
     wanted: Wanted, model: str, instance_name: str, directory: Path, log_settings: Mapping[str, Any]
 ) -> list[str]:
-    """The module to run, and its argument: an order to make the `wanted` environment in the cache at `directory` and
-    become the instance."""
+    """The module to run, and its argument: an order to make the `wanted` environment and become the instance."""
     order = {
         "wanted": wanted._asdict(),
         "model": model,

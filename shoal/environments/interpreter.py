@@ -1,6 +1,4 @@
-"""The interpreter of a worker's environment: its version, whether a worker can run on it, and its environment
-variables.
-"""
+"""The interpreter of a worker's environment: its version, whether a worker can run on it, and its variables."""
 
 import os
 import subprocess
@@ -37,8 +35,7 @@ class Interpreter(NamedTuple):
 
 
 def ask(path: Path, variables: Mapping[str, str]) -> Interpreter:
-    """Run an interpreter to learn its version. Raises InvalidArgumentError where the file is no Python, or is too
-    old."""
+    """Run an interpreter to learn its version. Raises InvalidArgumentError where it is no Python, or too old."""
     try:
         answer = subprocess.run(
             [path, "-s", "-E", "-c", _QUESTION],

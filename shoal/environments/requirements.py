@@ -22,8 +22,7 @@ _NO_SOURCE = re.compile(r"\..*|build|__pycache__|.*\.egg-info")
 
 
 def contents(requirements: Path, digest: Callable[[Path], str]) -> Iterator[bytes]:
-    """All contents on which the environment depends, in a fixed order. `digest` returns that of a file's contents.
-    Raises OSError."""
+    """All contents on which the environment depends, in order. `digest` is of a file's contents. Raises OSError."""
     seen, files = {requirements.resolve()}, [requirements]
     for file in files:  # the list grows meanwhile
         text = file.read_bytes()

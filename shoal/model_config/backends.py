@@ -76,8 +76,7 @@ def groups_moved_to_cpu(config: Config) -> list[Config]:
 
 
 def unsupported_kind(config: Config, group: Config) -> UnsupportedError:
-    """The refusal of a group of a kind that the backend cannot serve: Triton's sentence, with the kinds that can be
-    served."""
+    """The refusal of a group of a kind that the backend cannot serve: Triton's sentence, with the possible kinds."""
     backend = config["backend"] or config["platform"]
     return UnsupportedError(
         f"instance_group kind {group['kind']} not supported: group '{group['name']}' of model '{config['name']}' runs "
@@ -96,11 +95,10 @@ def has_backend(config: Config) -> bool:
 
 
 def detect(config: Config, names: Collection[str]) -> Config:
-    """`config` without a backend, completed by the backend that the model's files or its name mean.
+    """`config` without a backend, completed by the one that the model's files or its name mean.
 
-    `names` are the entries of the model's first version directory. Where none of them is a model's file, the model's
-    own name decides: `something.identity` runs on the backend `identity`. Raises InvalidArgumentError where the name
-    has no such end either.
+    `names` are the entries of the model's first version directory. Where none is a model's file, the model's own name
+    decides: `something.identity` runs on the backend `identity`. Raises InvalidArgumentError where it has no such end.
     """
     row = detect_backend(names)
     if row is not None:

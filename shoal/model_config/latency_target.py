@@ -19,8 +19,7 @@ MAX_MS = 3_600_000
 
 
 def latency_target_ms(config: dict[str, Any], default_ms: int = 0) -> int:
-    """The target in milliseconds; 0: batches are formed by sizes and delays, or not at all. `default_ms` is the
-    server's."""
+    """The target in milliseconds; 0: batches are formed by sizes and delays, if at all. `default_ms`: the server's."""
     text = parameter(config, PARAMETER)
     if text is not None:
         return int(text)
@@ -52,8 +51,7 @@ def faults_when_finished(config: Config) -> Iterator[str]:
 
 
 def _knobs(config: dict[str, Any]) -> Iterator[str]:
-    """The settings of `dynamic_batching` that contradict a target; a single preferred size equal to the largest is
-    Triton's default."""
+    """The settings of `dynamic_batching` that contradict a target; one preferred size, the largest, is a default."""
     batching = config.get("dynamic_batching", {})
     if list(batching.get("preferred_batch_size", ())) not in ([], [config.get("max_batch_size", 0)]):
         yield "preferred_batch_size"

@@ -1,8 +1,7 @@
 """From a model's directory to its configuration, the first of two steps.
 
-The entry points are `read_config` or, for a configuration that comes with a request, `parse_override` and
-`prepare_config`. The second step is `finish_config` (finish.py). Runs in the poller: protobuf, which reads the text,
-costs 0.1 s and 20 MiB.
+The entry points are `read_config` or, for a configuration from a request, `parse_override` and `prepare_config`. The
+second step is `finish_config` (finish.py). Runs in the poller: protobuf, which reads the text, costs 0.1 s and 20 MiB.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Backends written in Python: a directory NAME with a model.py in --backend-directory, for all models that name it.
 
-The rule is Triton's. Such a model needs no model.py of its own: the files of its versions are for the backend's to
-read.
+The rule is Triton's. Such a model needs no model.py: the backend reads the files of the model's versions.
 """
 
 import re

@@ -69,8 +69,7 @@ def reshaped(shape: Sequence[int], dims: Sequence[int], reshape: Sequence[int]) 
 
 
 def client_dims(signature: Signature, output: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an output for clients, with its `reshape` undone. Raises InternalError where the shape does not
-    fit."""
+    """The shape of an output for clients, its `reshape` undone. Raises InternalError where it does not fit."""
     spec = signature.outputs.get(output)
     if spec is None or spec.reshape is None:
         return shape

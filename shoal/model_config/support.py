@@ -19,8 +19,7 @@ BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python",
 
 
 class Unsupported(NamedTuple):
-    """A field, by its path (`[]` stands for each element), and which of its values ask for a feature that is
-    missing."""
+    """A field, by its path (`[]` stands for each element), and which of its values ask for a missing feature."""
 
     path: str
     asks: Callable[[Any], bool]

@@ -220,8 +220,7 @@ class Client:
             del self._open[reply.number]
 
     def _look(self) -> float:
-        """Pass on responses, and end requests that are late or no longer wanted; returns the seconds until the next
-        call."""
+        """Pass on responses, and end late and unwanted requests; returns the seconds until the next call."""
         self._tell_answers()
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns >= TICK_S * 1e9:

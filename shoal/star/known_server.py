@@ -29,8 +29,7 @@ class KnownServer:
 
     @property
     def allows_regions(self) -> bool:
-        """Whether requests may name their client's registered shared memory (Triton's system shared memory
-        extension)."""
+        """Whether requests may name their client's registered regions (Triton's system shared memory)."""
         return False
 
     def require_ready(self) -> None:

@@ -111,8 +111,7 @@ def block_nbytes(
     outputs: Iterable[str],
     parameters: Parameters,
 ) -> int:
-    """An upper bound of a request's bytes. `tensors` has the name, the number of dimensions and the bytes to copy of
-    each."""
+    """An upper bound of a request's bytes. `tensors`: name, number of dimensions, and bytes to copy of each."""
     # In msgpack a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
     nbytes = 96 + 4 * len(request_id)
     if isinstance(correlation_id, str):

@@ -113,8 +113,7 @@ class OversizeBlocks:
             self._send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
-        """Give back kept segments that were not used again in time. Returns the seconds until the next call (None: no
-        need)."""
+        """Give back kept segments that were not reused in time. Returns the seconds until the next call, or None."""
         if not self._slabs.kept:
             return None
         idle, left_s = self._slabs.expire(time.monotonic())

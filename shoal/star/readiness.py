@@ -25,8 +25,7 @@ def is_live(server: KnownServer) -> bool:
 
 
 def is_server_ready(server: KnownServer) -> bool:
-    """Whether the server has started and, under strict readiness, every model can answer. Raises UnavailableError while
-    it stops."""
+    """Whether the server has started and, under strict readiness, all models can answer. Raises like `is_live`."""
     return is_live(server) and (
         not server.strict_readiness or all(is_settled(each) for each in server.models.entries())
     )

@@ -14,8 +14,7 @@ from shoal.star.models import ModelEntry, parse_version
 def collect(server: KnownServer, name: str, version: str | None) -> dict[str, Any]:
     """The members of the answer, by their names in either protocol; the name "" means all models, in all versions.
 
-    Raises InvalidArgumentError for an unknown model, with a sentence of this extension's own; UnavailableError while
-    the server is not ready.
+    Raises InvalidArgumentError, with a sentence of its own, for an unknown model; UnavailableError unless ready.
     """
     number = parse_version(version) if version else None
     server.require_ready()

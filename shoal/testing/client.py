@@ -69,8 +69,7 @@ class LocalClient:
         """Queue a request, or have it refused at once; returns the request's number. Raises ShoalError if there is no
         room.
 
-        A request of the test (not `is_call`) may be answered from the cache, as one of a front end may. There are no
-        traces.
+        A request of the test (not `is_call`) may be answered from the cache, as a front end's may. There are no traces.
         """
         del deadline_ns, parent
         ask, entry = outgoing.ask, outgoing.entry

@@ -98,6 +98,5 @@ class Future:
 
 
 def as_raised(error: ShoalError, *, raise_errors: bool) -> BaseException:
-    """A model's exception, if that is wanted and known; otherwise the client's error, with the exception as its
-    cause."""
+    """A model's exception, if that is wanted and known; otherwise the client's error, with that as its cause."""
     return error.__cause__ if raise_errors and error.__cause__ is not None else error

@@ -109,8 +109,7 @@ class Instance(Loop):
 
 
 class InlineOpenBatches(OpenBatches):
-    """A worker's batches with open senders. Work that senders leave to a thread is done by the next thread that
-    waits."""
+    """A worker's batches with open senders. Work that senders leave to a thread is done by the next waiting one."""
 
     def __init__(self, memory: Memory, simulation: Simulation) -> None:
         super().__init__(memory)

@@ -187,8 +187,7 @@ class Models:
     # -- ensembles ----------------------------------------------------------------------------------------------------
 
     def _load_steps(self, found: FoundModel) -> None:
-        """Load the models of an ensemble that are not loaded. Raises InvalidArgumentError if the ensemble contains
-        itself."""
+        """Load the models of an ensemble that are not loaded. Raises InvalidArgumentError if it contains itself."""
         self._loading.append(found.name)
         try:
             for step in steps(found.config):

@@ -146,13 +146,12 @@ class Server:
         return self._star.client.models.lookup(model, None if version is None else str(version))
 
     def infer(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Response:
-        """Submit a request as by `submit`, and let time pass until its response has arrived. Raises the request's
+        """Submit a request as by `submit`, and let time pass until its response is there. Raises the request's
         error."""
         return self.submit(model, inputs, **options).result()
 
     def stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> list[Response]:
-        """Submit a request as by `submit` to a decoupled model; returns all responses. Raises the first error among
-        them."""
+        """Submit a request to a decoupled model as by `submit`; all responses. Raises the first error among them."""
         return self.submit(model, inputs, **options).results()
 
     # -- time -----------------------------------------------------------------------------------------------------
