@@ -20,8 +20,7 @@ NUM_MODELS, NUM_INSTANCES = 200, 8
 NUM_GUESTS, NUM_LARGE_READERS = 1000, 50
 LARGE_BODY_BYTES = 60_000_000
 WORKLOAD = next(each for each in WORKLOADS if each.name == "binary-c10")
-#: Models loaded beside the measured one, for company that asks them; in the plain setting, too, so that only one thing
-#: differs.
+#: Models loaded beside the measured one, in the plain setting, too, since some company asks them.
 ANY_SIZE = Model("identity_any", ("INPUT0",), (-1,), ("OUTPUT0",), (-1,), 0)
 BESIDE = (IDENTITY_IMAGE, ANY_SIZE)
 

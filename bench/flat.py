@@ -34,8 +34,7 @@ do not agree, or others took more than {max_foreign:.0%} of the cores, that is u
 
 {details}"""
 
-#: Where other programs took more of the cores than this, a rate or a p99 says nothing about Shoal (ours: seen with 5 to
-#: 75 %).
+#: Where other programs took more of the cores, a rate or a p99 says nothing about Shoal (ours: seen with 5 to 75 %).
 MAX_FOREIGN = 0.15
 NO_PERF = " Here perf is missing or may not count, so there are none."
 

@@ -13,8 +13,7 @@ T = TypeVar("T")
 
 #: The most bytes of a file name on Linux.
 MAX_NAME_BYTES = 255
-#: Characters that no model's name may have: control characters would begin new lines in logs, and lone surrogates stand
-#: for bytes that are no UTF-8.
+#: Characters that no model's name may have: control characters would begin lines in logs, lone surrogates are no UTF-8.
 UNSAFE_CHARACTERS = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 

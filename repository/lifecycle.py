@@ -65,8 +65,7 @@ class ModelVersion:
     has_ready_check: bool = False
     #: Whether front ends compute digests of requests, for the response cache.
     is_cached: bool = False
-    #: Names of the version's instance groups, with those that a reload has removed: the report of a worker's death has
-    #: an index into this list.
+    #: Names of the version's instance groups, even removed ones: the report of a worker's death has an index into them.
     groups: list[str] = field(default_factory=list)
     # Changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING

@@ -38,7 +38,7 @@ from shoal.repository.scan import (
 
 
 class Override(NamedTuple):
-    """What a load request brings along."""
+    """The parts of a load request that replace the repository's model."""
 
     config: str | None = None  # ModelConfig as JSON, in place of the file
     directory: Path | None = None  # a model directory made for this request, in place of the repository's
@@ -81,8 +81,7 @@ class Repositories:
         """
         if override.repository is not None:
             return self._look_in(override.repository, name)
-        # A directory that the request brings needs no repository, except for the namespace of the model that it
-        # replaces.
+        # A directory in the request needs no repository, except for the namespace of the model that it replaces.
         is_known = override.directory is not None and not self.namespacing
         models = {} if is_known else self._models_of(preferred)
         bearers = [identifier for identifier in models if identifier.name == name]
@@ -151,7 +150,7 @@ class Repositories:
     ) -> FoundModel:
         """The model in a directory, as found on disk; a fault of its files becomes its `error`.
 
-        A `mapped` model is called `name` whatever its configuration says.
+        A `mapped` model has the identifier's name, whatever its configuration says.
         """
         name, namespace = identifier
         how: dict[str, Any] = {"strict": self.strict, "backend_directory": self.backend_directory}

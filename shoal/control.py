@@ -108,8 +108,7 @@ class Channel:
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(*limits)
         except ConnectionResetError:
-            # The peer has closed before reading all. Linux reports that once, before the peer's messages: those, or the
-            # end, are next.
+            # The peer closed before reading all. Linux reports that once, ahead of the peer's messages or the end.
             data, ancillary, flags, _ = self._socket.recvmsg(*limits)
         fds = array.array("i")
         for level, kind, payload in ancillary:

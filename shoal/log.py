@@ -4,9 +4,9 @@
     ISO8601   2024-05-20T20:03:25Z I 3355 server.cc:441] "loading: simple:1"
 
 Times are UTC. With `to_file` all lines go to the end of a file. A message is one line, quoted and escaped as a JSON
-string, since it may carry what a client sent; only `table` prints several, and a traceback, indented. If the log is a
-pipe without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`,
-once and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a request.
+string, since it may have text from a client; only tables and tracebacks have several lines. If the log is a pipe
+without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`, once
+and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a request.
 Imports nothing of Shoal.
 """
 
@@ -187,8 +187,8 @@ def say(line: str) -> None:
 
 
 def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bool:
-    """Write to a stream without waiting longer than `patience_ms` for any part; False if all or the rest is lost, as no
-    reader reads it, the reader has gone, or the disk is full."""
+    """Write to a stream without waiting longer than `patience_ms` for any part; False if all or the rest is lost: the
+    stream is not read, its reader has gone, or the disk is full."""
     try:
         fd = stream.fileno()
     except OSError:  # a test's stream that is not a file
@@ -197,8 +197,7 @@ def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bo
     data = text.encode(stream.encoding, "backslashreplace") if isinstance(text, str) else text
     try:
         stream.flush()
-        # A pipe with room takes at least this at once. A file takes everything, as one piece among other processes'
-        # writes.
+        # A pipe with room takes at least this at once; a file takes all, as one piece among other processes' writes.
         most = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
         room = select.poll()
         room.register(fd, select.POLLOUT)
@@ -214,9 +213,8 @@ def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bo
 def to_file(path: str) -> None:
     """Redirect stdout and stderr of this process, and of those it will start, to a file.
 
-    Raises OSError. The log's lines go there, and what models and frameworks print. Every write lands at the end of the
-    file as it is then, so processes share it, and `copytruncate` of logrotate may empty it. The mode 0640 is that of
-    a file that is not there yet.
+    Raises OSError. The log's lines go there, and what models and frameworks print. Every write goes to the end of the
+    file as it is then, so processes share it, and `copytruncate` of logrotate may empty it. A new file gets mode 0640.
     """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     for stream in (1, 2):

@@ -17,8 +17,7 @@ from typing import Generic, TypeVar
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
-#: Kind of memo → how often a result was kept, and how often a memo was emptied. Of all memos of the kind, in any
-#: thread.
+#: Kind of memo → how often a result was kept, and how often a memo of that kind was emptied, in any thread.
 _figures: dict[str, list[int]] = {}
 _functions: "dict[str, _lru_cache_wrapper[object]]" = {}
 
@@ -32,8 +31,8 @@ class Memo(Generic[_Key, _Value]):
         """`kind` is the memo's name in `figures`; memos of one kind are counted together."""
         self._most = most
         self._figures = _figures.setdefault(kind, [0, 0])
-        #: A plain dict, in which CPython looks up with 160 instructions less than in a subclass. Changed by keep; the
-        #: memo's owner may clear it.
+        #: A plain dict, in which CPython looks up with 160 instructions less than in a subclass. Changed by keep; its
+        #: owner may clear it.
         self.entries: dict[_Key, _Value] = {}
 
     def keep(self, key: _Key, value: _Value) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-#: The exit code of a worker whose GPU no longer responds: EX_SOFTWARE, which Shoal uses for nothing else (a model's
-#: code may).
+#: The exit code of a worker whose GPU no longer responds: EX_SOFTWARE, which only models' code may use otherwise.
 EXIT_DEVICE_LOST = 70
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -151,9 +151,8 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         f"{_DIED} was killed by the kernel's OOM killer while executing them: its memory had peaked at {{peak}}, the "
         f"limit is {{limit}}. {_RESTARTED}",
     ),
-    # Triton has no code for "too late, and do not try again"; UNAVAILABLE, its code for a request that expired in the
-    # queue, invites clients to repeat a request that has just cost an instance. So this has the code of every other
-    # death.
+    # Triton has no code for "too late, and do not try again"; UNAVAILABLE, for a request that expired in the queue,
+    # invites clients to repeat what has just cost an instance. So this has the code of every other death.
     Reason.EXECUTION_LIMIT: (
         errors.InternalError,
         f"{_DIED} was ended because the execution took longer than the limit of {{limit_ms}} ms. If the model needs "

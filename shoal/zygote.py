@@ -83,8 +83,7 @@ def _serve(channel: Channel) -> Fork:
         order, _ = channel.receive(TO_ZYGOTE)
         try:
             with warnings.catch_warnings():
-                # From 3.12 on Python warns of threads, which it miscounts where a process's title has spaces: there is
-                # one (`_preload`).
+                # From 3.12 on Python warns of threads, which it miscounts where a process's title has spaces.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 if _fork():
                     return order

@@ -19,11 +19,9 @@ MOST = 1 << 20
 PER_INSTANCE = 10
 #: Descriptors that one guest takes in the supervisor: its connection, its memory and its bell.
 PER_GUEST = 5
-#: Descriptors left for processes that are started again, front ends that join, and files that are read for a moment
-#: (ours).
+#: Descriptors left for restarted processes, joining front ends, and files that are read for a moment (ours).
 RESERVE = 48
-#: The lowest usable limit: a server with no model has 30 descriptors open itself (measured), its front ends' sockets
-#: among them.
+#: The lowest usable limit: without models a server has 30 descriptors open (measured), front ends' sockets included.
 LEAST = 96
 
 _RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
@@ -90,7 +88,7 @@ class Descriptors:
             )
 
     def check_guest(self) -> None:
-        """Raise UnavailableError where one more guest would take what instances may need."""
+        """Raise UnavailableError where one more guest would take descriptors that instances may need."""
         num_open, most = self._num_open(), self._limit()
         if num_open + RESERVE + PER_GUEST > most:
             raise UnavailableError(

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
-#: The variables that systemd puts into the environment of a service. They are meant for one process, and gunicorn would
-#: answer them, too.
+#: The variables of a service of systemd's. They are meant for one process, and gunicorn would answer them, too.
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 #: systemd reads at once. Another manager that does not must not stop the supervisor's loop for longer (ours).
 SEND_TIMEOUT_S = 1.0

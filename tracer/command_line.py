@@ -21,8 +21,7 @@ SETTINGS = {
     TRITON: ("file", "log-frequency"),
     OPENTELEMETRY: ("url", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"),
 }
-#: Settings of OpenTelemetry's batch span processor: spans that wait, ms between two exports, spans per export. Triton's
-#: defaults and variables.
+#: Settings of OpenTelemetry's batch span processor: spans that wait, ms between exports, spans per export. Triton's.
 _BATCHES = {
     "bsp_max_queue_size": ("OTEL_BSP_MAX_QUEUE_SIZE", "2048"),
     "bsp_schedule_delay": ("OTEL_BSP_SCHEDULE_DELAY", "5000"),

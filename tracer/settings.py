@@ -62,8 +62,7 @@ class TraceSettings:
     def __init__(self, at_start: TraceSetting) -> None:
         self._revisions = itertools.count(1)
         self._at_start = replace(at_start, revision=0)
-        # Changed by change and collected: a layer's changes, and the setting that results. A model without changes has
-        # neither.
+        # Changed by change and collected: a layer's changes, and the resulting setting; none for an unchanged model.
         self._layers: dict[str, Changes] = {GLOBAL: {}}
         self._settings = {GLOBAL: self._new(self._at_start, {})}
 

@@ -49,8 +49,7 @@ Start with:
 """
 
 
-#: Defaults of Triton's that are not Shoal's: `tritonserver` is open to the network, installs nothing, and has no
-#: execution limit.
+#: Triton's defaults where Shoal's differ: open to the network, nothing is installed, no execution limit.
 TRITONS_DEFAULTS: dict[str, Any] = {
     "http_address": "0.0.0.0",
     "grpc_address": "0.0.0.0",

@@ -17,8 +17,7 @@ from shoal.tracer import command_line
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
 _MAX_CORES = 65536  # more than any machine has
-# A header's name (RFC 9110, 5.1) without underscores: servers drop such a header, since WSGI confuses them with
-# hyphens.
+# A header's name (RFC 9110, 5.1) without underscores, which WSGI cannot tell from hyphens.
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
 _METRICS_SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
 

@@ -30,8 +30,7 @@ class Responses:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        # Changed by open and forget; each entry is one object, and a thread that misses another's entry only parses
-        # again.
+        # Changed by open and forget; each entry is one object: a thread that misses another's entry only parses again.
         self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_FORMS)
 
     def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:

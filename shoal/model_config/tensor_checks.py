@@ -58,8 +58,8 @@ def _tensor(tensor: Config, max_batch_size: int, label: str) -> Iterator[str]:
     yield from _dims(tensor["dims"], label)
     if "reshape" in tensor:
         yield from _reshape(tensor["dims"], tensor["reshape"]["shape"], max_batch_size, label)
-    # A dim of -1 counts as 1, the least that is needed; nothing is allocated for this check. An element of BYTES takes
-    # at least its length, a u32.
+    # A dim of -1 counts as 1, the least that is needed, and nothing is allocated. An element of BYTES takes at least
+    # its length, a u32.
     itemsize = 4 if datatype is None else datatype.itemsize or 4
     nbytes = math.prod(map(abs, tensor["dims"])) * max(1, max_batch_size) * itemsize
     if nbytes > MAX_TENSOR_BYTES:

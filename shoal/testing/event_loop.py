@@ -87,8 +87,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
             self.is_claimed = False
 
     def _stop_at(self, timeout: float | None) -> None:
-        # At least a nanosecond later: seconds are rounded floats, and a timer that is never quite due would stop the
-        # clock.
+        # At least a nanosecond later: seconds are rounded floats, and a timer never quite due would stop the clock.
         self.due_ns = None if timeout is None else self._now_ns() + max(1, round(timeout * 1e9))
         self.stop()
 

@@ -258,8 +258,7 @@ def _on_cpus(config: Config) -> Config:
 
 
 def _placements(config: Config) -> Sequence[Placement]:
-    # One core each: more would start a pool of threads for every instance, and the order of summation would depend on
-    # the machine.
+    # One core each: more would start threads for every instance, and sum in an order that depends on the machine.
     return place(config, Machine((0,)))
 
 

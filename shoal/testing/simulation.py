@@ -36,8 +36,8 @@ class Simulation(ABC):
         self.bell = Doorbell.create()  # rung, but never waited for: every ring is read in turn
         #: All segments, which every worker may read.
         self.segments = Segments()
-        #: Held while the fields below are read or changed, but not while memory of a worker is; notified when waiting
-        #: threads should look again.
+        #: Held while the fields below are used, but not while memory of a worker is; notified when waiting threads
+        #: should look again.
         self.changed = threading.Condition()
         self.now_ns = _START_NS
         self.batches: list[Batch] = []

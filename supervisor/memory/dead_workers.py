@@ -26,8 +26,7 @@ class DeadWorkers:
     def __init__(self, star: Joined, release: Callable[[Participant], None]) -> None:
         self._star = star
         self._release = release
-        # Changed by add and as the batcher and clients let go: worker and message for a batcher; the batcher that
-        # serves, None while none does.
+        # Changed by add and as readers let go: worker, and message for a batcher; the batcher that serves, or None.
         self._dead: dict[int, tuple[Participant, WorkerDied]] = {}
         self._passed_on: dict[int, Participant] = {}
         self._batcher: Member | None = None

@@ -28,8 +28,7 @@ class GpuMemory:
         # Changed by the event loop's thread.
         self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Changed in this object's own thread: the number of an instance → its GPU, and bytes in use before its worker
-        # ended.
+        # Changed in this object's thread: number of an instance → its GPU, and bytes in use before its worker ended.
         self._before: dict[int, tuple[Gpu, int]] = {}
 
     def leaving(self, number: int, placement: Placement) -> None:

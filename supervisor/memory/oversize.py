@@ -19,11 +19,9 @@ from shoal.shm import layout, segment
 from shoal.supervisor.descriptors import is_scarce
 from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
-#: Values of `model_id` where no model's workers read a request: clients read a result; any process that asks
-#: (loans.py).
+#: In place of a model id: a result, which clients read; a payload for whichever process asks for it (loans.py).
 RESULT, ASKED_FOR = 0, -1
-#: Kept segments take at most a quarter of what all segments may take: a writer that was granted one beyond that does
-#: not keep it (ours).
+#: Kept segments take at most a quarter of what all may take: a writer does not keep one beyond that (ours).
 KEPT_PART = 4
 
 

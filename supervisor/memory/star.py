@@ -1,13 +1,13 @@
 """The shared memory of all processes: segments and bells are made, sent, announced, and freed after a process's death.
 
-Runs in the supervisor and touches no segment's contents. The rules it keeps:
+Runs in the supervisor and touches no segment's contents. Two rules:
 
-- No record may name a segment to the batcher or to a front end that has not acknowledged it. So a client starts after
-  the batcher has its segment, and a worker gets batches after the batcher and all front ends have its. Likewise for a
-  segment that holds one payload: its writer may name it after those of its readers have it.
+- No record may name a segment to the batcher or to a front end that has not acknowledged the segment. So a client
+  starts after the batcher has mapped the client's segment, and a worker gets batches after the batcher and all front
+  ends have mapped the worker's. A single payload's segment is named after those among its readers have mapped it.
 - No process waits for one that runs users' code (a worker, a model that calls others, a guest): such a process may
-  hold its interpreter for minutes. It asks for a segment when a record names one that it does not know (loans.py), and
-  is sent front ends' without waiting, so that it rarely has to.
+  hold its interpreter for minutes. It asks for a segment when a record names one that it does not know (loans.py); it
+  is sent front ends' segments without being waited for, so that it rarely has to ask.
 """
 
 import os
@@ -71,7 +71,7 @@ class Star(Joined):
     counter_memory: CounterMemory = field(default_factory=CounterMemory)
     payloads: Payloads = field(init=False)
     dead_workers: DeadWorkers = field(init=False)
-    _introduced: Future[None] = field(init=False)  # done when the batcher has all participants before it
+    _introduced: Future[None] = field(init=False)  # done when the batcher knows all clients and workers
 
     def __post_init__(self) -> None:
         self.acknowledgements = Acknowledgements(self.loop)
@@ -130,8 +130,8 @@ class Star(Joined):
         self.acknowledgements.gone(member)
 
     def introduce(self) -> Task[None]:
-        """Send a successor, which has been sent the models, all clients and workers; when this returns, all is sent.
-        The task then announces the successor to them, and ends when it serves or is dead.
+        """Send a successor all clients and workers, after the models; all is sent when this returns. The task then
+        announces the successor to them, and ends when it serves or is dead.
 
         The successor skips the records in clients' rings as it maps them, so no client may send its open requests again
         before that. It waits for no client: a client's requests are put off until the client has sent them again
@@ -168,7 +168,7 @@ class Star(Joined):
                 news.insert(0, (client.member, self.batcher_memory.message))
             self.loop.start(self._await_client(client, successor, self.acknowledgements.announce(news)))
         for worker in self.workers.values():
-            # The successor does not look into the ring of a worker without a batch: so this message.
+            # The successor reads the ring of a worker without a batch only after this message.
             caught_up = partial(successor.send, WorkerCaughtUp(worker.owner))
             self.loop.after(self.acknowledgements.announce([(worker.member, BatcherReplaced())]), caught_up)
 
@@ -318,7 +318,7 @@ class Star(Joined):
     # --- segments that a process asks for ---
 
     def lend(self, worker: Participant, owner: int) -> None:
-        """Send a worker a segment that a request in its hands names and that it does not know."""
+        """Send a worker a segment that a request names which it executes, and that it does not know."""
         lender = self.clients.get(owner) or self._worker(owner)
         if lender is not None and lender.is_joined:
             self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)
@@ -345,7 +345,7 @@ class Star(Joined):
         """The worker with this owner id, living or dead, while its answers may be read; None where there is none."""
         return self.workers.get(owner) or self.dead_workers.find(owner)
 
-    # --- both ---
+    # --- clients and workers ---
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
         made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed)

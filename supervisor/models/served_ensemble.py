@@ -41,8 +41,7 @@ class Model(Protocol):
     def rows(self) -> Sequence[ModelVersion]: ...
 
 
-#: Finds the model that a name means in the ensemble's own repository; None where there is none, or the name is
-#: ambiguous.
+#: Finds the model that a name means in the ensemble's own repository; None where none or several could be meant.
 Find = Callable[[ModelIdentifier], Model | None]
 
 

@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 #: This many batchers may end by a fault of their own in a row, each within FAULT_S of becoming active: then the fault
 #: is in what they are sent, and only a clean start removes it (ours).
 MAX_FAULTS, FAULT_S = 3, 10.0
-#: An active batcher is pinged so often, and killed when it has not answered for so long though it could (silence.py):
-#: no request is served meanwhile, and none fails for it (ours; requests are delayed by 1.5 s at most where there are
-#: cores enough).
+#: An active batcher is pinged so often, and killed after so long without an answer, though it could have run
+#: (silence.py): no request is served meanwhile, and none fails for it (ours; requests are delayed by 1.5 s at most,
+#: given cores enough).
 PING_S, SILENCE_S = 0.5, 1.0
 
 

@@ -18,8 +18,7 @@ from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.processes import niceness
 
-#: Pids of children that run and have not been waited for. One set for the process, as the kernel's list of children is
-#: one.
+#: Pids of children that run and have not been waited for, of this process: the kernel has one list of children, too.
 _RUNNING: set[int] = set()
 
 

@@ -25,11 +25,9 @@ from shoal.supervisor.processes.listeners import SERVICES, Listeners
 
 _log = logging.getLogger(__name__)
 
-#: Threads of the road for one of Triton's HTTP threads: a road thread is busy with one request, where one of Triton's
-#: handles many (ours).
+#: Threads of the road for one of Triton's HTTP threads, each of which handles many requests at a time (ours).
 THREADS_PER_HTTP_THREAD = 8
-#: Loading a model takes longest of what a front end may ask for; a front end waits this much longer for the answer
-#: (ours).
+#: How much longer a front end waits for an answer than for a model's load, the longest question (ours).
 ANSWER_SLACK_S = 30
 
 

@@ -13,8 +13,7 @@ from shoal.options import Endpoint, ServerOptions, endpoints
 
 _log = logging.getLogger(__name__)
 
-#: Time limit of one recv or send on a client's connection: so no half-sent request or unread reply holds a thread of
-#: the road for longer.
+#: Time limit of one recv or send on a client's connection: so half-sent requests and unread replies hold no thread.
 SOCKET_TIMEOUT_S = 10
 
 #: By endpoint, the service's name in the line that scripts wait for; Triton's.

@@ -203,8 +203,7 @@ class Acknowledgements:
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._numbers = itertools.count(1)
-        # Changed by announce, received and gone: sequence number → the members that owe acknowledgements, with how
-        # many, and the future.
+        # Changed by announce, received and gone: sequence number → missing acknowledgements by member, and the future.
         self._pending: dict[int, tuple[Counter[Member], Future[None]]] = {}
         # Members that a brief announcement has gone on without, and that have acknowledged nothing since.
         self._late: set[Member] = set()

@@ -10,8 +10,8 @@ Whether a death is forgiven is decided at the next death, by what the worker had
 
 from typing import NamedTuple
 
-#: Pauses before a restart, by the number of deaths in a row; the first restart is at once, for availability. Ours, as
-#: all figures here.
+#: Pauses before a restart, by the number of deaths in a row; the first is at once, for availability. Ours, as all
+#: figures.
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: After so long in service, with or without batches, a worker's next death counts as the first.
 HEALTHY_AFTER_S = 60.0

@@ -26,8 +26,7 @@ from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 _log = logging.getLogger(__name__)
 
 _WORKER = "shoal.workers.worker"
-#: Kind → the modules that its zygote imports. A worker's kind is its backend; backends that are not listed start
-#: threads at import.
+#: Kind → the modules that its zygote imports. A worker's kind is its backend; others may start threads at import.
 MODULES = {
     "batcher": ("shoal.batcher.batcher",),
     "embedding": (_WORKER, "shoal.workers.backends.embedding"),
@@ -39,9 +38,8 @@ MODULES = {
     "pytorch": (_WORKER, "shoal.workers.backends.pytorch"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
 }
-#: A zygote that needs longer for its imports, or for the next fork, is killed (ours; usual are 0.3 s and 5 ms, but its
-#: priority is low: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec
-#: half a minute).
+#: A zygote whose imports or next fork take longer is killed (ours; usual are 0.3 s and 5 ms, but its priority is low:
+#: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec half a minute).
 IMPORT_S, FORK_S = 60.0, 10.0
 
 

@@ -20,8 +20,7 @@ _log = logging.getLogger(__name__)
 
 #: Series of one model (ours). A worker has such a bound, too; a model's instances may each have other labels.
 MAX_SERIES = 1000
-#: Buckets of one series; characters of its labels, and of a family's name and description (ours). A worker has these
-#: bounds, too.
+#: Buckets of one series; characters of labels, and of a family's name and description (ours), as in the worker.
 MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
 #: The most that one bucket may count in one report: msgpack cannot carry a total of 2^64 or more.
 _MAX_COUNT = 1 << 32

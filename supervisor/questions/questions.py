@@ -14,8 +14,7 @@ from shoal.supervisor.event_loop import CancelledError, EventLoop
 from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.processes.members import Member
 
-#: The handler of a question: takes the question's arguments, and returns what msgpack can carry. Raises ShoalError to
-#: refuse.
+#: A question's handler: takes its arguments, and returns what msgpack can carry. Raises ShoalError to refuse.
 Verb = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
 
 
