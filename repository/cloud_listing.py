@@ -42,7 +42,7 @@ class CloudModel:
         return self.subtree_tag("")
 
     def subtree_tag(self, directory: str) -> str:
-        """Like the model's tag, for all files below one of its directories; "" for the whole model."""
+        """A digest like `tag`, of all files below one of the model's directories; "" for the whole model."""
         top = f"{directory}/" if directory else ""
         facts = [f"{path}\0{each.size}\0{each.tag}" for path, each in self.files.items() if path.startswith(top)]
         facts += [path for path in self.directories if path.startswith(top)]

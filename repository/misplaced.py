@@ -22,7 +22,7 @@ def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentEr
 
 
 def _advice(directory: Path) -> str:
-    """What to move or rename so that the model has a version; "" if it has one, or the directory cannot be read."""
+    """Advice on what to move or rename so that the model has a version; "" if it has one, or cannot be read."""
     try:
         entries = {entry.name: entry.is_dir() for entry in sorted(directory.iterdir())}
         is_in_model = (directory.parent / CONFIG_FILENAME).exists()

@@ -1,4 +1,4 @@
-"""What a load has to do with each version, from what serves and what was found. Pure; runs in the supervisor.
+"""The plan of a load: what it does with each version, by what serves and what was found. Pure; in the supervisor.
 
 The rules are Triton's, with one difference on purpose: Triton reloads a version whose files have become newer, Shoal
 one whose modification times differ, so that a roll-back to older files is noticed, too.
@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a load does with each version; versions in none of the four are left alone."""
+    """The versions by what a load does with them; versions in none of the four are left alone."""
 
     fresh: tuple[int, ...]  # to be loaded, beside a version that serves if there is one
     resized: tuple[int, ...]  # goes on serving, with other instance groups

@@ -33,7 +33,7 @@ class Labelled(NamedTuple):
 
 
 def composed(per_topic: int) -> list[Labelled]:
-    """So many sentences of each topic, with every pattern equally often and random words."""
+    """Sentences of all topics, `per_topic` of each, with every pattern equally often and random words."""
     draw = random.Random(0)
     found = []
     for index, topic in enumerate(TOPICS.values()):

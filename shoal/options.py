@@ -135,7 +135,7 @@ class ServerOptions:
 
     # Metrics.
     allow_metrics: bool = True  # Triton's
-    metrics_address: str = "127.0.0.1"  # the command line puts http_address here unless told otherwise, as Triton does
+    metrics_address: str = "127.0.0.1"  # http_address by default on the command line, as in Triton
     metrics_port: int = 8002  # 0 = any free port; Triton's
     allow_gpu_metrics: bool = True  # Triton's
     allow_cpu_metrics: bool = True  # Triton's

@@ -44,7 +44,7 @@ class OneThread(asyncio.SelectorEventLoop):
         self._ssock = self._csock = None
 
     def _close_self_pipe(self) -> None:
-        """Nothing to close: this loop has no self-pipe."""
+        """Do nothing: this loop has no self-pipe."""
 
     def __del__(self) -> None:
         self.close()

@@ -125,7 +125,7 @@ def compared(quiet: Sequence[Answer], loaded: Sequence[Answer], patience_s: floa
 
 
 def lost(answers: Sequence[Answer]) -> tuple[int, int]:
-    """How many requests were refused, and how many failed."""
+    """The numbers of refused and of failed requests."""
     num_refused = sum(each.status == REFUSED for each in answers)
     return num_refused, sum(each.status != OK for each in answers) - num_refused
 

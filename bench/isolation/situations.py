@@ -67,7 +67,7 @@ def grpc_backlog(site: Site) -> Measure:
 
 
 def _away(probe: Probe, event: Callable[[], float]) -> tuple[float, list[Answer]]:
-    """How long no request is answered after the event, in ms, and all requests."""
+    """The longest time without an answer after the event, in ms, and all requests."""
     moments: list[float] = []
     answers = paced(probe, AFTER_S, event=lambda: moments.append(event()), patience_s=LONG_PATIENCE_S)
     if not moments:

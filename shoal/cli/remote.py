@@ -28,7 +28,7 @@ class NoAnswerError(Exception):
 
 
 class UnreachableError(NoAnswerError):
-    """There is no model server at that URL."""
+    """No model server answers at the URL."""
 
 
 class RemoteServer:

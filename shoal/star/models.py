@@ -87,7 +87,7 @@ class ModelTable:
         self._latest: dict[str, ModelEntry] = {}
         #: Names by model id, including versions that are gone, which open requests may name. Changed in place.
         self.names: dict[int, str] = {}
-        #: Counts apply()s: while it stays the same, lookup() returns the same.
+        #: The number of apply() calls: while it is unchanged, so are the results of lookup().
         self.num_changes = 0
 
     def apply(self, message: ModelChanged | ModelForgotten) -> None:

@@ -1,4 +1,4 @@
-"""How much memory a new segment may take without any process being killed for it.
+"""The memory that a new segment may take without any process being killed for lack of memory.
 
 The figures are read from the kernel's files. Runs in the supervisor, at its start and before a segment is made for a
 single payload.

@@ -1,4 +1,4 @@
-"""How many instances a model version should have, by how busy they are and how long requests wait. Pure policy.
+"""Autoscaling: how many instances a version should have, by their load and requests' waits. Pure policy.
 
     overloaded for a second: half as many again, at most every five seconds
     idle enough for 30 s that one less would do: one less
@@ -22,7 +22,7 @@ GAP_NS = 5_000_000_000
 
 
 class Load(NamedTuple):
-    """What is observed of one model version at one time."""
+    """An observation of one model version at one time."""
 
     num_instances: int  # that serve; those that start or retire do not count
     busy_share: float  # the share of their time since the last observation that they executed, 0 to 1

@@ -67,7 +67,7 @@ class Recycling:
                 self._replace(served, instance, why)
 
     def _why(self, instance: Instance, progress: Progress, limits: RecyclingLimits) -> str:
-        """Which limit the instance has reached, in words; empty where it has reached none."""
+        """The limit that an instance has reached, in words; empty where it has reached none."""
         if limits.max_requests:
             jitter = self._jitters.setdefault(instance.number, self._draw(limits.max_requests_jitter))
             if progress.num_requests >= limits.max_requests + jitter:

@@ -59,7 +59,7 @@ class Versions:
 
     @property
     def num_retries(self) -> int:
-        """How often a version whose load fails is tried again at once."""
+        """The number of further attempts, at once, to load a version whose load has failed."""
         return self._host.options.model_load_retry_count
 
     def create(self, found: FoundModel, number: int) -> Served:

@@ -124,7 +124,7 @@ class Worker:
             self.member.drain()
 
     def death(self, code: int, activity: str, limit_ms: int, placement: Placement) -> Death:
-        """What is known about this worker's end; `activity` is what it was doing, where it was not up."""
+        """A description of this worker's end; `activity` is what it was doing, where it was not up."""
         assert self.child is not None
         oom_kills, progress = self._host.oom_kills, self.progress
         if progress is not None:

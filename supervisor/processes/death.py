@@ -1,4 +1,4 @@
-"""How a worker has ended, from what the kernel and the supervisor know: a sentence for the log and a word for clients.
+"""The death of a worker, by the kernel and the supervisor: a sentence for the log and a word for clients.
 
 Pure; runs in the supervisor. shoal.reasons turns the word into the sentence that clients read.
 """
@@ -69,7 +69,7 @@ class Death:
 
 
 def last_words(written: str) -> str:
-    """What a process reported at its end: its last stack dump or traceback, else its last lines."""
+    """A process's last report: its last stack dump or traceback, else its last lines."""
     for beginning in ("Fatal Python error: ", "Traceback (most recent call last):"):
         start = written.rfind(beginning)
         if start >= 0:

@@ -1,4 +1,4 @@
-"""How many lanes a server starts by default: as many as its cores can use beside the batcher and the workers.
+"""The default number of lanes: as many as the cores can use beside the batcher and the workers.
 
 A small request costs the one batcher 74 to 108 thousand instructions, and a lane 73 to 145 (docs/performance.md). So
 with four lanes the batcher is the busiest process, and on few cores the workers need them.

@@ -22,7 +22,7 @@ class OomKills:
         self._num_explained = 0
 
     def count(self) -> int:
-        """How many processes of this control group were killed, by whichever limit; 0 where the kernel does not say."""
+        """The number of this control group's processes killed, by whichever limit; 0 where the kernel does not say."""
         for group in self._groups():
             for name in ("memory.events", "memory.oom_control"):
                 try:

@@ -46,12 +46,12 @@ class Progress:
 
     @property
     def busy_since_ns(self) -> int:
-        """When the present batch began; 0 where none is executed."""
+        """The time at which the present batch began; 0 where none is executed."""
         return self._words[BUSY_SINCE_WORD]
 
     @property
     def moved_ns(self) -> int:
-        """When the present batch began, last sent a response or last waited for a client; 0 where none is executed."""
+        """The time at which the present batch began, last sent a response or waited for a client; 0 without one."""
         busy_since_ns = self.busy_since_ns
         return busy_since_ns and max(busy_since_ns, self._words[MOVED_WORD])
 

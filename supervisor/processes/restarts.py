@@ -21,7 +21,7 @@ HALF_OPEN_AFTER_S = 30.0
 
 
 class Verdict(NamedTuple):
-    """What follows a worker's death."""
+    """The consequence of a worker's death."""
 
     pause_s: float  # until the next start
     is_failed: bool  # the instance is FAILED; that start is its half-open attempt
