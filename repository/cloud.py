@@ -249,7 +249,7 @@ class CloudRepository:
         options["max_concurrency"] = 1  # one stream resumes where it broke off; ten keep 500 MB in memory
         if "key" not in options:
             session = botocore.session.Session(profile=options.get("profile"))
-            options["anon"] = session.get_credentials() is None  # as Amazon's library for C++ does in Triton
+            options["anon"] = session.get_credentials() is None  # as Amazon's own library does in Triton
         return options
 
     def _gs(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,7 @@ class Slot(NamedTuple):
 
 
 def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
-    """The first slot for copies of this repository that no running server uses; a stopped server's copies are still
-    there.
+    """The first slot for copies of this repository that no running server uses; older copies may still lie there.
 
     Without Triton's variable, copies lie in the directory for temporary files, as Triton's do, open to this user only.
     Raises UnavailableError where that is not writable, or all slots are taken.

@@ -35,8 +35,7 @@ class FoundModel:
     #: The model's address where `directory` is a copy: equal for every copy of the model.
     origin: str = ""
     namespace: str = ""
-    #: A digest of the model's directory: its entries' names and newest modification times; empty where it is
-    #: unreadable.
+    #: A digest of the model's directory: names and newest modification times of entries; empty if it is unreadable.
     fingerprint: str = ""
     #: The newest change of any entry in the model's directory, of access rights, too.
     changed_ns: int = 0

@@ -56,8 +56,7 @@ def source_of(found: FoundModel, number: int) -> Source:
 
 
 def revision(name: str, number: int, source: Source, steps: Sequence[str] = ()) -> str:
-    """An identifier of a version that is equal on all servers for equal files, wherever they lie; files are compared by
-    modification time.
+    """An identifier of a version, equal on all servers for files of equal modification times, wherever they lie.
 
     `steps` are the revisions of the versions that an ensemble's requests go through.
     """

@@ -1,5 +1,4 @@
-"""A check on a GPU: right answers, the placement of instances, and the cost of the server (run through
-scripts/gpu-check).
+"""A check on a GPU: right answers, placement of instances, cost of the server (run through scripts/gpu-check).
 
 A model of 4096 hidden units is served by ONNX Runtime and by TensorRT on the first GPU, with requests of 1, 8 and 32
 rows; the frameworks are measured in this process, too, without a server. A Python model reports the GPU and cores of

@@ -28,8 +28,7 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def ignore_group_signals() -> None:
-    """Ignore SIGINT and SIGTERM, which only the supervisor handles: it decides when a process has nothing left to
-    answer.
+    """Ignore SIGINT and SIGTERM: only the supervisor decides when a process has nothing left to answer.
 
     A terminal and systemd send them to the whole group. SIGUSR1, for the supervisor's ledger, would end the process.
     """

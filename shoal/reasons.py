@@ -1,5 +1,4 @@
-"""The reasons why the batcher itself refused or failed a request: a number in the reply's record, a sentence for
-clients.
+"""Reasons for which the batcher refused or failed a request: a number in the reply's record, a sentence for clients.
 
 The batcher has no text to send; the front end builds the sentence, since it knows the model and the request id. For a
 worker's death, a second word says which instance has died and how; the supervisor packs that word, the batcher passes

@@ -156,7 +156,7 @@ def _why_onnxruntime_is_on_cpu() -> str:
 
 
 def _why_torch_is_on_cpu() -> str:
-    """Why PyTorch cannot use CUDA; empty where it can: NVIDIA's containers have builds with other requirements."""
+    """Why PyTorch cannot use CUDA; empty where it can. Its version counts, not the packages that it requires."""
     version = _version("torch")
     if not version:
         return "the package torch is not installed"

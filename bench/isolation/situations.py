@@ -236,8 +236,7 @@ def metrics_chunked(site: Site) -> Measure:
 
 
 def batcher_cpu(site: Site) -> Measure:
-    """The batcher's CPU time for a lone request, while all instances of another model execute and other clients are
-    idle.
+    """The batcher's CPU time for a lone request, while another model's instances execute and other clients idle.
 
     The least of several slices counts: other programs on the machine can only add to it.
     """

@@ -65,7 +65,7 @@ def _how(version: Row) -> str:
 
 
 def _sizes(version: Row) -> list[list[str]]:
-    """A table's rows, one per executed size. `EXPECTED`, under a latency target only, includes the way back."""
+    """One row per executed size. `EXPECTED`, under a latency target only, includes the way to the instance and back."""
     expected = {each["rows"]: each["ns"] for each in version.get("learned", ())}
     return [
         [

@@ -155,8 +155,7 @@ class Form:
             raise InputError(f"Input {self._described(spec)}: {error}") from None
 
     def _shaped(self, spec: TensorSpec, array: Array) -> Array:
-        """The array as the model takes it: unchanged, with a batch of 1, or reshaped. Raises InputError if none
-        fits."""
+        """The array in a shape of the model's: unchanged, with a batch of 1, or reshaped. Raises InputError if none."""
         dims = self._dims(spec)
         if _fits(array.shape, dims):
             return array

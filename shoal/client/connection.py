@@ -170,8 +170,7 @@ class Connection:
     # --- waiting, in the threads that have asked ---
 
     def wait(self, waiter: Waiter, sleeper: threading.Lock, deadline_s: float) -> bool:
-        """Wait for a reply to `waiter`, whose `notify` releases the locked `sleeper`. False if none has come in
-        time."""
+        """Wait for a reply to `waiter`, whose `notify` releases the locked `sleeper`. False if none comes in time."""
         leading = self._leading
         while not (waiter.replies or waiter.is_over):
             left_s = deadline_s - time.monotonic()

@@ -160,7 +160,7 @@ class WorkerCaughtUp(Message):
 
 
 class RetireWorker(Message):
-    """A worker gets no more batches; WorkerRetired answers when it has answered all its batches."""
+    """A worker gets no more batches; WorkerRetired answers when the worker has answered all that it had."""
 
     owner: int
 

@@ -1,5 +1,4 @@
-"""A model's own execution limit: how long one batch, or one response, may take before the instance counts as hanging.
-Pure.
+"""The execution limit of one model: the time after which a batch without a response counts as hanging. Pure.
 
     parameters { key: "execution_timeout_ms" value { string_value: "1500" } }
 

@@ -51,7 +51,8 @@ def faults_when_finished(config: Config) -> Iterator[str]:
 
 
 def _knobs(config: dict[str, Any]) -> Iterator[str]:
-    """The settings of `dynamic_batching` that contradict a target; one preferred size, the largest, is a default."""
+    """The settings of `dynamic_batching` that contradict a target; one preferred size, the largest, is Triton's
+    default."""
     batching = config.get("dynamic_batching", {})
     if list(batching.get("preferred_batch_size", ())) not in ([], [config.get("max_batch_size", 0)]):
         yield "preferred_batch_size"

@@ -138,8 +138,7 @@ class ModelTable:
     def lookup(self, name: str, version: str | None) -> ModelEntry:
         """The READY entry that a request means; without a version the highest READY one.
 
-        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number, or an ambiguous
-        name.
+        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a malformed version or an ambiguous name.
         """
         number = None if not version else parse_version(version)
         if number is None:

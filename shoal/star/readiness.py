@@ -52,7 +52,8 @@ def is_settled(entry: ModelEntry) -> bool:
         return True
     if entry.state == "READY":
         return entry.ready
-    # Triton is not ready while a version drains: a probe would remove a server that has just been given a newer one.
+    # Unlike Triton's, the server is ready while a version drains: else a probe removes one that has just got a newer
+    # version.
     if entry.state == "UNLOADING":
         return True
     return entry.state == "UNAVAILABLE" and entry.reason == "unloaded"

@@ -1,5 +1,4 @@
-"""Models without a server: a model directory run in this process, with the real batcher, on a clock that the test
-controls.
+"""Models without a server: run in this process, with the real batcher, on a clock that the test controls.
 
     from shoal.testing import Server
 

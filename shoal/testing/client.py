@@ -66,8 +66,7 @@ class LocalClient:
         *,
         is_call: bool = True,
     ) -> int:
-        """Queue a request, or have it refused at once; returns the request's number. Raises ShoalError if there is no
-        room.
+        """Queue a request, or have it refused at once; returns its number. Raises ShoalError if there is no room.
 
         A request of the test (not `is_call`) may be answered from the cache, as a front end's may. There are no traces.
         """

@@ -146,8 +146,7 @@ class Server:
         return self._star.client.models.lookup(model, None if version is None else str(version))
 
     def infer(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Response:
-        """Submit a request as by `submit`, and let time pass until its response is there. Raises the request's
-        error."""
+        """Submit a request as by `submit`, and let time pass until its response is there. Raises its error."""
         return self.submit(model, inputs, **options).result()
 
     def stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> list[Response]:

@@ -1,4 +1,4 @@
-"""Loans of segments: which processes were sent a segment because a record in their hands named it.
+"""Loans of segments: which processes were sent a segment because they had read a record that names it.
 
 A tensor that a model passes on to another by reference lies in memory that the other model's workers may not know, and
 a guest knows no worker's segment before an answer of that worker. These processes ask for the segment, and are sent its

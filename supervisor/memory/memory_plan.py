@@ -26,8 +26,7 @@ BYTES_ELEMENT_BYTES = 256
 HEADER_BYTES = 512
 #: FREE and BATCH_ITEM records beyond one per block.
 SPARE_RECORDS = 64
-#: Segments for single payloads at one time: each takes two of the supervisor's descriptors, and a FREE in a ring
-#: (ours).
+#: Segments for single payloads at one time: each takes two descriptors here, and a FREE in a worker's ring (ours).
 MAX_OVERSIZE_SEGMENTS = 256
 
 

@@ -1,5 +1,4 @@
-"""Payloads that no slab takes: which process asks for a segment, which ones map it before a record names it, when it
-goes.
+"""Payloads that no slab takes: which process asks for a segment, which map it before a record names it, when it goes.
 
 A request is read by its model's workers, which ask for the segment when they are given the request: the instance that
 gets it need not be known before, and the others may be executing. An ensemble's request is read by the batcher. A

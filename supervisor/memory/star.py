@@ -318,7 +318,7 @@ class Star(Joined):
     # --- segments that a process asks for ---
 
     def lend(self, worker: Participant, owner: int) -> None:
-        """Send a worker a segment that a request names which it executes, and that it does not know."""
+        """Send a worker a segment that one of its requests names and that the worker does not know."""
         lender = self.clients.get(owner) or self._worker(owner)
         if lender is not None and lender.is_joined:
             self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)

@@ -148,8 +148,7 @@ class Model:
             served.version.reason = f"serving what was loaded before: {reason}"
 
     async def _bring_up(self, found: FoundModel, todo: Plan) -> dict[int, Served]:
-        """Bring up fresh versions, and those that are resized. Raises ShoalError where one fails; the fresh ones then
-        end."""
+        """Bring up fresh and resized versions. Raises ShoalError where one fails; the fresh ones then end."""
         outcomes: list[Any] = await gather(
             *[self._bring_up_version(found, number) for number in todo.fresh],
             *[self._resize(self.serving[number], found) for number in todo.resized],

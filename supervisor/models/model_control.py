@@ -1,8 +1,8 @@
-"""Model control: what is loaded at start, what load and unload requests may do, and how changes of repositories are
-followed.
+"""Model control: what is loaded at start, what load and unload requests may do, and what follows a repository's change.
 
-none everything at start, nothing later explicit what --load-model names at start, then what clients request for poll
-everything at start, then whatever the repositories have become
+    none      everything at start, nothing later
+    explicit  what --load-model names at start, then what clients request
+    poll      everything at start, then every change of the repositories
 
 Runs in the supervisor. The rules and sentences are those of Triton's model management.
 """

@@ -1,5 +1,4 @@
-"""Every instance of the server: finds the instance of a worker that connects, and ends workers that exceed their
-execution limit.
+"""Every instance of the server: finds a connecting worker's instance, and ends workers over their execution limit.
 
 Runs in the supervisor. Why an instance exists, and to which version it belongs, is decided in served.py.
 """

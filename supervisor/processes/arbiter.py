@@ -1,5 +1,4 @@
-"""One gunicorn arbiter as the supervisor sees it: started early, opened when the models are ready, started again after
-a death.
+"""One gunicorn arbiter as the supervisor sees it: started early, opened when models are ready, started again.
 
 One arbiter runs for each kind of front end: HTTP lanes, gRPC lanes, the road. Each imports what its workers need while
 models load, and waits for one byte before it opens its sockets. grpcio's server, which forks nothing, does the same.

@@ -71,7 +71,7 @@ class Batchers:
         await shared(self._hopeless)
 
     def start_standby(self) -> None:
-        """Keep a second batcher ready, and kill an active one whose loop stands still, from now on: the server
+        """From now on keep a second batcher ready, and kill an active one whose loop stands still: the server
         serves."""
         self._loop.start(self._fill_place())
         self._hear()

@@ -38,7 +38,7 @@ class Child:
 
     def __init__(self, loop: EventLoop, program: Program, pipes: Sequence[tuple[int, int]]) -> None:
         self.program = program
-        #: The reading ends of its stdout and stderr where these are captured: they must be read.
+        #: The reading ends of the child's stdout and stderr where these are captured: they must be read.
         self.outputs: list[IO[bytes]] = [os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes]
         #: The writing ends, open until the child has started.
         self.output_fds = [writing for _, writing in pipes]
@@ -183,8 +183,7 @@ def spawn(
 
 
 def reap_orphans() -> bool:
-    """Wait for dead processes that the supervisor has not started: as a subreaper it inherits those that users' code
-    leaves.
+    """Wait for dead processes of users' code, which the supervisor, a subreaper, inherits when their parents end.
 
     Returns False where the supervisor's own child comes first in the kernel's list: call again once it is reaped.
     """

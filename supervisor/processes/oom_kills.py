@@ -13,7 +13,8 @@ _NO_LIMIT = 1 << 62
 
 
 class OomKills:
-    """Finds out whether a child was killed by the OOM killer: a kill since its start explains no other death."""
+    """Finds out whether a child was killed by the OOM killer: by a kill since its start that explains no other
+    death."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc = proc

@@ -1,5 +1,4 @@
-"""A worker's progress as the supervisor reads it: words of the worker's segment and of the batcher's ring to the
-worker.
+"""A worker's progress as the supervisor reads it: words of the worker's segment and of the batcher's ring to it.
 
 Read-only. The worker's words stand in memory that a model's code may write; they concern that worker alone.
 """

@@ -157,8 +157,8 @@ class Repository:
         return result
 
     async def _watch(self, result: Future[Any]) -> None:
-        """Kill the process if it is silent for too long while this result is missing; each model found is a sign of
-        life."""
+        """Kill the process if it is silent for too long while this result is missing; each model found breaks
+        silence."""
         asked_s, limit_s = self._loop.now_s(), self._options.model_load_timeout_secs
         while not result.done():
             patience_s = max(asked_s, self._heard_s) + limit_s - self._loop.now_s()

@@ -1,5 +1,4 @@
-"""Restarts of a worker that has died: the pause before each, and the breaker that stops them. Pure; runs in the
-supervisor.
+"""Restarts of a dead worker: the pause before each, and the breaker that stops them. Pure; runs in the supervisor.
 
     closed ─5 deaths in 60 s, none after a completed batch─► FAILED ─30 s─► half open: one attempt ─death─► FAILED
        ▲                                                                        │
@@ -10,8 +9,7 @@ Whether a death is forgiven is decided at the next death, by what the worker had
 
 from typing import NamedTuple
 
-#: Pauses before a restart, by the number of deaths in a row; the first is at once, for availability. Ours, as all
-#: figures.
+#: Pauses before a restart, by the number of deaths in a row; none before the first. Ours, as all figures here.
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: After so long in service, with or without batches, a worker's next death counts as the first.
 HEALTHY_AFTER_S = 60.0

@@ -176,8 +176,7 @@ class Zygote:
             self._waiting.append(child)
 
     def stop(self) -> None:
-        """End the zygote for good. A server that ends may have no loop left to learn of its death: so disconnect
-        here."""
+        """End the zygote for good, and disconnect here: a server that ends may have no loop to learn of its death."""
         self._is_over = True
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
