@@ -3,8 +3,11 @@
 A callback or a flow (a coroutine) belongs to the failure domain in which it is registered (failure_domains.py). This is
 the supervisor's only import of asyncio. Four rules make its flows readable and safe:
 
+1. Sending is never deferred: a plain function has sent and changed everything when it returns. Only waiting is awaited.
+2. Messages are handled in the reader's callback; a handler changes state or resolves a future. Flows wait for futures.
 3. A future that several flows may wait for is awaited by `first` or `shared` only: cancelling a task that awaits a bare
-future cancels the future.
+   future cancels the future.
+4. What a flow has acquired is noted on its object before the flow awaits, so that the object's end can give it back.
 """
 
 import logging
