@@ -1,4 +1,4 @@
--- What wrk asks again and again (wrk … -s load.lua URL -- BODY-FILE 'Name: value' …), and one line of figures at the end.
+-- The request that wrk repeats (wrk … -s load.lua URL -- BODY-FILE 'Name: value' …), and one line of figures at the end.
 
 function init(args)
    local file = assert(io.open(args[1], "rb"))

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 class FailureDomain(Protocol):
-    """Something that can be ended by itself, while the server goes on."""
+    """A part of the server that can be ended by itself, while the server goes on."""
 
     @property
     def title(self) -> str:
