@@ -1,6 +1,8 @@
-"""The end of processes that a model forks, where one leaves the model's code: else it would go on as a second worker.
+"""The end of processes that a model forks, at the point where they return from the model's code; they must not go on as
+second workers.
 
-With the memory and the rings of the first one it would answer the same requests again, in the same places.
+With the memory and the rings of the first worker, such a process would answer the first one's requests again, in the
+same places.
 """
 
 import os
@@ -8,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Forks that led to this process, since this module was imported.
+#: Number of forks that led to this process, since this module was imported.
 depth = 0
 
 
@@ -22,7 +24,8 @@ os.register_at_fork(after_in_child=_descend)
 
 @contextmanager
 def end_here() -> Iterator[None]:
-    """Around a model's code: a process that it forks ends at the end of this context, as a Python program would."""
+    """A context for running a model's code: a process that the code forks ends when it leaves the context, as a
+    Python program would."""
     before = depth
     try:
         yield
