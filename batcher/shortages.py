@@ -3,8 +3,8 @@ batcher.
 
 A worker without room (ROOM) first gets back the blocks that front ends hold for slow readers: they copy the results,
 within their bounds, and release the blocks. Meanwhile the worker requests an oversize segment. If it gets none
-(ROOM_NOW), front ends disconnect their slowest readers, and of guests, which cannot be asked, the one that holds most
-is ended.
+(ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: the one that holds most of
+the worker's results is ended.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, recall_record
 
 
 class Shortages:
-    """Recalls of blocks. Front ends to which a RECALL was sent are added to `written`."""
+    """Asks clients to release blocks. Front ends to which a RECALL was sent are added to `written`."""
 
     def __init__(self, clients: Mapping[int, Client], holders: Holders, blocks: Blocks, written: set[Client]) -> None:
         self._clients = clients

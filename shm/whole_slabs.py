@@ -1,12 +1,13 @@
-"""Oversize segments as their writer has them: one block each, for payloads that no slab takes, kept a while for reuse.
+"""A writer's oversize segments: one block each, for payloads that no slab takes, kept a while for reuse.
 
-    added ─► taken ─► freed ─► let go of, or kept ─► taken again, by a payload for the same readers ─► …
-                                              └─► idle for KEEP_S ─► let go of
+    added ─► taken ─► freed ─► given back, or kept ─► taken again, by a payload for the same readers ─► …
+                                               └─► idle for KEEP_S ─► given back
 
 To make an oversize segment takes longer than to fill it: for 16 MiB the supervisor clears the pages (7 ms of CPU), the
-writer meets each of them for the first time (8 ms), and so does a reader (3 ms). A kept one behaves like a block of a
-slab: free when its last reader is done, and of another generation when it is taken again, so that older references are
-stale. Any thread may call. The supervisor, which bounds all oversize segments together, says which may be kept.
+writer takes a page fault at each of them (8 ms), and so does a reader (3 ms). A kept segment behaves like a block of a
+slab: it is free when its last reader is done with it, and has another generation when it is taken again, so that older
+references are stale. The methods may be called from any thread. The supervisor, to which segments are given back,
+bounds all oversize segments together and says which may be kept.
 """
 
 import threading

@@ -19,9 +19,7 @@ class Fault(Enum):
     """A kind of GPU error."""
 
     OUT_OF_MEMORY = 1  # for this batch; the device is usable, and half of the batch may fit
-    DEVICE_LOST = (
-        2  # a sticky error in CUDA's terms: every later call in this process fails, only another process helps
-    )
+    DEVICE_LOST = 2  # a "sticky" error in CUDA: every later call in this process fails, only another process helps
 
 
 class DeviceError(InternalError):

@@ -53,7 +53,7 @@ class ReadyCheck:
         complaint = ""
         try:
             is_ready = self._backend.is_ready()
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises means no
+        except Exception as error:  # noqa: BLE001 - whatever a model raises means that it is not ready
             is_ready, complaint = False, str(error)
         if not is_ready:
             # Triton's sentence, which Triton, too, logs with --log-verbose only.
@@ -246,7 +246,7 @@ class Loop:
             if requests:
                 self._backend.execute(requests, answers)
             ref = answers.write()
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             fault = fault_of(error)
             if fault is Fault.OUT_OF_MEMORY and self._shrink(records) and not answers.senders:
                 answers.give_back()

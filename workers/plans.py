@@ -27,7 +27,7 @@ MAX_PLAN_BYTES = 8192
 _ALIGNMENT = 64
 _NO_PARAMETERS: Parameters = {}
 
-#: One output, the rows of all requests of a batch: name, datatype (wire number), shape, bytes. A plain tuple, because
+#: One output of a batch, the rows of all its requests: name, datatype (wire number), shape, bytes. A plain tuple, as
 #: one is made for each batch.
 Column: TypeAlias = tuple[str, int, tuple[int, ...], int]
 Pack: TypeAlias = Callable[[object], bytes]
@@ -39,10 +39,10 @@ class Plan:
     """The layout of a batch's answers. All offsets are in bytes from the block's start. The headers lie behind the
     outputs and end at `end`."""
 
-    offsets: tuple[int, ...]  # of the columns
+    offsets: tuple[int, ...]  # where each column begins
     headers_offset: int
     headers: bytes
-    spans: tuple[int, ...]  # of each request's header
+    spans: tuple[int, ...]  # where each request's header is, packed
     end: int
 
 
@@ -55,7 +55,7 @@ class Plans:
         self.states = states
         self.outputs = tuple(signature.outputs.items())
         self.has_strings = any(spec.datatype is BYTES for spec in signature.outputs.values())
-        # A TensorRef and the form of shoal.request.pack_response, made without its tuples and with one packer.
+        # Makes the same bytes as shoal.request.pack_response, but without making a TensorRef, and with one packer.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
         self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan]("batch_plan", MAX_PLANS)
@@ -95,10 +95,11 @@ class Plans:
 def make_plan(
     start: int, shares: Sequence[Share], columns: Sequence[Column], parameters: Parameters, pack: Pack = _pack
 ) -> Plan:
-    """A plan with the columns one behind the other from `start` on, each 64-byte aligned, then the requests' headers.
+    """A plan in which the columns lie one behind another from `start` on, each 64-byte aligned, and the requests'
+    headers behind them.
 
-    The rows of the requests stand in their order, and are all that a column has. A single request has all of a column,
-    whatever its shape.
+    A column is the rows of all requests, in the requests' order, and nothing else. A single request gets whole columns,
+    whatever their shape.
     """
     total = sum([rows for rows, _ in shares])
     refs: list[list[tuple[str, int, tuple[int, ...], int, int]]] = [[] for _ in shares]

@@ -1,9 +1,9 @@
-"""The first runs of an instance before it is ready: the samples of model_warmup, or else zeros of the smallest shape.
+"""Warms up an instance before it is ready: runs the samples of model_warmup, or else zeros of the smallest shape.
 
-A sample runs as a client's batch would, through the backend's `execute`; no scheduler sees it, it is not counted, its
-answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros only pay for the work
-of frameworks at their first run (memory, kernels); they may not suit the model, so their failure is only logged. Runs
-in a worker, while it loads.
+A sample runs as a client's batch would, through the backend's `execute`; but no scheduler knows of it, it is not
+counted, and its answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros are
+run only because frameworks do extra work at their first run (memory, kernels); they may not suit the model, so their
+failure is only logged. Runs in a worker, while it loads.
 """
 
 import logging
@@ -39,7 +39,7 @@ MAX_STRINGS_BYTES = 64 << 20
 
 
 def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
-    """Run all samples of a model that is loaded; they have passed the checks of `shoal.model_config.warmup`.
+    """Run all samples of a loaded model; they have passed the checks of `shoal.model_config.warmup`.
 
     Raises InvalidArgumentError with Triton's sentences, InternalError for a file that cannot be read.
     """
@@ -67,7 +67,7 @@ def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model:
     try:
         backend.execute(requests, answers)
         answers.wait_for_senders()
-    except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is why it cannot be loaded
+    except Exception as error:  # noqa: BLE001 - whatever a model raises is the reason why it cannot be loaded
         answers.fail_all(as_shoal_error(error, model.name, model.instance_name))
     return answers.errors
 

@@ -126,7 +126,7 @@ def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
         loaded = load(channel, order, device)
     except GONE:
         raise
-    except Exception as error:  # noqa: BLE001 - the rim: whatever a model file provokes is the reason of its failure
+    except Exception as error:  # noqa: BLE001 - whatever a model file provokes is the reason of its failure
         if not isinstance(error, ShoalError):
             _log.error("model '%s' cannot be loaded", order.name, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")

@@ -3,8 +3,8 @@
 The order of service is: level 1, late requests of level 1, level 2 and so on; first come, first served within each.
 Late are the requests that have expired under DELAY; they keep their level and expire only once.
 
-Rules: those of `RequestQueue`; expiry is exact, since the batcher sleeps no longer than until the next one. Pure
-policy, runs in the batcher.
+It is used as `RequestQueue` is (queue.py). Requests expire exactly in time, since the batcher sleeps no longer than
+until the next one does. Pure policy, runs in the batcher.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -236,7 +236,7 @@ class PolicyQueue:
         return requests
 
     def _left(self, line: int, rows: int) -> None:
-        """Note that a request of so many rows has left a line."""
+        """Update the counts after a request of so many rows has left a line."""
         self._line_rows[line] -= rows
         self.rows -= rows
         if len(self._order) > _KEPT_LINES:

@@ -95,7 +95,8 @@ class BatchedBackend(Backend):
 
     #: Page-locked memory in which inputs for a GPU are gathered, which saves a copy; None without a GPU.
     stage: Stage | None = None
-    #: The assembly of batches that are more than rows below each other; None for ordinary ones.
+    #: Assembles the batches of a model with ragged or batch inputs; None if a batch is its requests' rows one below
+    #: another.
     ragged: RaggedBatches | None = None
 
     @abstractmethod
@@ -104,7 +105,8 @@ class BatchedBackend(Backend):
         before the next call."""
 
     def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
-        """The shapes of all outputs of a batch of `rows` rows, if it pays to have them written in place; else None."""
+        """The shapes of all outputs of a batch of `rows` rows, if `run_into` is to write them straight into the
+        block of the answers; else None."""
         del inputs, rows
         return None
 
@@ -150,8 +152,8 @@ class BatchedBackend(Backend):
 
 
 def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:
-    """The requests whose inputs fit below those of the first one. The batcher sends no others, so the rest fail with
-    an internal error."""
+    """The requests whose inputs can be joined with those of the first one. The batcher sends only such requests; any
+    other is failed with an internal error."""
     first, joined = requests[0].form, []
     for request in requests:
         reason = "" if request.form is first else why_not_joined(first, request.form, ragged)
@@ -165,8 +167,8 @@ def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[s
 
 
 def _why_unreadable(request: Request) -> str:
-    """The error in a request's strings, ""  if there is none; in a batch's gathered strings the faulty request could
-    not be told."""
+    """The error in a request's strings, "" if there is none. It is looked for in each request, since in a batch's
+    gathered strings it could not be traced to one of them."""
     try:
         request.inputs  # noqa: B018 - they are decoded by the first look at them
     except ShoalError as error:

@@ -1,7 +1,8 @@
-"""Forests of XGBoost, LightGBM and scikit-learn, by treelite's own inference on the worker's cores.
+"""Forests of XGBoost, LightGBM and scikit-learn, run by treelite's own inference on the worker's cores.
 
-Named after Triton's backend for forests, whose tensors and answers these are. The only file that imports treelite. NaN
-is a missing value. Scores that treelite computes in double precision, as for LightGBM, are rounded to FP32 at the end.
+Named after Triton's backend for forests, which has the same tensors and answers. The only file that imports treelite.
+NaN is a missing value. Scores that treelite computes in double precision, as for LightGBM, are rounded to FP32 at the
+end.
 """
 
 import os

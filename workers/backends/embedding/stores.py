@@ -143,11 +143,12 @@ _environments: WeakValueDictionary[str, _Environment] = WeakValueDictionary()
 
 
 def _environment(lmdb: Any, path: str) -> _Environment:
-    """An LMDB environment, opened now or shared. Raises what lmdb raises, and InvalidArgumentError for a file that has
-    replaced one in use.
+    """An LMDB environment, opened now or shared with other stores. Raises what lmdb raises, and InvalidArgumentError
+    for a file that has replaced one in use.
 
-    The lock file is found by name and says which half of the file is the newer one: of the old file, while any process
-    has that open. So LMDB is right to refuse, and only a link to a file of another name can be replaced.
+    LMDB finds its lock file by the name of the data file. The lock file says which half of the data file is the newer
+    one; as long as any process has the old data file open, that is true of the old one only. So a file in use can only
+    be replaced where `path` comes from a link, which is made to lead to a file of another name.
     """
     here = place(os.stat(path))
     environment = _environments.get(path)

@@ -83,7 +83,7 @@ class PythonBackend(Backend):
             responses = self._execute(batch)
             answers.output_start_ns = time.monotonic_ns()
             self._answer(batch, responses)
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             fault = fault_of(error)
             if fault is not None:
                 raise DeviceError(str(self._model.as_failure(error)), fault) from None
@@ -148,7 +148,7 @@ class PythonBackend(Backend):
     async def _execute_async(self, batch: Sequence[ServedRequest], parents: Parents) -> None:
         try:
             self._answer(batch, await self._call_async(batch, parents))
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             self._fail(batch, error)
             if fault_of(error) is Fault.DEVICE_LOST:
                 os._exit(

@@ -1,8 +1,8 @@
-"""The end of processes that a model forks, at the point where they return from the model's code; they must not go on as
-second workers.
+"""Ends processes that a model's code forks when they return from that code, so that they do not go on as second
+workers.
 
-With the memory and the rings of the first worker, such a process would answer the first one's requests again, in the
-same places.
+Such a process has the worker's memory and rings: it would answer the worker's requests a second time, in the same
+blocks.
 """
 
 import os
@@ -36,7 +36,8 @@ def end_here() -> Iterator[None]:
 
 
 def end_if_forked(before: int, error: BaseException | None = None) -> None:
-    """End this process if it has been forked since `depth` was `before`; `error` has ended the model's code in it."""
+    """End this process if it has been forked since `depth` was `before`; `error` is the exception that ended the
+    model's code, if one did."""
     if depth == before:
         return
     status = 0

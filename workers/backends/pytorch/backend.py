@@ -102,7 +102,7 @@ class PytorchBackend(BatchedBackend):
                 return {name: self._as_array(name, value) for name, value in outputs.items()}
         except ShoalError:
             raise
-        except Exception as error:  # the rim: a model's own code, which may raise anything
+        except Exception as error:  # a model's own code, which may raise anything
             raise InternalError(f"PyTorch execute failure: {error}") from error
         finally:
             if self._cleans_cache:

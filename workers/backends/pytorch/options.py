@@ -1,5 +1,5 @@
-"""The settings of PyTorch in config.pbtxt, read into one value and checked. Pure: does not import it. Runs in a
-worker."""
+"""The settings for PyTorch in config.pbtxt, checked and read into one value. Pure: does not import PyTorch. Runs in
+a worker."""
 
 import json
 from collections.abc import Sequence
@@ -18,13 +18,14 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton read
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one instance. Settings of a whole process in PyTorch are of one instance here."""
+    """The settings of one instance. What PyTorch sets for a whole process holds for one instance, since each has a
+    process of its own."""
 
     intra_op_num_threads: int
     inter_op_num_threads: int
     inference_mode: bool  # torch.inference_mode instead of torch.no_grad
     optimized_execution: bool  # of TorchScript
-    jit_executor: bool | None  # these three of TorchScript, too; None = PyTorch's default
+    jit_executor: bool | None  # this and the next two are TorchScript's, too; None = PyTorch's default
     jit_profiling: bool | None
     tensor_fuser: bool | None
     cudnn: bool
@@ -54,8 +55,8 @@ def settings(model: Model, device: Device) -> Settings:
 
 
 def check_tensors(model: Model, *, takes_strings: bool) -> None:
-    """Check the configured datatypes. Raises InternalError with Triton's sentences for tensors that PyTorch has no form
-    for, UnsupportedError for an input that may be missing.
+    """Check the configured datatypes. Raises InternalError with Triton's sentences for datatypes that PyTorch cannot
+    represent, UnsupportedError for an optional input.
 
     Strings are lists in TorchScript (`takes_strings`), and not supported elsewhere.
     """

@@ -148,7 +148,7 @@ def load(model: Model, device: torch.device | None, settings: Settings) -> Progr
         return _LOADERS[_form(model, file)](model, file, device, settings)
     except ShoalError:
         raise
-    except Exception as error:  # the rim: a user's module, or what a file provokes in PyTorch
+    except Exception as error:  # a user's module, or what a file provokes in PyTorch
         raise InternalError(f"failed to load model '{model.name}': {str(error) or type(error).__name__}") from error
 
 
