@@ -16,7 +16,7 @@ from shoal.shm.ring import Record
 
 
 class Arrivals:
-    """Handles REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
+    """Handler of REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
 
     def __init__(
         self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, counted: set[Model],
@@ -30,8 +30,9 @@ class Arrivals:
         #: Every request is to be answered this long after its start, in ns, whatever its client says; 0 = no limit.
         self._deadline_ns = deadline_ns
         self._tell_cancelled = tell_cancelled
-        # Used only after a dead batcher: requests that its workers have, and those that clients have sent again; until
-        # all front ends have done so, requests of sequences, with the times when their clients began to receive them.
+        # Used only by a dead batcher's successor: `_in_hand` and `_heard` are requests that workers have, and that
+        # clients have sent again; `_said_again` are requests of sequences, with the times when their clients began to
+        # receive them, until all front ends have sent their open requests again.
         self.is_resuming = False
         self._said_again: list[tuple[int, Model, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
@@ -39,14 +40,16 @@ class Arrivals:
         self._heard: set[int] = set()
 
     def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
-        """Begin to take over a dead batcher's requests, which clients send again, behind records that they had written
-        before. `in_hand` are keys of requests that workers have, `answered` of those answered before that."""
+        """Begin to take over a dead batcher's requests, which clients send again, behind records that they had
+        written before. `in_hand` are keys of requests that workers have, `answered` of requests that were answered
+        before the take-over."""
         self.is_resuming = True
         self._in_hand = in_hand
         self._answered = answered
 
     def keep_sequences_back(self) -> None:
-        """Queue no request of a sequence before `queue_sequences`: an earlier one may come from another front end."""
+        """Queue no request of a sequence before `queue_sequences`: an earlier one may still come from another front
+        end."""
         self._said_again = []
 
     def queue_sequences(self, now_ns: int) -> None:
@@ -69,11 +72,12 @@ class Arrivals:
         self._heard.clear()
 
     def has_heard(self, key: int) -> bool:
-        """Whether a client has sent this request again, after a dead batcher."""
+        """Whether a client has sent this request again to a dead batcher's successor."""
         return key in self._heard
 
     def accept(self, client: Client, record: Record, now_ns: int) -> None:
-        """Queue or refuse the request of a REQUEST record. Raises LayoutError for a malformed one."""
+        """Queue or refuse the request of a REQUEST record; the request's block stays the client's. Raises
+        LayoutError for a malformed record of a guest."""
         (
             _, number, model_id, block, header, rows, shape_key, priority, timeout_us,
             correlation, flags, start_ns, _, low, high, deadline_ns,
@@ -119,7 +123,8 @@ class Arrivals:
         self._queue(model, queued, now_ns)
 
     def accept_child(self, client: Client, record: Record, now_ns: int) -> None:
-        """Accept a CHILD_REQUEST, a call made for another request. Raises LayoutError for a guest's."""
+        """Accept a CHILD_REQUEST, a call that a model made for another request. Raises LayoutError if a guest sent
+        the record."""
         if client.is_guest:
             raise LayoutError(f"guest {client.owner} asks on behalf of {record[Q.PARENT]:#x}")
         # requests that were open before stay in the trace that they were in
@@ -138,12 +143,13 @@ class Arrivals:
         self._awake[model.id] = model
 
     def _smallest(self, deadline_ns: int, start_ns: int) -> int:
-        """The earlier of a client's deadline and the server's (ns), of which at least one is not 0."""
+        """The earlier of a client's deadline and the server's, in ns; at least one of them is not 0."""
         latest_ns = start_ns + self._deadline_ns
         return latest_ns if not deadline_ns else min(deadline_ns, latest_ns) if self._deadline_ns else deadline_ns
 
     def _may_be_begun(self, model: Model) -> bool:
-        """Whether a dead batcher may have begun a request that its client sends again, so that it must not begin."""
+        """Whether a dead batcher may have begun a request that its client sends again, so that it must not be
+        executed."""
         if isinstance(model, Ensemble):
             return not model.may_run_again
         if model.sequences is not None and model.sequences.is_iterative:

@@ -1,6 +1,7 @@
-"""The batcher process: waits for its bell, lets the exchange handle what came.
+"""The batcher process: waits for its bells, then has the exchange handle the records that came.
 
 Forked by a zygote, or exec'd as `python -m shoal.batcher.batcher`.
+
 One thread, one epoll: a bell of each client and each worker, which says whose ring to look into, and the control
 connection. Segments and bells arrive as descriptors over the latter and are acknowledged once mapped. The supervisor
 announces all clients and workers to a dead batcher's successor, which reads a client's ring only after that client has
@@ -46,8 +47,8 @@ from shoal.shm.segment import Segment, SegmentView
 if TYPE_CHECKING:
     from shoal.batcher.redis_connection import RedisConnection
 
-#: Longest sleep; all rings are looked into after it. Nothing is due by then; it bounds what a lost wake-up could cost
-#: (none is known).
+#: Longest sleep; all rings are looked into after it. No work is due by then; the bound limits the cost of a lost
+#: wake-up (none is known).
 MAX_SLEEP_S = 10.0
 #: While there is work, all rings are looked into this often: a RELEASE that is not prompt rings no bell (ours).
 LOOK_NS = 1_000_000_000
@@ -62,7 +63,7 @@ MAX_EVENTS = 64
 
 
 class Batcher:
-    """The process's loop and its handlers of control messages; requests are handled by the exchange."""
+    """The batcher's loop and its handlers of control messages; requests are handled by the exchange."""
 
     def __init__(self, channel: Channel, settings: to_batcher.BatcherActivated) -> None:
         self._channel = channel
@@ -104,15 +105,15 @@ class Batcher:
         if settings.cache_bytes:
             shared = None if self._redis is None else SharedAnswers(self._redis)
             self._exchange.enable_cache(counters.cache_figures(settings.cache_bytes), time.monotonic_ns, shared)
-        # Changed by control messages: the bells that peers ring; those of clients, by owner; workers that are mapped
-        # but not ready yet; whether a dead batcher's requests are still being taken over.
+        # Changed by control messages: the bells by which the batcher wakes clients, by owner id; the bells that peers
+        # ring; workers that are mapped but not ready yet; whether a dead batcher's requests are still being taken over.
         self._bells: dict[int, Doorbell | GuestBell] = {}
         self._rung = Bells(self._poller)
         self._starting: dict[int, Worker] = {}
         self._is_taking_over = settings.is_successor
 
     def run(self) -> None:
-        """Serve until the supervisor closes the connection."""
+        """Serve until the supervisor closes the connection; raises the channel's error (control.GONE) then."""
         poller, owners, guests, redis = self._poller, self._rung.owners, self._rung.guests, self._redis
         exchange, control_fd, busy = self._exchange, self._channel.fileno(), self._exchange.busy
         look_ns, events = 0, list[tuple[int, int]]()
@@ -147,7 +148,7 @@ class Batcher:
                 continue
             now_ns = time.monotonic_ns()
             exchange.step(now_ns, rung_by if events or sleep_s < MAX_SLEEP_S else None)
-            if now_ns >= look_ns:  # after the step, so that no request waits for it
+            if now_ns >= look_ns:  # after the step, so that no request waits for this look
                 exchange.step(now_ns)
                 look_ns = now_ns + LOOK_NS
             if exchange.reports:
@@ -343,7 +344,7 @@ def _connection(settings: RedisSettings, poller: select.epoll, bell: Doorbell) -
 
 
 def main() -> None:
-    """Join the supervisor, then serve."""
+    """Join the supervisor, wait as standby until activated, then serve until the supervisor has gone."""
     die_with_parent()
     faulthandler.enable()
     ignore_group_signals()

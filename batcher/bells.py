@@ -1,6 +1,6 @@
 """The bells that peers ring: one per peer, so that the batcher reads only the rings of peers that have rung.
 
-Bells wait in the batcher's epoll for edges, so only guests' need be cleared. Lives in the batcher.
+Bells wait in the batcher's epoll for edges, so only guests' bells need be cleared. Lives in the batcher.
 """
 
 import select
@@ -24,7 +24,8 @@ class Bells:
         self.guests: dict[int, GuestBell] = {}
 
     def add(self, owner: int, bell: Doorbell | GuestBell) -> None:
-        """Wait for a peer's bell. By edges: a guest's bell that hangs up stays readable for ever."""
+        """Wait for a peer's bell from now on; owned by this object. The wait is for edges: a guest's bell that hangs
+        up stays readable for ever."""
         self._by_owner[owner] = bell
         self.owners[bell.fd] = owner
         if isinstance(bell, GuestBell):

@@ -1,4 +1,5 @@
-"""Blocks of shared memory by owner: where a block can be read, and which process is sent FREE once it has no holder."""
+"""Blocks of shared memory by owner: where a block can be read, and which process is sent FREE once the block has no
+holder."""
 
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import Client, Worker
@@ -9,11 +10,7 @@ from shoal.shm.slab import Slab, SlabView
 
 class Blocks:
     """All segments with blocks in them: those of clients and workers, oversize segments, and the batcher's own.
-
-    Workers for which a FREE was pushed are added to `written`.
-
-    Whom something must be told joins `written`.
-    """
+    Workers for which a FREE was pushed are added to `written`."""
 
     def __init__(
         self, clients: dict[int, Client], workers: dict[int, Worker], written: set[Worker], late: LateClients
@@ -33,27 +30,28 @@ class Blocks:
         self._own_owner = 0
 
     def connect(self, segment: Segment) -> None:
-        """Take the batcher's own slab into use; all processes that read it have it mapped, or can ask for it."""
+        """Take the batcher's own slab into use. All processes that read the slab have mapped it, or can ask for it."""
         self.own, self._own_owner = Slab(segment), segment.header.owner
 
     def add_result(self, owner: int, worker_owner: int) -> None:
-        """Let results of this worker lie in the oversize segment `owner`, too."""
+        """Let results of the worker `worker_owner` lie in the oversize segment `owner`, too."""
         worker = self._workers.get(worker_owner)
         if worker is not None:
             self.results[owner] = worker
 
     def add_payload(self, owner: int, asker: int, view: SegmentView) -> None:
-        """Map an oversize segment for a request or a result of the client or worker `asker`."""
+        """Read an oversize segment that was made for a request or a result of the client or worker `asker`."""
         self._payloads[owner] = SlabView(view)
         self._askers[owner] = asker
 
     def is_of(self, client: int, ref: int) -> bool:
-        """Whether a block is a client's own, in its slab or in an oversize segment that it has asked for."""
+        """Whether a block belongs to a client: in the client's slab or in an oversize segment that the client has
+        asked for."""
         owner = ref_owner(ref)
         return owner == client or self._askers.get(owner) == client
 
     def check_named(self, worker: Worker, ref: int, *, may_be_gone: bool) -> bool:
-        """Whether a block outside a worker's slab that its record names is a result of this worker.
+        """Whether a block outside a worker's slab, named in a record of that worker, is one of the worker's results.
 
         False if the block's segment is gone, and `may_be_gone`. Raises LayoutError for a block of any other process.
         """
@@ -69,7 +67,7 @@ class Blocks:
         return known or owner == self._own_owner
 
     def remove(self, owner: int) -> None:
-        """Forget an oversize segment: it is unmapped everywhere."""
+        """Forget an oversize segment that all processes have unmapped."""
         self.results.pop(owner, None)
         self._payloads.pop(owner, None)
         self._askers.pop(owner, None)
@@ -82,7 +80,7 @@ class Blocks:
         return lost | {worker.owner}
 
     def open(self, ref: int) -> memoryview | None:
-        """The memory of any process's block; None if it is gone."""
+        """The memory (bytes) of any process's block, read-only unless the batcher's own; None if the block is gone."""
         owner = ref >> OWNER_SHIFT
         peer = self._workers.get(owner) or self._clients.get(owner)
         slab = self._payloads.get(owner) if peer is None else peer.slab
@@ -92,7 +90,7 @@ class Blocks:
         return own.open(ref) if own is not None and own.is_taken(ref) else None
 
     def free(self, ref: int) -> None:
-        """Send FREE for a block without holders to its owner."""
+        """Free a block without holders: its owner is sent FREE, or the batcher's own slab frees it."""
         owner = ref >> OWNER_SHIFT
         worker = self._workers.get(owner) or self.results.get(owner)
         late = self._late

@@ -1,9 +1,9 @@
 """Requests that need no execution of their own: an equal request has been answered, or is being executed.
 
-An answer is copied once, into the batcher's own memory, and each hit is a reference to that, held like any other.
-Requests that wait for an equal one get the same block as it. Which answers are kept and which requests wait is decided
-in `response_cache`. If answers are shared with other servers (`shared_answers`), the first of equal requests is looked
-up there before it is executed. Lives in the batcher.
+An answer is copied once, into the batcher's own memory, and each hit is a reference to that copy, held like any other.
+Requests that wait for an equal one get a reference to that one's block. Which answers are kept and which requests wait
+is decided in `response_cache`. If answers are shared with other servers (`shared_answers`), the first of equal requests
+is looked up there before it is executed. Lives in the batcher.
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from shoal.star.outgoing import aligned
 
 #: Larger answers are not kept: a copy would delay all other requests (measured: 16 MiB take 2 ms; ours).
 MAX_ANSWER_BYTES = 16 << 20
-#: The key under which the cache holds blocks; no request has it.
+#: The key under which the cache holds blocks; no request has the key 0.
 _CACHE = 0
 
 
 class CachedResponses:
-    """The response cache of all models that enable it. Its methods up to `drain` implement `Sharing`."""
+    """The response cache of all models that enable it. Implements `Sharing` by its methods up to `drain`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class CachedResponses:
         woken: Callable[[Model], None],
         shared: SharedAnswers | None = None,
     ) -> None:
-        """`clock_ns` times lookups for the statistics; `woken` has the dispatch look at a model's queue."""
+        """`clock_ns` times lookups for the statistics; `woken` is called with a model whose queue has a new request."""
         self._requests = requests
         self._holders = holders
         self._blocks = blocks
@@ -56,7 +56,8 @@ class CachedResponses:
         self._cache = ResponseCache(figures["total_bytes"])
 
     def take(self, model: Model, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
-        """Take an accepted request unless it must be queued: it is answered, or waits. Digest (0, 0): unknown."""
+        """Take an accepted request unless it must be queued: the request is answered at once, or waits for an equal
+        one. The digest (0, 0) means that none was computed."""
         if digest == (0, 0):
             return False
         began_ns = self._clock_ns()
@@ -73,7 +74,8 @@ class CachedResponses:
         return not must_execute
 
     def settle(self, model: Model, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
-        """Pass on and keep an ended request's only response (block, header, number of pieces), if there is one."""
+        """Keep an ended request's only response (block, header, number of pieces) and answer waiting requests with
+        it; without a response (None), have the next waiting request executed."""
         ended = self._cache.end(key)
         if ended is None:
             return
@@ -94,7 +96,7 @@ class CachedResponses:
         self._show()
 
     def cancel(self, key: int) -> bool:
-        """Whether the request waited, for an equal one or for the shared store; it no longer does."""
+        """Stop a request's wait for an equal one or for the shared store. False if the request did not wait."""
         return self._cache.cancel(key) or (self._shared is not None and self._shared.forget(key))
 
     def abandon(self, model: Model, key: int) -> None:
@@ -105,14 +107,16 @@ class CachedResponses:
             self.settle(model, key, None, self._clock_ns())
 
     def drain(self, model_id: int) -> list[int]:
-        """Remove and return all requests to a version that wait or are looked up: it is served no more."""
+        """Remove and return the keys of all requests that wait or are looked up for a version that is served no
+        more."""
         looked_up = [] if self._shared is None else self._shared.drop(model_id)
         return [*self._cache.drain(model_id), *looked_up]
 
     # --- called by the exchange ---
 
     def name(self, model_id: int, revision: str, now_ns: int) -> None:
-        """Begin to cache a version's answers. Those of an ensemble are discarded when a step's model has changed."""
+        """Begin to cache a version's answers. An ensemble's answers are discarded when a step's model has changed,
+        and with it the ensemble's `revision`."""
         if self._shared is not None:
             self._shared.name(model_id, revision)
         if self._revisions.setdefault(model_id, revision) == revision:
@@ -124,7 +128,7 @@ class CachedResponses:
             self._execute(key, now_ns)
 
     def advance(self, now_ns: int) -> None:
-        """Handle what the shared store has found: waiting requests are answered, or executed."""
+        """Handle the shared store's replies to lookups: waiting requests are answered, or executed."""
         if self._shared is None or not (found := self._shared.step(now_ns)):
             return
         for key, look_up, answer in found:
@@ -144,12 +148,12 @@ class CachedResponses:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When `advance` must be called though no bell rings, in ns; 0: at once; None: never."""
+        """When `advance` must be called though no bell rings, in monotonic ns; 0: at once; None: never."""
         return None if self._shared is None else self._shared.deadline_ns
 
     @property
     def in_use(self) -> set[int]:
-        """Models with requests that are neither queued nor running, but being looked up."""
+        """Ids of models with requests that are being looked up, neither queued nor running."""
         return set() if self._shared is None else self._shared.in_use
 
     def forget(self, model_id: int) -> None:
@@ -174,7 +178,7 @@ class CachedResponses:
         self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
 
     def _execute_next(self, flight: Flight, waiting: list[int], now_ns: int) -> None:
-        """After a leader's failure, which says nothing about equal requests, execute the next one."""
+        """Execute the next of equal requests after a leader has failed, which says nothing about the others."""
         for key in waiting:
             *_, queued = self._requests[key]
             if self._begin(flight, queued):
@@ -191,11 +195,11 @@ class CachedResponses:
         self._woken(model)
 
     def _begin(self, flight: Flight, queued: QueuedRequest) -> bool:
-        """Whether the request must be executed: no equal one is on its way that it could wait for."""
+        """Whether the request must be executed, because it cannot wait for an equal one."""
         return self._cache.begin(flight, queued.key, queued.deadline_ns)
 
     def _keep(self, identity: Identity, ref: int, header: int, pieces: list[int]) -> None:
-        """Copy an answer into the cache if there is, or can be made, room for it."""
+        """Copy an answer into the cache if there is, or can be made, room for the copy."""
         if self._cache.has(identity):
             return
         block = self._blocks.open(ref)
@@ -227,7 +231,7 @@ class CachedResponses:
             self._shared.keep(identity, kept.memory[: place + len(packed)], place, self._clock_ns())
 
     def _keep_shared(self, identity: Identity, answer: Answer) -> Stored | None:
-        """Copy an answer of another server into the cache if there is, or can be made, room for it."""
+        """Copy an answer of another server into the cache if there is, or can be made, room for the copy."""
         contents, header = answer
         own, nbytes = self._blocks.own, len(contents)
         kept = None if own is None else self._allocate(own, nbytes)

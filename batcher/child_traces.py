@@ -1,6 +1,6 @@
-"""Which trace an open request is part of, and how many of the trace's children are sent to its front end.
+"""The trace that an open request is part of, and the number of the trace's children that are sent to its front end.
 
-Values; `open_requests.py` makes them. Live in the batcher.
+Values, made by `open_requests.py`. Live in the batcher.
 """
 
 from typing import NamedTuple
@@ -10,12 +10,13 @@ from shoal.shm.layout import MAX_UNREAD_CHILD_TRACES
 #: Most children sent of one trace (ours: with their spans they fit into the OpenTelemetry SDK's queue of 2048).
 MAX_CHILDREN = 1000
 #: The part of each bound that is reserved for parents of children that were sent, and for decoupled steps whose
-#: responses other steps were made of (ours): such requests end last.
+#: responses began other steps (ours): such requests end last.
 NUM_KEPT = 100
 
 
 class TraceRoot:
-    """A client's traced request, by its `key`. Requests made for it, directly or through others, are its children."""
+    """A client's traced request, by its `key`. Requests made for this request, directly or through others, are its
+    children."""
 
     __slots__ = ("_num_sent", "_parents", "key")
 
@@ -26,18 +27,20 @@ class TraceRoot:
         self._parents = set[int]()
 
     def room(self, key: int, *, is_decoupled_step: bool = False) -> tuple[int, int]:
-        """How many more children may be sent, and how many may be unread before this one, which has ended."""
+        """For a child that has ended: how many more children may be sent of this trace, and how many CHILD_TRACE
+        records may be unread before the child's."""
         num_kept = 0 if is_decoupled_step or key in self._parents else NUM_KEPT
         return MAX_CHILDREN - num_kept - self._num_sent, MAX_UNREAD_CHILD_TRACES - num_kept
 
     def note_sent(self, parent: int) -> None:
-        """Count a child that was sent; `parent` is the key of the request that it was made for."""
+        """Count a child that was sent; `parent` is the key of the request for which the child was made."""
         self._num_sent += 1
         self._parents.add(parent)
 
 
 class TraceParent(NamedTuple):
-    """The trace that an open request is part of. `parent` is the key of the request it was made for; 0: none."""
+    """The trace that an open request is part of. `parent` is the key of the request for which this one was made; 0:
+    none."""
 
     root: TraceRoot
     parent: int

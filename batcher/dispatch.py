@@ -1,6 +1,6 @@
 """Batches are taken from the models' schedulers when due and given to workers; expired requests are refused.
 
-Lives in the batcher. Workers that a batch was written for join `written`; the exchange publishes it to them.
+Lives in the batcher. Workers for which a batch was written are added to `written`; the exchange publishes the batches.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ _MAX_STALE = 64
 class DueModels:
     """Models whose scheduler must run again at a certain time though no record arrives.
 
-    A heap: the earliest time is known at once however many models wait, as idle sequences do. Setting is O(log n).
+    A heap: the earliest time is known at once however many models wait, as models with idle sequences do. Setting a
+    time is O(log n).
     """
 
     __slots__ = ("_heap", "due_ns")
@@ -36,7 +37,7 @@ class DueModels:
         self._heap: list[tuple[int, int]] = []
 
     def set(self, model_id: int, due_ns: int) -> None:
-        """Wake the model at this time instead of the one set before."""
+        """Set the time (monotonic ns) at which a model's scheduler runs again, instead of any earlier setting."""
         if self.due_ns.get(model_id) == due_ns:
             return
         self.due_ns[model_id] = due_ns
@@ -51,7 +52,7 @@ class DueModels:
         self.due_ns.pop(model_id, None)
 
     def next_ns(self) -> int | None:
-        """The earliest time; None if there is none."""
+        """The earliest time in monotonic ns; None if no model has one."""
         heap, due_ns = self._heap, self.due_ns
         while heap and due_ns.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
@@ -68,7 +69,7 @@ class DueModels:
 
 
 class Dispatch:
-    """Forms the batches of all models in `awake`."""
+    """Former of the batches of all models in `awake`."""
 
     def __init__(
         self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, written: set[Worker],
@@ -83,7 +84,8 @@ class Dispatch:
         # Changed by form_batches, and by all code that queues or removes a model's requests.
         self.awake = requests.awake
         self.deadlines = DueModels()
-        #: Workers whose rings are read without a bell: they have several batches, and may ring only after a long one.
+        #: Workers whose rings are read without a bell: such a worker has several batches, and may ring only after a
+        #: long one.
         self.busy: dict[int, Worker] = {}
 
     def forget(self, model_id: int) -> None:
@@ -98,7 +100,8 @@ class Dispatch:
                 self.awake[model_id] = model
 
     def form_batches(self, now_ns: int) -> None:
-        """Form batches of all models in `awake`, leaving there only those whose batches the rate limiter may let go."""
+        """Form batches of all models in `awake` and empty it, except for models whose batches the rate limiter now
+        lets go."""
         for model in self.awake.values():
             scheduler = model.scheduler
             for queued in scheduler.expire(now_ns):

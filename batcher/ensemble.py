@@ -1,7 +1,7 @@
 """Ensembles as values: a model without instances, its requests in progress, and the client that submits steps.
 
-Two classes make an ensemble look like something else: `Unqueued`, a model's scheduler, to the exchange, and
-`StepClient`, a client, to the steps' models. Requests are driven by `ensembles`.
+Two classes stand in for others: `Unqueued` is the scheduler of an ensemble, and `StepClient` is the client of the
+requests to the steps' models. Requests are driven by `ensembles`.
 """
 
 import logging
@@ -33,17 +33,17 @@ _log = logging.getLogger(__name__)
 
 #: Compute time points in an ensemble's own trace: none, since only its steps compute.
 NO_POINTS = (0, 0, 0, 0)
-#: Number of a REPLY's first words that are kept of a step's.
+#: Number of words that are kept of the REPLY to a step: the first ones.
 NUM_WORDS = P.PIECES + 1
 
 
 class StepClient(Client):
-    """The client to which replies to steps go. It has no ring, since it is in this process."""
+    """The client of requests to steps, which lives in the batcher itself and so has no ring."""
 
     __slots__ = ("_steps", "replies")
 
     def __init__(self, owner: int, steps: "Steps") -> None:
-        # Only those of a Client's fields that are used without a process.
+        # Of a Client's fields, those that are used without a process.
         self.owner = owner
         self.first_key = owner << NUMBER_BITS
         self.backlog = deque()
@@ -58,20 +58,20 @@ class StepClient(Client):
         self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
 
     def trace_parent(self, number: int) -> TraceParent | None:
-        """The trace that an open step is part of: that of the ensemble's request which it is made for."""
+        """The trace that an open step is part of: that of the ensemble's request for which the step is made."""
         step = self._steps.get(number)
         return None if step is None else step[0].trace_of_steps
 
     def times(self, number: int, model: Model, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
-        """The step's times, unchanged; they are added up for the ensemble's statistics."""
+        """The step's times, unchanged, to be added up for the ensemble's statistics."""
         return queue_ns, *compute
 
     def flush(self) -> bool:
-        """No ring to publish."""
+        """No effect, and nothing waits: there is no ring to publish."""
         return True
 
     def acknowledge(self) -> None:
-        """No ring that was read."""
+        """No effect: there is no ring that was read."""
 
 
 class Iteration:
@@ -94,8 +94,8 @@ class Iteration:
         self.slab = slab  # memory for headers
         self.origin = origin  # the decoupled step whose response began this iteration; None for the request's own
         # Changed as steps begin and end: the stage reached; tensors available; parameters that models have added to the
-        # response; results that are held, by step; how many iterations that came of this one are not over; the numbers
-        # of open steps, and their headers.
+        # response; results that are held, by step; the number of unfinished iterations that were begun by this one; the
+        # numbers of open steps, and their headers.
         self.stage = stage
         self.tensors = tensors
         self.parameters = parameters
@@ -106,7 +106,7 @@ class Iteration:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step runs, here or in iterations beneath, so that none will start."""
+        """Whether no step runs in this iteration or in those begun by it, so that none will start."""
         return not (self.stage.running or self.num_beneath)
 
     @property
@@ -122,10 +122,10 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How requests proceed that want the same outputs."""
+    """The course of all requests that want certain outputs of an ensemble."""
 
     wanted: tuple[str, ...]
-    #: In the order of the response.
+    #: The outputs, in the order of the response.
     outputs: tuple[str, ...]
     #: The decoupled step whose responses these outputs depend on; None: there is one response.
     origin: int | None
@@ -168,7 +168,7 @@ class Progress:
         self.way = way = ensemble.way(asked.request.requested_outputs)
         self.root = Iteration(way.stage, tensors, asked.parameters, slab)
         # Changed as steps begin and end: iterations that are not over; the times of each step that has ended; block,
-        # header and number of pieces of the last response, 0 if that only ends others.
+        # header and number of pieces of the last response, all 0 if that response only ends the request.
         self.iterations = {self.root}
         self.computed: list[Record] = []
         self.answer: tuple[int, int, int] = (0, 0, 0)
@@ -176,12 +176,13 @@ class Progress:
 
     @property
     def trace_of_steps(self) -> TraceParent | None:
-        """The trace that the request's steps are part of, if any. Looked up late: TRACE stands behind the REQUEST."""
+        """The trace that the request's steps are part of, if any. Computed when needed: the TRACE record stands
+        behind the REQUEST."""
         found = self.client.trace_parent(self.key - self.client.first_key) if self.outermost.traced else None
         return None if found is None else TraceParent(found.root, self.key)
 
     def branch(self, parent: Iteration, step: int) -> Iteration:
-        """A new iteration, begun by a decoupled step's response."""
+        """A new iteration, begun by a response of the decoupled step `step` in the iteration `parent`."""
         stage, _ = self.way.branches[step]
         made = Iteration(stage, dict(parent.tensors), parent.parameters, parent.slab, parent, step)
         parent.num_beneath += 1
@@ -189,7 +190,8 @@ class Progress:
         return made
 
     def compute(self) -> Compute:
-        """The times of all executions: start of the first, and the sums of all durations, as in Triton."""
+        """The compute times of all executions in ns: start of the first, and the sums of the three durations, as in
+        Triton."""
         start_ns = input_ns = infer_ns = output_ns = 0
         for began_ns, more_input_ns, more_infer_ns, more_output_ns in self.computed:
             start_ns = began_ns if not start_ns or began_ns < start_ns else start_ns
@@ -199,12 +201,13 @@ class Progress:
         return start_ns, input_ns, infer_ns, output_ns
 
 
-#: Open steps by the numbers of their requests: progress, iteration, step, the step's model, when it was asked (ns).
+#: Open steps by the numbers of their requests: progress, iteration, step, the step's model, when the step began (ns).
 Steps = dict[int, tuple[Progress, Iteration, int, Model, int]]
 
 
 class Unqueued(Scheduler):
-    """The scheduler of an ensemble, in which no request waits: all begin at once. See `Scheduler`."""
+    """The scheduler of an ensemble, in which no request waits: all begin at once. See `Scheduler` for the contract
+    of each method."""
 
     __slots__ = ("abandoned", "arrived", "on_news", "open")
 
@@ -323,13 +326,13 @@ class Ensemble(Model):
         return NO_POINTS
 
     def link(self, models: Sequence[int], decoupled: Collection[int]) -> None:
-        """Set the models of the steps, at first and whenever another version takes a step's place."""
+        """Set the models of the steps, at first and whenever another version takes the place of a step's model."""
         self.models: Sequence[int] = tuple(models)
         self.graph = Graph(self.steps, decoupled)
         self.ways = Memo[tuple[str, ...], Way]("ensemble_way", MAX_KEPT)
 
     def way(self, requested: tuple[str, ...]) -> Way:
-        """How requests for these outputs proceed; for all outputs if `requested` is empty."""
+        """The course of requests for these outputs; for all outputs if `requested` is empty."""
         way = self.ways.entries.get(requested)
         if way is None:
             signature, graph = self.own_signature, self.graph

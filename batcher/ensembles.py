@@ -48,8 +48,8 @@ class Ensembles:
         woken: Callable[[Model], None],
         tell_cancelled: Callable[[int, Model], None],
     ) -> None:
-        """Works on the exchange's models and tables; `woken` has a model's queue looked at, `tell_cancelled` tells
-        workers that a request's client does not wait any more."""
+        """Work on the exchange's models and tables. `woken` is called with a model whose queue has changed,
+        `tell_cancelled` with a cancelled request's key and model."""
         self._models = models
         self._requests = requests
         self._holders = holders
@@ -72,7 +72,8 @@ class Ensembles:
     # --- called by the exchange ---
 
     def connect(self, segment: Segment) -> None:
-        """Take the batcher's own memory into use; all processes that read it have it mapped, or can ask for it."""
+        """Take the batcher's own memory into use. All processes that read this segment have mapped it, or can ask
+        for it."""
         self._blocks.connect(segment)
         self._client = StepClient(segment.header.owner, self._steps)
 
@@ -97,7 +98,7 @@ class Ensembles:
 
     @property
     def in_use(self) -> set[int]:
-        """The models that requests in progress are to, or that their steps name."""
+        """Ids of the models to which requests in progress go, and of their steps' models."""
         progresses = [each for ensemble in self._ensembles.values() for each in ensemble.unqueued.open.values()]
         used = {model_id for each in progresses for model_id in each.models}
         return used | {each.ensemble.id for each in progresses}
@@ -110,7 +111,7 @@ class Ensembles:
         return [(each, self._requests[each][1]) for each in keys if each in self._requests]
 
     def lose(self, owners: set[int], reason: Reason, detail: int, model: Model, now_ns: int) -> None:
-        """An instance is dead, and with it results in its segments: requests that still need one of them fail."""
+        """Fail the requests that still need a result in the segments `owners`, which were a dead instance's."""
         error = refusal(model, reason, detail, "")
         for ensemble in self._ensembles.values():
             for progress in tuple(ensemble.unqueued.open.values()):
@@ -187,7 +188,7 @@ class Ensembles:
             self._end(progress, iteration, now_ns)
 
     def _unpark(self, ensemble: Ensemble, step: int, now_ns: int) -> None:
-        """A request to a step has ended: begin one that waits for a place, if any."""
+        """Note that a request to a step has ended, and begin one that waits for its place, if any."""
         ensemble.num_inflight[step] -= 1
         parked = ensemble.parked[step]
         while parked and ensemble.num_inflight[step] < ensemble.max_inflight:
@@ -196,7 +197,8 @@ class Ensembles:
                 self._start(progress, iteration, [step], now_ns)
 
     def _ask(self, progress: Progress, iteration: Iteration, step: int, now_ns: int) -> None:
-        """Put a step's request into its model's queue. Raises UnavailableError."""
+        """Put a step's request into its model's queue. Raises ShoalError if the model is not served or its inputs do
+        not fit."""
         ensemble, model = progress.ensemble, self._models.get(progress.models[step])
         if model is None or model.signature is None or model.is_failed:
             failed = model is not None and model.is_failed
@@ -237,7 +239,7 @@ class Ensembles:
     # --- replies of steps ---
 
     def _hear(self, reply: Record, now_ns: int) -> None:
-        """Handle one reply of a step: its only one, or, of a decoupled step, one of several. Raises InternalError."""
+        """Handle one reply to a step: the only one, or, of a decoupled step, one of several."""
         number, is_last = reply[_NUMBER], not reply[_MORE]
         progress, iteration, step, model, asked_ns = self._steps[number]
         ensemble = progress.ensemble
@@ -285,7 +287,7 @@ class Ensembles:
     def _advance(
         self, progress: Progress, iteration: Iteration, step: int, written: tuple[str, ...], now_ns: int
     ) -> None:
-        """A step has ended: start steps that are now ready, and release results that no step needs any more."""
+        """Start the steps that are ready now that `step` has ended, and release results that no step needs any more."""
         if progress.is_over:
             return
         iteration.stage, started, unneeded = iteration.stage.after(step, written)
@@ -297,7 +299,8 @@ class Ensembles:
     # --- ends of requests ---
 
     def _end(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
-        """End an iteration in which no step runs, here or beneath: its part of the request is answered."""
+        """End an iteration if no step runs in it or in those begun by it: its part of the request is answered. Then
+        end the iterations that were waiting for this one."""
         while iteration.is_over and not progress.is_over:
             if iteration.origin == progress.way.origin:
                 try:
@@ -315,7 +318,8 @@ class Ensembles:
             iteration = parent
 
     def _answer(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
-        """Send the client the outputs of an iteration, as the only response or one of several. Raises ShoalError."""
+        """Send the client the outputs of an iteration, as the only response or one of several. Raises ShoalError if
+        the header does not fit into memory."""
         ensemble, key = progress.ensemble, progress.key
         outputs, tensors = progress.way.outputs, iteration.tensors
         try:
@@ -333,7 +337,8 @@ class Ensembles:
             self._close(progress, now_ns)  # the client's backlog is too large
 
     def _finish(self, progress: Progress, now_ns: int) -> None:
-        """Send the final reply; after several responses it may be empty, if the last one could not be known as such."""
+        """Send the final reply; after several responses it may be empty, if the last one could not be known to be
+        the last."""
         compute = progress.compute()
         statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
         ref, span, num_pieces = progress.answer
@@ -362,7 +367,7 @@ class Ensembles:
         self._drop(progress, now_ns)
 
     def _drop(self, progress: Progress, now_ns: int) -> None:
-        """Cancel a request's steps; those that run end without effect."""
+        """Cancel a request's steps; steps that are executed already end without effect."""
         progress.is_over = True
         for iteration in progress.iterations:
             for number in iteration.asked:

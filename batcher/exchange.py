@@ -1,7 +1,8 @@
-"""The centre of the star: takes requests from clients, hands batches to workers, answers clients. Runs in the batcher.
+"""The centre of the star: accepts requests of clients, sends batches to workers, sends replies to clients. Runs in the
+batcher.
 
-The exchange sees records only, never a tensor. It reads no clock and waits for nothing: `step` is given the time and
-handles all records that are there. How a request ends is decided in `open_requests`.
+The exchange sees records only, never a tensor. It reads no clock and never waits: `step` is given the time and handles
+all records that are there. How a request ends is decided in `open_requests`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,9 +52,10 @@ class Exchange:
     ) -> None:
         #: Wall clock minus monotonic clock in ns, for the one figure that clients read as a date.
         self._wall_offset_ns = wall_offset_ns
-        #: Most requests in flight per client, which front ends keep to; a guest may not.
+        #: Most requests in flight per client; front ends keep to this limit, a guest may not.
         self._max_in_flight = max_in_flight
-        # Changed by the add_, retire_ and remove_ methods, called by the control plane. By owner id, and model id.
+        # Changed by the add_, retire_ and remove_ methods, called by the control plane. Clients and workers are found
+        # by owner id, models by model id.
         self.clients: dict[int, Client] = {}
         self.workers: dict[int, Worker] = {}
         self.models: dict[int, Model] = {}
@@ -102,7 +104,7 @@ class Exchange:
     # --- peers and models, announced by the supervisor ---
 
     def add_worker(self, worker: Worker, now_ns: int = 0) -> None:
-        """Give batches to a worker that is loaded and has mapped everything."""
+        """Give batches to a worker that has loaded its model and mapped all segments."""
         self.workers[worker.owner] = worker
         worker.model.is_failed = False
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
@@ -123,14 +125,15 @@ class Exchange:
         self.ensembles.add(ensemble)
 
     def retire_worker(self, owner: int) -> None:
-        """Give a worker no further batches, and report it once it has answered those that it has."""
+        """Give a worker no further batches, and report the worker once its batches are answered."""
         worker = self.workers.get(owner)
         if worker is not None:
             worker.model.scheduler.remove_instance(owner)
             self._retirement.workers.add(worker)
 
     def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED, detail: int = 0) -> None:
-        """Forget a dead worker: published answers are delivered, other requests go to other instances or fail."""
+        """Forget a dead worker: answers that it has published are delivered, its other requests go to other
+        instances or fail."""
         worker = self.workers.get(owner)
         if worker is None:
             return
@@ -153,7 +156,7 @@ class Exchange:
         self._awake[model.id] = model
 
     def remove_client(self, owner: int, now_ns: int = 0) -> None:
-        """Forget a dead client, its requests and the replies it held."""
+        """Forget a dead client, its requests and the replies that it held."""
         client = self.clients.pop(owner, None) or self.succession.remove_late(owner, now_ns)
         if client is None:
             return
@@ -164,13 +167,13 @@ class Exchange:
             self.blocks.free(ref)
 
     def retire_model(self, model_id: int) -> None:
-        """Report a model version that another has replaced once no request to it is queued or running."""
+        """Report a replaced model version once no request to it is queued or running."""
         model = self.models.get(model_id)
         if model is not None:
             self._retirement.models.add(model)
 
     def remove_model(self, model_id: int, now_ns: int) -> None:
-        """Forget a model version: requests still queued are refused."""
+        """Forget a model version; requests that are still queued are refused."""
         model = self.models.pop(model_id, None)
         if model is None:
             return
@@ -182,14 +185,16 @@ class Exchange:
         self._dispatch.forget(model_id)
 
     def fail_model(self, model_id: int, now_ns: int) -> None:
-        """Refuse a model's waiting and new requests until an instance is ready: all of them die again and again."""
+        """Refuse a model's waiting and new requests until an instance is ready, because all instances die again and
+        again."""
         model = self.models.get(model_id)
         if model is not None:
             model.is_failed = True
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
 
     def resume(self, now_ns: int) -> None:
-        """Take over from a dead batcher: clients that are not late have sent all again that is open or held."""
+        """Take over from a dead batcher: clients that are not late have sent their open requests and held replies
+        again."""
         self.succession.begin(now_ns)
         self.busy.update({owner: worker for owner, worker in self.workers.items() if worker.missing})
         self._counted.update(self.models.values())  # the last published figures may be of queues that were not empty
@@ -203,10 +208,11 @@ class Exchange:
     # --- the loop's body ---
 
     def step(self, now_ns: int, rung_by: Iterable[int] | None = None) -> None:
-        """Handle the records that are there, form batches, publish what was written and ring the peers it is for.
+        """Handle the records that are there, form batches, publish the written records and ring the peers that they are
+        for.
 
-        `rung_by` are the owner ids of peers that have rung: only their rings are read, and those of workers in `busy`;
-        while the batcher's own memory is short, all clients' too. None: all peers' rings.
+        `now_ns` is monotonic. `rung_by` are the owner ids of peers that have rung: only their rings are read, and those
+        of workers in `busy`; while the batcher's own memory is short, all clients' too. None: all peers' rings.
         """
         own = self.blocks.own
         if rung_by is None or not (own is None or own.is_roomy):
@@ -232,7 +238,8 @@ class Exchange:
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
-        # Workers first, whose way is longer. Figures before clients, who may read them once they are answered.
+        # Workers first, since their requests take longer from here. Statistics before replies, so that an answered
+        # client finds its request counted.
         _flush(self._written_workers)
         for model in self._counted:
             scheduler, row = model.scheduler, model.row
@@ -248,7 +255,7 @@ class Exchange:
         if self._retirement.models or self._retirement.workers:
             in_use = self.ensembles.in_use | (set() if self.cached is None else self.cached.in_use)
             if self._late.has_front_end:
-                in_use |= self.models.keys()  # its unread requests may be for any of them
+                in_use |= self.models.keys()  # the unread requests of a late client may be for any of them
             self.reports += self._retirement.reports(self.workers.values(), in_use)
 
     @property
@@ -261,7 +268,7 @@ class Exchange:
         return any(worker.may_not_ring(now_ns) for worker in self.busy.values())
 
     def next_deadline_ns(self) -> int | None:
-        """When `step` must run again though no bell rings, in ns; None: never."""
+        """When `step` must run again though no bell rings, in monotonic ns; None: never."""
         deadlines = self._dispatch.deadlines
         earliest_ns = deadlines.next_ns() if deadlines.due_ns else None
         if self.cached is not None and (cached_ns := self.cached.deadline_ns) is not None:
@@ -323,7 +330,7 @@ class Exchange:
                 self.blocks.free(ref)
 
     def distrust(self, owner: int) -> None:
-        """Stop reading a client that has written an invalid record; the supervisor ends it."""
+        """Stop reading a client that has written an invalid record; the supervisor ends the client's process."""
         self.remove_client(owner)
         self.reports.append(ProcessDistrusted(owner))
 
@@ -348,8 +355,8 @@ class Exchange:
         self._read.append(worker)
 
     def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:
-        """Handle a worker's records. Returns the blocks that they name, all of them the worker's. A record that names
-        another process's block changes nothing, and raises LayoutError."""
+        """Handle a worker's records. Returns the blocks that they name, all of them the worker's own. Raises
+        LayoutError for a record that names another process's block; that record changes nothing."""
         if self._late.are_any:
             self._late.heard(records)
         named = []
@@ -401,7 +408,7 @@ class Exchange:
     def _respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
         """Handle a RESPONSE: the request stays open at its worker.
 
-        Returns the request's model if this response makes it fail: its worker must be told that no client waits.
+        Returns the request's model if this response makes the request fail: the worker must be sent a CANCEL.
         """
         key, status, ref, header = _answer(record)
         if key not in worker.missing:
@@ -454,11 +461,11 @@ class Exchange:
     # --- both ways ---
 
     def _tell_cancelled(self, key: int, model: Model) -> None:
-        """Send CANCEL to the worker that has the request, or its steps; one that cannot stop ignores it.
+        """Send CANCEL to the worker that has the request, or to those that have its steps; a worker that cannot stop
+        ignores the record.
 
-        Which requests a dead batcher gave to workers whose executions overlap is unknown: all such workers are told.
-
-        What a dead batcher gave a worker whose executions overlap is not known: all such hear.
+        Which requests a dead batcher gave to workers whose executions overlap is unknown: all such workers get the
+        CANCEL.
         """
         for step_key, step_model in self.ensembles.running(key, model):
             self._tell_cancelled(step_key, step_model)
@@ -473,7 +480,7 @@ class Exchange:
 
 
 def _flush(written: set[PeerT]) -> None:
-    """Publish to all peers in `written`; those for which more waits stay in it."""
+    """Publish to all peers in `written`; peers with further records that wait for room stay in `written`."""
     unfinished = [peer for peer in written if not peer.flush()]
     written.clear()
     written.update(unfinished)

@@ -1,7 +1,7 @@
 """Checks of guests' requests, which any process may have written. Pure; lives in the batcher.
 
-A front end is our own code, so its records are believed. A guest may lie in each word: those that could affect other
-clients' requests are checked here, and those that only its own answer depends on are not.
+A front end is our own code, so its records are believed. A guest may lie in each word: words that could affect other
+clients' requests are checked here, and words on which only the guest's own answer depends are not.
 """
 
 from collections import Counter
@@ -26,10 +26,11 @@ _looked_at = itemgetter(R.NUMBER, R.BLOCK, R.HEADER, R.ROWS, R.SHAPE_KEY, R.PRIO
 
 
 def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[int, int]:
-    """The shape key and start time to use for a guest's REQUEST. Raises LayoutError for an invalid record.
+    """The shape key and start time (monotonic ns) to use for a guest's REQUEST. Raises LayoutError for an invalid
+    record.
 
-    The block must be the guest's own, since others' blocks hold others' requests. Whether the header agrees with the
-    record is checked by the worker that reads it.
+    The block must be the guest's own, since others' blocks hold others' requests. The worker that reads the header
+    checks whether it agrees with the record.
     """
     number, block, header, rows, shape_key, priority, timeout_us, start_ns = _looked_at(record)
     if ref_owner(block) != client.owner:
@@ -49,14 +50,14 @@ def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[
 
 
 def greedy(requests: Iterable[OpenRequest], max_in_flight: int) -> list[int]:
-    """The clients with more open requests than they may have."""
+    """Owner ids of the clients with more open requests than they may have."""
     counts = Counter([client.owner for client, *_ in requests])
     return [owner for owner, count in counts.items() if count > max_in_flight]
 
 
 def is_starved(worker: Worker, now_ns: int, *, is_urgent: bool) -> bool:
-    """Whether a guest must be ended because a worker waits for memory: only after a while, and only if `is_urgent`: the
-    worker gets no memory elsewhere."""
+    """Whether a guest must be ended because a worker waits for memory: only after a while, and only if `is_urgent`,
+    which means that the worker gets no memory elsewhere."""
     since_ns = worker.short_since_ns
     if since_ns and (not is_urgent or now_ns - since_ns <= GUEST_HOLDS_NS):
         return False
@@ -65,7 +66,7 @@ def is_starved(worker: Worker, now_ns: int, *, is_urgent: bool) -> bool:
 
 
 def most_holding_guest(holders: Holders, clients: Mapping[int, Client], segments: Container[int]) -> int:
-    """The guest that holds most of the replies in these segments; 0 if none holds any."""
+    """Owner id of the guest that holds most of the replies in these segments; 0 if no guest holds any."""
     for owner, _ in holders.num_held_of(segments).most_common():
         if owner in clients and clients[owner].is_guest:
             return owner
@@ -73,7 +74,7 @@ def most_holding_guest(holders: Holders, clients: Mapping[int, Client], segments
 
 
 def is_fixed(config: dict[str, Any]) -> bool:
-    """Whether all requests to a model differ only in their rows: then each has the shape key 0."""
+    """Whether all requests to a model differ only in their number of rows: then each has the shape key 0."""
     return not any(
         -1 in each["dims"] or each.get("optional", False) or each.get("allow_ragged_batch", False)
         for each in config.get("input", ())

@@ -1,9 +1,9 @@
 """The holders of each block of a worker's slab. Pure; lives in the batcher.
 
 One block holds the outputs of a whole executed batch, so it has as many holders as there are replies not yet released.
-A holder is the key of such a reply's request. Handing out a reference adds one; a RELEASE or the client's death removes
-it; when the last one goes, the block's owner is sent FREE. If a request gets several replies, all but the last are
-parts, which are held and released one by one. The block of a request's inputs is not listed: its REPLY frees it.
+A holder is the key of such a reply's request. Sending a reply adds a holder; a RELEASE or the client's death removes
+it; when the last one is removed, the block's owner is sent FREE. If a request gets several replies, all but the last
+are parts, which are held and released one by one. The block of a request's inputs is not listed: its REPLY frees it.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from shoal.shm.layout import NUMBER_BITS, ref_owner
 
 
 class Holders:
-    """Block → holders. Every operation that removes a holder returns the blocks that have none left."""
+    """The holders of each block. Methods that remove a holder return the blocks that have none left."""
 
     __slots__ = ("_counts", "_held", "_parts")
 
@@ -34,12 +34,13 @@ class Holders:
         return len(self._held) + sum(self._parts.values())
 
     def hold(self, ref: int, key: int) -> None:
-        """Add the request's client as a holder: it is sent a final reply in this block."""
+        """Add a request as a holder of the block of its final reply."""
         self._held[key] = ref
         self._counts[ref] = self._counts.get(ref, 0) + 1
 
     def hold_part(self, ref: int, key: int) -> None:
-        """Like `hold`, for a reply that is not final, or a piece of one. Several parts may lie in one block."""
+        """Add a request as a holder of the block of a reply that is not final, or of a piece of a reply. Several
+        parts may lie in one block."""
         self._parts[key, ref] = self._parts.get((key, ref), 0) + 1
         self._counts[ref] = self._counts.get(ref, 0) + 1
 
@@ -67,11 +68,11 @@ class Holders:
         return ref
 
     def num_held_of(self, segments: Container[int]) -> Counter[int]:
-        """Client → number of replies it holds in these segments."""
+        """Per client (owner id), the number of replies that it holds in these segments."""
         return Counter([client for client, _ in self._held_in(segments)])
 
     def segments_held(self, segments: Container[int]) -> dict[int, set[int]]:
-        """Client → those of these segments in which it holds replies."""
+        """Per client (owner id), those of these segments in which it holds replies."""
         held: dict[int, set[int]] = {}
         for client, segment in self._held_in(segments):
             held.setdefault(client, set()).add(segment)
@@ -82,8 +83,8 @@ class Holders:
         return [(key >> NUMBER_BITS, ref_owner(ref)) for key, ref in held if ref_owner(ref) in segments]
 
     def release_owner(self, owner: int, but: Container[int] = ()) -> list[int]:
-        """Remove a dead client as a holder, except for the keys `but`. Returns the blocks that have no holder any
-        more."""
+        """Remove a dead client's requests as holders, except for the keys `but`. Returns the blocks that have no
+        holder any more."""
         gone = [(key, 0) for key in self._held if key >> NUMBER_BITS == owner and key not in but]
         for part, num_parts in self._parts.items():
             if part[0] >> NUMBER_BITS == owner and part[0] not in but:

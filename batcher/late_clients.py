@@ -1,15 +1,14 @@
-"""Clients of a dead batcher that have not sent its successor their open requests again; it does not wait for them.
+"""Clients of a dead batcher that have not yet sent their open requests to its successor, which does not wait for them.
 
 Such a client may be in users' code that holds its interpreter for minutes. The successor serves all other clients
 meanwhile, and
-
-- leaves its ring unread: the records there are handled once the client has sent its open requests again;
+- leaves the late client's ring unread: the records there are handled once the client has sent its open requests again;
 - counts those of its requests as open that workers have, as the workers' rings describe them: an answer goes into the
   client's ring at once, so that it is not lost where this batcher dies, too. (One that `preserve_ordering` keeps back
   for another request is lost, as any client's is.) Their times in the statistics begin when the dead batcher accepted
   them; an answer that it had passed on without noting so is sent again, which the client drops, and counted again;
-- frees no block that the client may hold. Those are blocks that the dead batcher may have passed on; what workers have
-  answered since has its holders, as always.
+- frees no block that the client may hold. Those are blocks that the dead batcher may have passed on; a block in which a
+  worker has answered since then has its holders, as always.
 
 Changed by the exchange; lives in the batcher.
 """
@@ -26,7 +25,7 @@ _BLOCK = D.BLOCK
 
 
 class LateClients:
-    """The late clients, by owner id, and what is known of their requests and blocks."""
+    """The late clients, by owner id, with their known requests and blocks."""
 
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
@@ -36,9 +35,9 @@ class LateClients:
         self._in_hand: dict[int, set[int]] = {}
         self._answered_since: set[int] = set()  # blocks in which workers have answered since
         self._withheld: set[int] = set()  # blocks that have no holder, unless a late client is one
-        #: Blocks without a holder, unless the client whose ring is being read is one; None: no ring is being read.
+        #: Blocks without a holder, unless the client whose ring is being read holds them; None: no ring is being read.
         self._unheld: set[int] | None = None
-        #: Keys of that client's requests whose replies it holds, according to its records.
+        #: Keys of the requests whose replies the client whose ring is being read holds, according to its records.
         self._said_held: set[int] = set()
         self._has_begun = False
         #: Blocks that guests claim to hold, and that no worker has named yet.
@@ -57,7 +56,8 @@ class LateClients:
         self.are_any = True
 
     def begin(self) -> None:
-        """Note that all records written for the dead batcher have been read: it has passed on no later answer."""
+        """Note that all records written for the dead batcher have been read: it has passed on no answer that comes
+        from now on."""
         self._has_begun = True
 
     def client_of(self, key: int) -> Client | None:
@@ -69,11 +69,12 @@ class LateClients:
         return key >> NUMBER_BITS in self._clients
 
     def note_in_hand(self, key: int) -> None:
-        """Note that a worker has this request of a late client from the dead batcher."""
+        """Note that a worker has this request of a late client, given by the dead batcher."""
         self._in_hand.setdefault(key >> NUMBER_BITS, set()).add(key)
 
     def in_hand_of(self, owner: int) -> AbstractSet[int]:
-        """Keys of a client's requests that workers had when it became late; each is open, or has been answered."""
+        """Keys of a client's requests that workers had when the client became late; each is open, or has been
+        answered."""
         return self._in_hand.get(owner, frozenset())
 
     def drop(self, key: int) -> None:
@@ -81,7 +82,8 @@ class LateClients:
         self._in_hand.get(key >> NUMBER_BITS, set()).discard(key)
 
     def pop(self, owner: int) -> Client | None:
-        """Remove a client that has sent its open requests again, or is dead; None if it was not late. Then `settle`."""
+        """Remove and return a client that has sent its open requests again, or is dead; None if it was not late.
+        `settle` follows."""
         return self._clients.pop(owner, None)
 
     def heard(self, records: Sequence[Record]) -> None:
@@ -103,7 +105,7 @@ class LateClients:
 
     def drop_claim(self, ref: int) -> bool:
         """Whether a block without a holder was claimed by guests alone. Then it must not be freed: the worker may be
-        writing another result there. If the claim is true, it is freed when the worker names the block."""
+        writing another result there. If the claim is true, the block is freed when the worker names it."""
         if ref not in self._claimed:
             return False
         self._claimed.remove(ref)
@@ -125,27 +127,27 @@ class LateClients:
         return True
 
     def begin_reading(self) -> None:
-        """Before the ring of a client that was late is read: no block is freed until `settle`."""
+        """Free no block until `settle`: the ring of a client that was late is about to be read."""
         self._unheld = set()
 
     def begin_again(self, owner: int) -> None:
-        """Discard what a client has listed so far: it begins again, for another batcher."""
+        """Discard the held replies that a client has listed so far: it lists them again, for another batcher."""
         released = self.holders.release_owner(owner, self.in_hand_of(owner))
         (self._withheld if self._unheld is None else self._unheld).update(released)
 
     def is_counted(self, key: int) -> bool:
-        """Whether a HOLD is known already: the client claims to hold a reply that this batcher itself sent."""
+        """Whether the reply of a HOLD is known already, because this batcher sent it."""
         if key not in self.in_hand_of(key >> NUMBER_BITS):
             return False
         self._said_held.add(key)
         return True
 
     def says_held(self, key: int) -> bool:
-        """Whether the client whose ring was read has listed a reply to this request."""
+        """Whether the client whose ring was read has listed a reply to this request as held."""
         return key in self._said_held
 
     def settle(self, owner: int) -> set[int]:
-        """End a client's lateness. Returns the blocks that turn out to have no holder."""
+        """End a client's lateness. Returns the blocks that turn out to have no holder, to be freed."""
         self._in_hand.pop(owner, None)
         self._said_held.clear()
         unheld, self._unheld = self._unheld or set(), None

@@ -1,7 +1,7 @@
 """The table of requests that were accepted and not answered, and every way in which one of them ends.
 
 Each request leaves the table once, by one `pop`: with its worker's answer, with a refusal, or silently with its client.
-It is queued again instead if its worker dies before its turn, or gives it back. Lives in the batcher.
+It is queued again instead if its worker dies before executing it, or returns it. Lives in the batcher.
 """
 
 from shoal.batcher import statistics
@@ -18,9 +18,9 @@ from shoal.reasons import Reason, pack_times
 from shoal.shm import layout
 from shoal.shm.layout import NUMBER_BITS, REPLY, Record
 
-#: Client, model, the client's number, block, header, when the client began to receive it and when it was accepted
-#: (monotonic ns), and the request as schedulers see it. A plain tuple, unpacked at once: an object costs ten times as
-#: much to make, an attribute more to read.
+#: Client, model, the client's number, block, header, when the client began to receive the request and when it was
+#: accepted (monotonic ns), and the request as schedulers see it. A plain tuple, unpacked at once: an object costs ten
+#: times as much to make, an attribute more to read.
 OpenRequest = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
 
 
@@ -34,7 +34,8 @@ NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
 
 
 class OpenRequests(dict[int, OpenRequest]):
-    """Open requests by key. Clients that a reply was written for join `written`, models with new figures `counted`."""
+    """Open requests by key. Clients for which a reply was written are added to `written`, models with new figures to
+    `counted`."""
 
     __slots__ = ("_counted", "_holders", "_late", "_responded", "_second_chances", "_written", "awake")
 
@@ -44,8 +45,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self._holders = holders
         self._written = written
         self._counted = counted
-        #: Models that may have a batch to form, by id; here those in whose queue others may have waited for a request
-        #: that has left. Changed by all code that queues or removes a model's requests.
+        #: Models that may have a batch to form, by id; this class adds those in whose queue others may have waited for
+        #: a request that has left. Changed by all code that queues or removes a model's requests.
         self.awake: dict[int, Model] = {}
         #: Keys of requests that were being executed when their instance died, and are queued a last time.
         self._second_chances: set[int] = set()
@@ -53,7 +54,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self._responded: set[int] = set()
 
     def respond(self, key: int, status: int, ref: int, header: int, now_ns: int, num_pieces: int = 0) -> Model | None:
-        """Send a response that is not the last. Returns the model if the request fails now."""
+        """Send a response that is not the last; the client holds its block `ref` from now on. Returns the model if
+        the request fails now, because too many of its replies wait."""
         request = self.get(key)
         if request is None:
             return None
@@ -77,7 +79,7 @@ class OpenRequests(dict[int, OpenRequest]):
         now_ns: int,
         num_pieces: int = 0,
     ) -> None:
-        """Send a worker's final answer to the client, which holds its block from now on."""
+        """Send a worker's final answer; the client holds its block `ref` from now on."""
         request = self.pop(key, None)
         if request is None:
             return
@@ -90,7 +92,7 @@ class OpenRequests(dict[int, OpenRequest]):
             reply = layout.traced_reply_record(number, status, ref, header, times, num_pieces)
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns)
-        if model.order is None:  # as in _say, whose call would cost as much again
+        if model.order is None:  # the body of _say: a call would cost as much again
             client.say(reply)
             self._written.add(client)
         else:
@@ -106,7 +108,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._forget(key)
 
     def answer_again(self, key: int, ref: int, header: int, num_pieces: int, hit_ns: int, now_ns: int) -> None:
-        """Answer a request as an equal one was; finding that answer has taken `hit_ns`."""
+        """Answer a request with the answer to an equal one; finding that answer has taken `hit_ns`."""
         client, model, number, _, _, start_ns, queue_ns, _ = self.pop(key)
         self._holders.hold(ref, key)
         times = queue_ns, *NO_COMPUTE  # always filled: the client's TRACE may come later
@@ -119,11 +121,10 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted.add(model)
 
     def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> Model | None:
-        """End a request that no worker will answer. `cell` counts the failure, `detail` is for the reason's sentence.
+        """End a request that no worker will answer. `cell` counts the failure, `detail` is the number in the reason's
+        sentence.
 
-        Returns its model, or None if the request had ended before.
-
-        Returns its model, None where it had ended before.
+        Returns the request's model, or None if the request had ended before.
         """
         request = self.pop(key, None)
         if request is None:
@@ -144,13 +145,14 @@ class OpenRequests(dict[int, OpenRequest]):
     # --- traces ---
 
     def trace(self, client: Client, number: int) -> None:
-        """Trace an open request, as its client has asked."""
+        """Trace an open request from now on, for its client."""
         key = client.first_key + number
         if key in self:
             client.traced[number] = TraceParent(TraceRoot(key), 0)
 
     def trace_child(self, client: Client, number: int, parent: int) -> None:
-        """Put a new call into the trace of its parent request, if that is open and traced. `parent` is its key."""
+        """Put a new call into the trace of its parent request, if that is open and traced. `parent` is the parent's
+        key."""
         asked = self.get(parent)
         if asked is None or not asked[0].traced:
             return
@@ -169,8 +171,8 @@ class OpenRequests(dict[int, OpenRequest]):
         is_call: bool = False,
         is_decoupled_step: bool = False,
     ) -> None:
-        """Send an ended child's times to the front end whose traced request it was made for; not after that request's
-        end, and not to guests. `times` are START_NS to COMPUTE_END_NS (layout.T)."""
+        """Send an ended child's times to the front end whose traced request caused the child; not after that
+        request's end, and not to guests. `times` are START_NS to COMPUTE_END_NS (layout.T)."""
         root, parent = trace
         asked = self.get(root.key)
         if asked is None or not asked[0].is_front_end:
@@ -203,11 +205,9 @@ class OpenRequests(dict[int, OpenRequest]):
         self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> Model | None:
-        """Cancel a request. Without `is_sure`, its client may still wait, and it stays in its queue.
+        """Cancel a request. Without `is_sure`, its client may still wait, and a queued request stays in its queue.
 
-        Returns the request's model if one of its workers has the request.
-
-        Returns the model one of whose workers has it, if any.
+        Returns the request's model if one of the model's workers has the request.
         """
         request = self.get(key)
         if request is None:
@@ -224,7 +224,7 @@ class OpenRequests(dict[int, OpenRequest]):
         return model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
 
     def reschedule(self, key: int, now_ns: int) -> None:
-        """Queue a request again that a worker gives back, behind all others."""
+        """Queue a request that its worker has returned, behind all others."""
         request = self.get(key)
         if request is None:
             return
@@ -242,7 +242,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted.add(model)
 
     def refuse(self, key: int, error: UnavailableError | SequenceError, now_ns: int) -> None:
-        """Refuse a request with the error for which its model's scheduler does not take it."""
+        """Refuse a request with the error that its model's scheduler raised when the request was added."""
         if isinstance(error, LateError):
             self.fail(key, Reason.TOO_LATE, now_ns, REJECTED, pack_times(error.needed_ns, error.left_ns))
         elif isinstance(error, SequenceError):
@@ -257,19 +257,16 @@ class OpenRequests(dict[int, OpenRequest]):
             self.fail(key, reason, now_ns, REJECTED)
 
     def not_begun(self, worker: Worker, reason: Reason) -> list[QueuedRequest]:
-        """Requests that a dead worker had been given and had not begun."""
+        """Requests that a dead worker had in its ring and had not begun to execute."""
         begun = _batch_begun(worker, reason)
         given = [key for key, running in worker.missing.items() if running.number > begun]
         return [request[-1] for key in given if (request := self.get(key)) is not None and not self._late.has(key)]
 
     def take_back(self, worker: Worker, reason: Reason, detail: int, now_ns: int) -> None:
-        """Queue a dead worker's unbegun requests again, and decide about those that it was executing.
+        """Queue a dead worker's unbegun requests again; requests that it was executing run once more, or fail.
 
-        A request in execution runs once more if the model may, alone, so that one that kills instances is found;
-        otherwise, and the second time, it fails. One that exceeded a limit is not tried again.
-
-        What it was executing runs once more where the model may, each request alone, so that one that kills instances
-        is found; else, and the second time, it fails. A limit it went beyond is not tried a second time.
+        A request in execution runs once more if the model may, alone, so that a request that kills instances is found;
+        otherwise, and the second time, it fails. A request that exceeded a limit is not tried again.
         """
         model = worker.model
         begun = _batch_begun(worker, reason)
@@ -283,7 +280,7 @@ class OpenRequests(dict[int, OpenRequest]):
                 self.fail(key, reason, now_ns, BACKEND, detail)
 
     def _queue_again(self, key: int) -> None:
-        """Queue a request whose instance died before all others, for a batch of its own."""
+        """Queue a request whose instance died, before all others and for a batch of its own."""
         request = self.get(key)
         if request is None:
             return
@@ -303,8 +300,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self._responded.discard(key)
 
     def drop(self, key: int) -> None:
-        """Remove a request that its client has not sent again: no worker has it any more, or its client does not wait
-        for it. If the client sends it after all, it is queued then."""
+        """Remove a request that its client has not sent again: no worker has it any more, or its client does not
+        wait for it. If the client does send the request later, it is queued then."""
         model = self.pop(key)[1]
         self._responded.discard(key)
         self._late.drop(key)
@@ -312,7 +309,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._say_all(model.order.forget(lambda each: each == key))
 
     def forget(self, client: Client) -> list[tuple[int, Model]]:
-        """Remove a dead client's requests. Returns running ones, which end without effect, and their models."""
+        """Remove a dead client's requests. Returns the running ones (key and model), which end without effect."""
         # A request for which others' responses are kept back is open.
         orders = {request[1].order for request in self.values()}
         running = []
@@ -347,5 +344,6 @@ class OpenRequests(dict[int, OpenRequest]):
 
 
 def _batch_begun(worker: Worker, reason: Reason) -> int:
-    """The batch that a dead worker began last; a number beyond those it was given is not believed."""
+    """Number of the batch that a dead worker began last; the worker's own figure is ignored if it has damaged its
+    memory."""
     return worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun

@@ -28,9 +28,9 @@ from shoal.request import NO_SEQUENCE, InferRequest, Parameters, unpack_lent_req
 from shoal.shm.layout import WORD
 from shoal.star.validation import ParsedInput, validate
 
-#: A function from a block's reference to its memory; None if it is gone.
+#: A function from a block's reference to its memory; None if the block is gone.
 OpenBlock = Callable[[int], memoryview | None]
-#: A tensor in its place: its form, its offset in a block, the block's reference, and the block's size.
+#: A tensor and where it lies: its form, its offset in a block (bytes), the block's reference, and the block's size.
 Passed = tuple[Form, int, int, int]
 
 #: Larger headers are parsed each time (ours).
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     #: First bytes and last bytes of the header of each step's request.
     head: bytes
     tail: bytes
-    #: Type of the correlation id, and whether there is one: what checks of steps look at.
+    #: Type of the correlation id, and whether there is one, for the checks of steps' requests.
     sequence: tuple[type, bool]
     #: Parameters that every response begins with, as in Triton: those of its sequence.
     parameters: Parameters
@@ -69,7 +69,9 @@ class EnsembleRequests:
         self, header: bytes, ref: int, nbytes: int, nbytes_of: Callable[[int], int]
     ) -> tuple[Asked, dict[str, Passed]]:
         """Parse the header of a request in block `ref` of `nbytes` bytes: the request, and its inputs by name.
-        `nbytes_of` returns another block's size, 0 if it is gone. Raises InternalError."""
+
+        `nbytes_of` returns another block's size in bytes, 0 if it is gone. Raises InternalError for a malformed header.
+        """
         found = self._kept.entries.get((header, nbytes))
         if found is None:
             found = _, inputs = _read_request(header, nbytes, nbytes_of)
@@ -82,7 +84,8 @@ class EnsembleRequests:
 def _read_request(
     header: bytes, nbytes: int, nbytes_of: Callable[[int], int]
 ) -> tuple[Asked, Sequence[tuple[str, Passed]]]:
-    """Inputs that lie in the header's own block have reference 0. Raises InternalError."""
+    """Parse the header of a request to an ensemble. Inputs that lie in the header's own block get the reference 0.
+    Raises InternalError for a malformed header."""
 
     def nbytes_there(lender: int) -> int:
         return nbytes_of(lender) if lender else nbytes
@@ -116,7 +119,7 @@ Checked = tuple[int, int, Template]
 
 
 class StepRequests:
-    """Requests to one step's model: checked as a client's are, and written."""
+    """Writer of requests to one step's model, which are checked as a client's are."""
 
     def __init__(self, inputs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> None:
         """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are its mapped outputs."""
@@ -128,7 +131,8 @@ class StepRequests:
     def write(
         self, model_id: int, signature: Signature, asked: Asked, tensors: Mapping[str, Passed]
     ) -> tuple[int, int, bytes]:
-        """Rows, shape key, header of a step's request. Optional inputs may be missing. Raises InvalidArgumentError."""
+        """Rows, shape key, header of a step's request; optional inputs may be missing. Raises InvalidArgumentError
+        if the tensors do not fit the model."""
         request, head, tail, sequence, _ = asked
         looked_at: list[object] = [model_id, sequence]
         numbers: list[int] = []
@@ -182,7 +186,7 @@ class Pieces:
     """The blocks of a response, addressed as if they lay one behind the other."""
 
     def __init__(self, refs: Sequence[int], open_block: OpenBlock) -> None:
-        """Open the blocks. Raises InternalError if one is gone."""
+        """Open the blocks by `open_block`. Raises InternalError if one is gone."""
         self.refs = refs
         self._starts, self.nbytes = [], 0
         for ref in refs:
@@ -194,19 +198,20 @@ class Pieces:
         self._starts.append(self.nbytes)
 
     def find(self, offset: int) -> tuple[int, int, int]:
-        """The block, the offset in it, and the block's size, for an offset into all of them."""
+        """For an offset into all blocks (bytes): the offset within its block, that block's reference, and the
+        block's size."""
         number = bisect_right(self._starts, offset, hi=len(self.refs)) - 1
         start, end = self._starts[number : number + 2]
         return offset - start, self.refs[number], end - start
 
 
 def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
-    """The references that begin a block of the batcher's own."""
+    """The references to `num_pieces` blocks that stand at the start of a block of the batcher's own."""
     return block[: num_pieces * WORD].cast("Q").tolist()
 
 
-#: A step's response: name in the ensemble, form and offset of each tensor it has; names of all its outputs, since steps
-#: do not wait for one that the model has left out; parameters.
+#: A step's response: name in the ensemble, form and offset of each tensor in the response; names of all outputs of the
+#: step, since other steps do not wait for an output that the model has left out; parameters.
 Answered = tuple[Sequence[tuple[str, Form, int]], tuple[str, ...], Parameters]
 
 
@@ -220,7 +225,8 @@ class StepResponses:
         self._kept = Memo[tuple[int, bytes, int], Answered]("step_response", MAX_KEPT)
 
     def read(self, model_id: int, signature: Signature, header: bytes, nbytes: int) -> Answered:
-        """Parse a response's header; its tensors have `nbytes` bytes, its shapes are clients'. Raises InternalError."""
+        """Parse a response's header; its tensors have `nbytes` bytes in all, its shapes are as clients see them.
+        Raises InternalError for a malformed header."""
         found = self._kept.entries.get((model_id, header, nbytes))
         if found is None:
             response = unpack_response(header, nbytes)
@@ -253,7 +259,7 @@ class EnsembleResponses:
     def write(
         self, outputs: Sequence[str], tensors: Sequence[Passed], parameters: Parameters
     ) -> tuple[list[int], bytes]:
-        """The blocks of a response's tensors, and its header."""
+        """The references to the blocks of a response's tensors, and its header."""
         key = (outputs, *[form for form, _, _, _ in tensors])
         template = self._kept.entries.get(key)
         if template is None:

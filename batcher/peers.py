@@ -40,7 +40,7 @@ _NO_ITEM = layout.record()
 
 
 class Peer:
-    """One link: the ring from a process, and the ring to it."""
+    """A process at the other end of a link: the ring from that process, and the ring to it."""
 
     __slots__ = ("bell", "must_ring", "owner", "reader", "slab", "writer")
 
@@ -54,7 +54,8 @@ class Peer:
         self.must_ring = False
 
     def flush(self) -> bool:
-        """Publish pushed records, and ring the peer's bell once if necessary. False if more waits to be pushed."""
+        """Publish pushed records, and ring the peer's bell once if necessary. False if further records wait to be
+        pushed."""
         self.writer.publish()
         if self.must_ring:
             self.must_ring = False
@@ -67,7 +68,8 @@ class Peer:
 
 
 class Client(Peer):
-    """A front end, a worker whose model calls others, or a guest: a foreign process (guests.py).
+    """A client of the star: a front end, a worker whose model calls others, or a guest, which is a foreign process
+    (guests.py).
 
     The key of a request is `first_key` plus the client's number of it.
     """
@@ -89,16 +91,16 @@ class Client(Peer):
         self.is_guest = is_guest
         #: A front end runs no foreign code, so its digests are believed.
         self.is_front_end = is_front_end
-        #: The greatest number of its requests so far; numbers ascend.
+        #: The greatest number of the client's requests so far; numbers ascend.
         self.last_number = 0
-        #: Replies for which its ring has no room yet.
+        #: Replies for which the ring to the client has no room yet.
         self.backlog: deque[Record] = deque()
         #: Open traced requests by number: their replies carry times.
         self.traced: dict[int, TraceParent] = {}
         self._recalled = 0  # position in the ring behind the last RECALL
 
     def say(self, reply: Record) -> None:
-        """Send a reply, behind all earlier ones. The ring has room for one per request; others may wait in the
+        """Send a reply, behind all earlier ones. The ring has room for one reply per request; others may wait in the
         backlog."""
         self.must_ring = True
         if self.backlog:
@@ -115,16 +117,17 @@ class Client(Peer):
         return self.writer.is_unread(self._recalled)
 
     def recall(self, record: Record) -> None:
-        """Ask a front end to copy what it holds of a worker's results; skipped if its ring is full."""
+        """Send a RECALL to a front end, which copies the worker's results that it holds; skipped if the ring is
+        full."""
         with suppress(RingFullError):
             self.writer.push(record)
             self._recalled = self.writer.position
             self.must_ring = True
 
     def send_child_trace(self, record: Record, max_unread: int) -> bool:
-        """Send a CHILD_TRACE, and return True; not with `max_unread` records unread, or replies waiting for room.
+        """Send a CHILD_TRACE unless `max_unread` records are unread, or replies wait for room. Whether it was sent.
 
-        The client reads it with its next reply; it is woken only once half of the room is taken.
+        The client reads the record with its next reply; it is woken only once half of the room is taken.
         """
         num_unread = self.writer.num_unread
         if self.backlog or num_unread >= max_unread:
@@ -138,13 +141,14 @@ class Client(Peer):
         return self.traced.get(number)
 
     def times(self, number: int, model: "Model", queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
-        """The words of a reply that say when its request was accepted and computed; zeros if it is not traced."""
+        """The five words of a reply with the times of its request's acceptance and computation; zeros if the request
+        is not traced."""
         if number not in self.traced:
             return 0, 0, 0, 0, 0
         return queue_ns, *model.points(compute)
 
     def flush(self) -> bool:
-        """Publish, after moving as much of the backlog into the ring as fits."""
+        """Move as much of the backlog into the ring as fits, and publish. False if replies are left in the backlog."""
         if self.backlog:
             for _ in range(min(self.writer.num_free, len(self.backlog))):
                 self.writer.push(self.backlog.popleft())
@@ -157,7 +161,7 @@ Reply = tuple[Client, Record]
 
 
 class Sharing(Protocol):
-    """A cache that answers several requests with one response (cached_responses.py)."""
+    """A cache that answers several requests with one response; implemented and described in cached_responses.py."""
 
     def take(self, model: "Model", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
     def settle(self, model: "Model", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
@@ -173,7 +177,7 @@ class Model:
         "groups", "id", "is_failed", "is_fixed", "max_rows", "may_run_again", "order", "row", "scheduler", "sequences",
         "sharing", "signature", "version",
     )  # fmt: skip
-    #: The cell that counts its requests which end with an error and were not cancelled.
+    #: The cell that counts the model's requests which end with an error and were not cancelled.
     FAILURE = BACKEND
 
     def __init__(
@@ -195,14 +199,14 @@ class Model:
         #: Most rows of one request, and whether requests differ in nothing else (guests.py).
         self.max_rows = max_rows
         self.is_fixed = is_fixed
-        #: For ensembles: its inputs and outputs, and its name and version in refusals.
+        #: For ensembles that have the model as a step: its inputs and outputs, and its name and version in refusals.
         self.signature = signature
         self.version = version
         self.groups = groups
         self.scheduler = scheduler
         if scheduler.rejects:
             self.heed_deadlines()
-        #: The rules of its sequences; None if it has none.
+        #: The model's sequence batcher; None if its requests belong to no sequences.
         self.sequences = scheduler.sequences
         self.row = row
         #: Whether a request whose execution ended with its instance's death may be executed a second time.
@@ -211,15 +215,15 @@ class Model:
         self.order: ResponseOrder[Reply] | None = ResponseOrder() if keeps_order else None
         #: With `response_cache`: finds equal requests.
         self.sharing = sharing
-        #: Whether all its instances die again and again: requests are refused until one is ready.
+        #: Whether all instances die again and again: requests are refused until one is ready.
         self.is_failed = False
 
     def points(self, compute: Compute) -> tuple[int, int, int, int]:
-        """The compute time points in a trace of one of its requests."""
+        """The compute time points in the trace of one of the model's requests."""
         return time_points(compute)
 
     def heed_deadlines(self) -> None:
-        """Check deadlines from now on: a request with one is about to be queued."""
+        """Check deadlines from now on: a request with a deadline is about to be queued."""
         if not self.scheduler.heeds_deadlines:
             self.scheduler = DeadlineScheduler(self.scheduler)
 
@@ -227,8 +231,8 @@ class Model:
 class Running:
     """A batch that a worker has been given: its number, its rows, and how many of its answers are missing.
 
-    `is_executed` once its execution is over and the instance is free, though answers are missing. `compute` are the
-    times of the execution that ended at `end_ns`. `positions`, for a batch whose answers come one by one: key →
+    `is_executed` is set once the execution is over and the instance is free, though answers are missing. `compute` are
+    the times of the execution that ended at `end_ns`. `positions`, for a batch whose answers come one by one: key →
     position in the ring of each request that is not marked as answered.
     """
 
@@ -245,7 +249,7 @@ class Running:
 
 
 class Worker(Peer):
-    """A model instance, and the requests it has been given and not answered, in the order of their batches."""
+    """A model instance, and the requests that it has been given and not answered, in the order of their batches."""
 
     __slots__ = (
         "_link_words", "_words", "cancelled", "freed", "held", "is_hungry", "missing", "model", "num_batches",
@@ -256,14 +260,15 @@ class Worker(Peer):
         super().__init__(owner, link, segment, bell)
         self.model = model
         self.missing: dict[int, Running] = {}
-        #: Numbers of the last batch it was given, and of the last one that is finished; batches finish in order.
+        #: Numbers of the last batch that the worker was given, and of the last one that is finished; batches finish in
+        #: order.
         self.num_batches = 0
         self.num_finished = 0
-        #: Its blocks that have no holder any more, to be sent with its next batch, or at the end of the step.
+        #: Blocks of the worker that have no holder any more, to be sent with its next batch, or at the end of the step.
         self.freed: list[int] = []
-        #: Cancelled requests that it has not been told of, each once.
+        #: Cancelled requests whose CANCEL has not been sent to the worker, each once.
         self.cancelled: set[int] = set()
-        #: Whether it waits for freed blocks, and since when it has had no memory for a result (ns; 0: it has).
+        #: Whether the worker waits for freed blocks, and since when it has had no memory for a result (ns; 0: it has).
         self.is_hungry = False
         self.short_since_ns = 0
         #: A batch some of whose requests, or all, were answered in this step.
@@ -276,19 +281,21 @@ class Worker(Peer):
 
     @property
     def batch_begun(self) -> int:
-        """Number of the last batch that it has begun, according to itself."""
+        """Number of the last batch that the worker has begun, according to the worker itself."""
         return self._words[PROGRESS_WORD]
 
     def may_not_ring(self, now_ns: int) -> bool:
-        """Whether its ring has, or may get, an answer without a ring before its next execution, which may be long. Not
-        once the present execution has lasted so long that the worker rings at its end."""
+        """Whether an answer is, or may come, in the worker's ring without a ring of the bell before the next
+        execution, which may be long. False once the present execution has lasted so long that the worker rings at
+        its end."""
         since_ns = self._words[BUSY_SINCE_WORD]
         if not self.missing or self.overlaps or 0 < since_ns < now_ns - RING_AFTER_NS:
             return self.reader.has_unread()  # in this order, so that answers from before this execution are seen
         return True
 
     def flush(self) -> bool:
-        """Publish; also push FREEs that travelled with no batch, and CANCELs as blocks and batches leave room."""
+        """Publish, after pushing FREEs that travelled with no batch, and as many CANCELs as blocks and batches leave
+        room for."""
         for ref in self.freed:
             self.writer.push(layout.free_record(ref))
         self.freed.clear()
@@ -300,7 +307,8 @@ class Worker(Peer):
 
     @property
     def overlaps(self) -> bool:
-        """Whether it answers requests after their execution has ended, so that batches do not finish in order."""
+        """Whether the worker answers requests after their execution has ended, so that batches do not finish in
+        order."""
         return bool(self._link_words[OVERLAP_WORD])
 
     def end_shortage(self, ref: int) -> None:
@@ -314,8 +322,8 @@ class Worker(Peer):
         self._link_words[OVERLAP_WORD] = 1
 
     def acknowledge(self) -> None:
-        """Free the slots of the worker's records. A successor is left the number of the batch up to which all answers
-        were passed on, and marks on the answered requests of the batch behind it."""
+        """Free the slots of the worker's records. For a successor, the link then has the number of the batch up to
+        which all answers were passed on, and marks on the answered requests of the batch behind that."""
         if (running := self.partly_answered) is not None:
             self.partly_answered = None
             if running.num_missing and not self.overlaps:
@@ -329,8 +337,8 @@ class Worker(Peer):
         self.reader.acknowledge()
 
     def note_returned(self, running: Running, key: int) -> None:
-        """Mark, for a successor, that the worker has given back a request of this batch: it need not wait for an
-        answer, and may find the request in a later batch. To be called before the request is queued again."""
+        """Mark, for a successor, that the worker has returned a request of this batch: a successor need not wait for
+        an answer, and may find the request in a later batch. To be called before the request is queued again."""
         if not self.overlaps:
             self._mark(running, key)
 
@@ -366,11 +374,8 @@ class Worker(Peer):
     def take_over(self) -> None:
         """Find the requests that a dead batcher gave this worker and saw no answer to, in the ring between them.
 
-        Those of a worker whose executions overlap cannot be told from requests whose responses clients have had
-        already: its records about earlier batches are ignored.
-
-        Requests of a worker whose executions overlap cannot be told from those whose responses clients have been
-        shown: whatever it says of earlier batches is passed over.
+        Such requests of a worker whose executions overlap cannot be told from requests whose responses clients have had
+        already: that worker's records about earlier batches are ignored.
         """
         finished = self._link_words[PROGRESS_WORD]
         self.num_finished = self.num_batches = finished

@@ -1,9 +1,9 @@
 """One connection to Redis in the batcher's loop: values by name, requested and stored without ever blocking.
 
 Each lookup is answered within `socket_timeout`, by a value or by None. A Redis that is silent for longer, or sends a
-malformed reply, is disconnected; a second later it is tried again, and until then lookups are refused. Names,
-addresses, TLS and passwords are resolved in a thread that ends with a connection or an error; the loop does not wait
-for it.
+malformed reply, is disconnected; a second later the connection is tried again, and until then lookups are refused.
+Names, addresses, TLS and passwords are resolved in a thread that ends with a connection or an error; the loop does not
+wait for that thread.
 """
 
 import logging
@@ -34,19 +34,19 @@ _MAX_RECEIVES = 8
 #: In place of a key: the reply to a stored value, of which only a refusal matters.
 _KEPT = 0
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
-#: Raised where nothing more can be read, or sent, for now.
+#: Errors raised if nothing more can be read, or sent, for now.
 _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
-#: Bytes that hiredis may hold beyond the largest value: its first line, and replies that were read a moment ago.
+#: Bytes that hiredis may hold beyond the largest value: the value's first line, and replies that were just read.
 _MOST_BESIDE_VALUE = 64 << 10
 _INCOMPLETE = object()
 
-#: The key of the request that asked, and the value; None: there is none, or it is unknown.
+#: The key of the request that needed a value, and the value; None: there is none, or the lookup failed.
 Found = tuple[int, bytes | None]
 
 
 class ProtocolError(ConnectionError):
-    """The bytes received are not a reply; none after them can be understood."""
+    """Received bytes are not a reply of Redis; no bytes after them can be understood."""
 
 
 class Refusal(Exception):
@@ -72,7 +72,8 @@ class ReplyReader:
         self._reader = Reader(protocolError=ProtocolError, replyError=Refusal, notEnoughData=_INCOMPLETE)
 
     def read(self, data: bytes) -> Iterator[Reply]:
-        """All replies that these bytes complete. Raises ProtocolError."""
+        """All replies that these bytes complete. Raises ProtocolError for bytes that are no reply, an array, or too
+        long a value."""
         self._reader.feed(data)
         while (reply := self._next()) is not _INCOMPLETE:
             if not isinstance(reply, (bytes, int, Refusal, NoneType)):
@@ -89,8 +90,8 @@ class ReplyReader:
 
 
 class RedisConnection:
-    """A connection, and what waits to be sent and received: `ask` and `keep`, then `step`. `poller` wakes the loop when
-    the socket is readable or writable."""
+    """A connection to Redis, with its commands to be sent and its expected replies: `ask` and `keep`, then `step`.
+    `poller` wakes the loop when the socket is readable or writable."""
 
     def __init__(self, settings: RedisSettings, poller: select.epoll, wake: Callable[[], None]) -> None:
         """`wake` ends a wait of the loop; it is called by another thread."""
@@ -105,14 +106,14 @@ class RedisConnection:
         self._is_connecting = False
         self._is_told = False
         self._is_refusal_told = False
-        #: The thread's result; changed by it, and by step.
+        #: The connecting thread's result; changed by that thread, and by step.
         self._made: socket.socket | OSError | ValueError | None = None
         #: Descriptor of the connection; -1 without one.
         self.fd = -1
         #: Whether the socket may be readable or writable. Set by the loop.
         self.is_ready = False
-        # Changed by ask, keep, forget and step: keys that wait, with deadlines earlier than the timeout; expected
-        # replies in order, with their timeouts; bytes to be sent, and being sent.
+        # Changed by ask, keep, forget and step: keys that wait for values; deadlines of those that wait for less than
+        # the timeout; expected replies in order, with their timeouts; bytes to be sent, and being sent.
         self._asked: set[int] = set()
         self._hasty: dict[int, int] = {}
         self._awaited: deque[tuple[int, int]] = deque()
@@ -125,7 +126,8 @@ class RedisConnection:
     # --- called by the cache ---
 
     def ask(self, key: int, name: bytes, now_ns: int, deadline_ns: int = 0) -> bool:
-        """Request a value; `step` returns it. False if nothing can be requested. `deadline_ns`: the client's, or 0."""
+        """Request a value; `step` returns it. False if there is no connection. `deadline_ns` is the client's
+        (monotonic), or 0."""
         if self._socket is None:
             return False
         latest_ns = now_ns + self._timeout_ns
@@ -137,7 +139,7 @@ class RedisConnection:
         return True
 
     def forget(self, key: int) -> bool:
-        """Whether the request waited for a value; it no longer does."""
+        """Stop a request's wait for a value. False if the request did not wait."""
         self._hasty.pop(key, None)
         if key not in self._asked:
             return False
@@ -145,7 +147,7 @@ class RedisConnection:
         return True
 
     def keep(self, name: bytes, value: bytes, now_ns: int) -> None:
-        """Send a value to be stored, unless too many bytes wait already."""
+        """Send a value to be stored, unless too many bytes wait to be sent already."""
         nbytes = len(value)
         if self._socket is not None and self._num_unsent_bytes + len(self._sending) + nbytes <= MAX_UNSENT_BYTES:
             self._say(command(b"SET", name, value), _KEPT, now_ns + self._timeout_ns)
@@ -159,7 +161,7 @@ class RedisConnection:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When `step` must run again though nothing arrives, in ns; 0: at once; None: never."""
+        """When `step` must run again though nothing arrives, in monotonic ns; 0: at once; None: never."""
         if self._socket is None:
             return None if self._is_connecting else self._retry_ns
         if self.is_ready or (self._unsent and not self._sending):
@@ -170,7 +172,8 @@ class RedisConnection:
         return min(latest_ns, *self._hasty.values()) if self._hasty else latest_ns
 
     def step(self, now_ns: int) -> list[Found]:
-        """Send and receive what is possible. Returns found values; None for lookups that failed or timed out."""
+        """Send and receive as much as possible without waiting. Returns the values found; None for lookups that
+        failed or timed out. Never raises: an error of the network closes the connection."""
         if self._socket is None:
             self._connect(now_ns)
         if self._socket is not None:
@@ -224,7 +227,7 @@ class RedisConnection:
             self._found.append((key, reply if isinstance(reply, bytes) and reply else None))
 
     def _lose(self, error: OSError, now_ns: int) -> None:
-        """Close the connection; all lookups have failed. An idle one that Redis closes is not logged."""
+        """Close the connection; all lookups have failed. The error is not logged if Redis closed an idle connection."""
         assert self._socket is not None
         is_news = bool(self._awaited) or isinstance(error, ProtocolError)
         self._poller.unregister(self.fd)
@@ -241,7 +244,7 @@ class RedisConnection:
         self._wait(error if is_news else None, now_ns)
 
     def _wait(self, error: object, now_ns: int) -> None:
-        """Do without a connection for a while, and log the error if it is new."""
+        """Do without a connection for RETRY_NS, and log the error if it is new."""
         self._retry_ns = now_ns + RETRY_NS
         if error is not None and not self._is_told:
             self._is_told = True
@@ -250,7 +253,7 @@ class RedisConnection:
     # --- the connection ---
 
     def _connect(self, now_ns: int) -> None:
-        """Start the thread that connects, or take its result."""
+        """Start the thread that connects, or use its result."""
         if self._is_connecting:
             made, self._made = self._made, None
             if made is None:
@@ -281,8 +284,9 @@ class RedisConnection:
 
 
 def connected(settings: RedisSettings) -> socket.socket:
-    """A greeted, non-blocking connection. Raises OSError. `connect_timeout` bounds each wait for the network, and the
-    whole of it once the addresses are known."""
+    """A non-blocking connection that has logged in. Raises OSError if Redis cannot be reached or refuses, ValueError
+    for an impossible host name. `connect_timeout` bounds each wait for the network, and all of them together once
+    the addresses are known."""
     connection = socket.create_connection((settings.host, settings.port), settings.connect_timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -305,7 +309,8 @@ def _with_tls(connection: socket.socket, settings: RedisSettings) -> socket.sock
 
 
 def _greet(connection: socket.socket, settings: RedisSettings) -> None:
-    """Log in, select the database, wait for replies: a stopped Redis accepts connections, too. Raises OSError."""
+    """Log in, select the database, wait for the replies: a stopped Redis accepts connections, too. Raises OSError if
+    it refuses."""
     commands = []
     if settings.user or settings.password:
         names = (settings.user,) if settings.user else ()

@@ -1,4 +1,4 @@
-"""Kept answers, and requests that wait for an equal one's: least recently used, bounded by bytes.
+"""Kept answers, and requests that wait for the answer to an equal one: least recently used, bounded by bytes.
 
 Of equal requests in progress one is executed, the leader, and the others wait for its answer; but not those of another
 priority or timeout, nor with a deadline before the leader's, which may be queued for longer. An evicted answer counts
@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """What equal requests share: the model version as it was loaded, and the digest that a front end made."""
+    """The common identity of equal requests: the model version as it was loaded, and the digest that a front end
+    made."""
 
     model_id: int
     digest_low: int
@@ -19,7 +20,7 @@ class Identity(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A kept answer."""
+    """A kept answer: its block's reference, its header's span, and the bytes that the block takes."""
 
     ref: int
     header: int
@@ -27,7 +28,7 @@ class Stored(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """What requests must have in common to wait for each other."""
+    """The common properties of requests that may wait for each other."""
 
     identity: Identity
     priority: int
@@ -35,14 +36,14 @@ class Flight(NamedTuple):
 
 
 class _Led(NamedTuple):
-    """A flight in progress: its leader's deadline (0 = none), and the requests that wait for it, in order."""
+    """A flight in progress: its leader's deadline (0 = none), and the requests that wait for the leader, in order."""
 
     deadline_ns: int
     waiting: dict[int, None]
 
 
 class ResponseCache:
-    """`find`, `store` and `evict` kept answers; `begin` and `end` requests that others may wait for."""
+    """Kept answers (`find`, `store`, `evict`) and requests that others may wait for (`begin`, `end`)."""
 
     __slots__ = ("_flights", "_leaders", "_lingering", "_max_nbytes", "_stored", "_waiting", "nbytes")
 
@@ -70,7 +71,7 @@ class ResponseCache:
     # --- kept answers ---
 
     def find(self, identity: Identity) -> Stored | None:
-        """The answer to an equal request, which becomes the most recently used."""
+        """The answer to an equal request, which becomes the most recently used one; None if there is none."""
         stored = self._stored.get(identity)
         if stored is not None:
             self._stored.move_to_end(identity)
@@ -85,14 +86,15 @@ class ResponseCache:
         return self.nbytes + nbytes <= self._max_nbytes
 
     def store(self, identity: Identity, stored: Stored) -> None:
-        """Keep an answer, which fits, to a request that has none."""
+        """Keep an answer, for which there is room, under an identity that has none."""
         assert self.fits(stored.nbytes)
         assert identity not in self._stored
         self._stored[identity] = stored
         self.nbytes += stored.nbytes
 
     def evict(self) -> int:
-        """Evict the oldest answer. Returns its block, to be `freed` once it has no reader; 0 if there is no answer."""
+        """Evict the least recently used answer. Returns its block, to be `freed` once it has no reader; 0 if there
+        is no answer."""
         return self._let_go(next(iter(self._stored))) if self._stored else 0
 
     def freed(self, ref: int) -> None:
@@ -111,7 +113,8 @@ class ResponseCache:
     # --- requests in progress ---
 
     def begin(self, flight: Flight, key: int, deadline_ns: int) -> bool:
-        """Whether this request must be executed, as the leader or by itself; otherwise it waits for the leader."""
+        """Whether this request must be executed, as the leader or by itself. If not, the request waits for the
+        leader from now on."""
         led = self._flights.get(flight)
         if led is None:
             self._leaders[key], self._flights[flight] = flight, _Led(deadline_ns, {})
@@ -123,12 +126,13 @@ class ResponseCache:
         return False
 
     def end(self, key: int) -> tuple[Flight, list[int]] | None:
-        """End a leader. Returns its flight and the requests that have waited for it, in order; None if it led none."""
+        """End a leader's flight. Returns the flight and the requests that have waited for the leader, in order; None
+        if the request led none."""
         flight = self._leaders.pop(key, None)
         return None if flight is None else (flight, self._disband(flight))
 
     def cancel(self, key: int) -> bool:
-        """Whether the request waited for another; it no longer does."""
+        """Stop a request's wait for its leader. False if the request did not wait."""
         flight = self._waiting.pop(key, None)
         if flight is None:
             return False

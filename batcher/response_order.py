@@ -18,7 +18,8 @@ def keeps_order(config: dict[str, Any]) -> bool:
 
 
 class ResponseOrder(Generic[_Said]):
-    """The order of one model's requests, by key. One that begins twice, as its instance dies, keeps its place."""
+    """The order of one model's requests, by key. A request that begins twice, because its instance died, keeps its
+    place."""
 
     __slots__ = ("_kept", "_over")
 
@@ -28,14 +29,15 @@ class ResponseOrder(Generic[_Said]):
         self._over: set[int] = set()
 
     def begin(self, keys: Iterable[int]) -> bool:
-        """Note requests given to an instance. Whether others precede them, so that their responses may have to wait."""
+        """Note requests given to an instance. Returns whether others precede them, so that their responses may have
+        to wait."""
         waits = bool(self._kept)
         for key in keys:
             self._kept.setdefault(key, [])
         return waits
 
     def admit(self, key: int, said: _Said, *, is_last: bool) -> list[_Said]:
-        """The responses that may be sent now that this one came: none, this one, or also others that waited."""
+        """The responses that may be sent now that `said` came: none, this one, or also others that waited."""
         kept = self._kept.get(key)
         if kept is None:
             return [said]

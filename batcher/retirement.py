@@ -1,4 +1,4 @@
-"""Workers and models that get nothing more, and are reported once nothing of theirs is left.
+"""Workers and models that get no more requests, and are reported once no request of theirs is left.
 
 Lives in the batcher.
 """
@@ -20,9 +20,10 @@ class Retirement:
         self.models: set[Model] = set()
 
     def reports(self, all_workers: Iterable[Worker], in_use: set[int]) -> list[ModelRetired | WorkerRetired]:
-        """Messages about those that have nothing left; their last answers have been published to clients.
+        """Messages about the workers and models that have no request left, whose last answers have been published to
+        clients.
 
-        `in_use` are models that an open request may still need, though none is queued or running there.
+        `in_use` are ids of models that an open request may still need, though none is queued or running there.
         """
         reports: list[ModelRetired | WorkerRetired] = []
         for worker in [each for each in self.workers if not each.missing]:

@@ -1,16 +1,17 @@
 """Answers shared with other servers: names, the same on all of them, and bytes, which are checked.
 
 A name is  shoal:1:<model>:<version>:<loaded>:<asked>  where <loaded> says what the version was loaded from (`revision`
-in repository/plan.py), <asked> what was asked (shoal/star/request_digest.py). A value, with little-endian numbers:
+in repository/plan.py), <asked> is the request's digest (shoal/star/request_digest.py). A value, with little-endian
+numbers:
 
     offset  size
       0       4  b"SRC1"
       4       4  u32  CRC-32 of all that follows
       8       4  u32  where the header begins, in what follows at 16
-     12       4  u32  nothing yet: 0
+     12       4  u32  0, reserved
      16          tensors, each where its header says, and the header, as in a block (request.py's pack_response)
 
-The 1 of both is to be another where digests or values are made otherwise. Lives in the batcher.
+The 1 in names and in the magic must change when digests or values are made differently. Lives in the batcher.
 """
 
 import struct
@@ -34,7 +35,7 @@ _CHECKED_FROM = 8
 
 
 class Store(Protocol):
-    """A store of values by name (redis_connection.py has the rules)."""
+    """A store of values by name; redis_connection.py describes the methods."""
 
     @property
     def deadline_ns(self) -> int | None: ...
@@ -45,7 +46,7 @@ class Store(Protocol):
 
 
 class Answer(NamedTuple):
-    """A valid value: a block's contents, and where the header is in them."""
+    """A valid value: a block's contents, and the header's offset in them, in bytes."""
 
     contents: memoryview
     header: int
@@ -71,7 +72,7 @@ class SharedAnswers:
     # --- models ---
 
     def name(self, model_id: int, revision: str) -> None:
-        """Set a model version's name, the same wherever that version is served."""
+        """Set the part of a version's name that is equal on all servers of that version."""
         self._names[model_id] = f"{_PREFIX}{revision}:".encode()
 
     def unname(self, model_id: int) -> None:
@@ -87,20 +88,20 @@ class SharedAnswers:
 
     @property
     def in_use(self) -> set[int]:
-        """Models with requests that wait for the store."""
+        """Ids of models with requests that wait for the store."""
         return {look_up.identity.model_id for look_up in self._pending.values()}
 
     # --- answers ---
 
     def look_up(self, identity: Identity, queued: QueuedRequest, now_ns: int) -> bool:
-        """Request an answer from the store. Whether the request waits now; then `step` returns what was found."""
+        """Request an answer from the store. Whether the request waits now; then `step` returns the answer, or None."""
         if not self._store.ask(queued.key, self._name(identity), now_ns, queued.deadline_ns):
             return False
         self._pending[queued.key] = LookUp(identity, now_ns)
         return True
 
     def forget(self, key: int) -> bool:
-        """Whether the request waited; it no longer does."""
+        """Stop a request's wait for the store. False if the request did not wait."""
         self._store.forget(key)
         return self._pending.pop(key, None) is not None
 
@@ -112,7 +113,7 @@ class SharedAnswers:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When `step` must run again though no bell rings, in ns; 0: at once; None: never."""
+        """When `step` must run again though no bell rings, in monotonic ns; 0: at once; None: never."""
         return self._store.deadline_ns
 
     def step(self, now_ns: int) -> list[tuple[int, LookUp, Answer | None]]:
@@ -131,7 +132,7 @@ def pack_answer(contents: memoryview, header: int) -> bytes:
 
 
 def unpack_answer(value: bytes) -> Answer | None:
-    """The answer in a value; None if it is not one that `pack_answer` made."""
+    """The answer in a value; None if the value was not made by `pack_answer`."""
     if len(value) < _HEAD.size:
         return None
     magic, checksum, header, nothing = _HEAD.unpack_from(value)

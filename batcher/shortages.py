@@ -1,8 +1,10 @@
-"""Workers that lack memory for a result: which clients must give back theirs. Pure; lives in the batcher.
+"""Workers that lack memory for a result, and the clients that must release such a worker's results. Pure; lives in the
+batcher.
 
-A worker without room (ROOM) first gets back what front ends hold for slow readers: they copy it, within their bounds,
-and release it. Meanwhile the worker asks for an oversize segment. If it gets none (ROOM_NOW), front ends disconnect
-their slowest readers, and of guests, which cannot be asked, the one that holds most is ended.
+A worker without room (ROOM) first gets back the blocks that front ends hold for slow readers: they copy the results,
+within their bounds, and release the blocks. Meanwhile the worker requests an oversize segment. If it gets none
+(ROOM_NOW), front ends disconnect their slowest readers. Guests cannot be asked for blocks: the one that holds most of
+the worker's results is ended.
 """
 
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, recall_record
 
 
 class Shortages:
-    """Recalls of blocks. Front ends to which a RECALL was sent are added to `written`."""
+    """Asks clients to release blocks. Front ends to which a RECALL was sent are added to `written`."""
 
     def __init__(self, clients: Mapping[int, Client], holders: Holders, blocks: Blocks, written: set[Client]) -> None:
         self._clients = clients
@@ -25,7 +27,8 @@ class Shortages:
         self._written = written
 
     def ask_back(self, worker: Worker, urgency: int, now_ns: int) -> int:
-        """Send RECALL to the front ends that hold this worker's results. Returns the guest to be ended; mostly 0."""
+        """Send RECALL to the front ends that hold this worker's results. Returns the owner id of the guest to be
+        ended; mostly 0."""
         worker.is_hungry = True
         if urgency not in (ROOM, ROOM_NOW):
             return 0
@@ -43,7 +46,7 @@ class Shortages:
 
     def _ask(self, client: Client, segments: set[int], *, is_urgent: bool) -> None:
         if client.has_unread_recall:
-            return  # it is stopped or busy: if the memory is still needed then, it is asked again
+            return  # the client is stopped or busy: it gets another RECALL if the memory is still needed then
         rest = iter(segments)
         while owners := tuple(islice(rest, MAX_RECALLED)):
             client.recall(recall_record(owners, is_urgent=is_urgent))

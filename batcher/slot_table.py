@@ -24,10 +24,10 @@ class SlotTable:
         self._words = link.words[first : first + header.slab_nbytes // WORD]
 
     def note(self, change: SlotChange) -> None:
-        """Write down that a slot has another sequence, or the same in another state."""
+        """Write that a slot has another sequence, or its sequence another state."""
         words, first = self._words, SLOT_WORDS * change.slot
         if first + SLOT_WORDS <= len(words):
-            # In this order: a half-written sequence counts as none.
+            # In this order, so that a half-written sequence counts as none.
             words[first + _STATE] = SlotState.FREE
             words[first + _CORRELATION], words[first + _NUMBER] = change.correlation, change.number
             words[first + _STATE] = change.state

@@ -12,7 +12,7 @@ _LAST_INFERENCE_MS = CELL["last_inference_ms"]
 #: Why a request failed: the cell that counts it beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
 OTHER = CELL["failed_other"]
-#: The state of the queue; not counted, but read from the scheduler whenever a row is published.
+#: The state of the queue, read from the scheduler whenever a row is published.
 PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 
 #: Times of one execution in ns: its start, then the durations of input, inference and output.
@@ -27,8 +27,6 @@ def compute_times(start: int, input_end: int, output_start: int, end: int, now_n
     """The times of a DONE record, made monotonic and past, since a worker could write anything.
 
     Two times near 2^64 would overflow a cell. `now_ns` is when the batcher's step began.
-
-    Two of 2^64 would not fit into a cell together. `now_ns` is when the batcher began to look.
     """
     latest = now_ns + _STEP_NS
     if not start <= input_end <= output_start <= end <= latest:
@@ -46,7 +44,8 @@ def time_points(compute: Compute) -> tuple[int, int, int, int]:
 
 
 def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns: int, now_ns: int) -> None:
-    """Count an answered request; `start_ns` is when its client began to receive it, `queue_ns` when it was queued."""
+    """Count an answered request; `start_ns` is when its client began to receive the request, `queue_ns` when it was
+    queued."""
     cells = row.cells
     compute_start_ns = compute[0]
     request_ns = now_ns - start_ns if now_ns > start_ns else 0
@@ -86,13 +85,13 @@ def count_cache_hit(row: Row, hit_ns: int, start_ns: int, queue_ns: int, now_ns:
 
 
 def count_cache_miss(row: Row, miss_ns: int) -> None:
-    """Count a request executed after a lookup in the cache; `miss_ns` are the times of lookup and storing."""
+    """Count a request executed after a lookup in the cache; `miss_ns` is the time of lookup and storing together."""
     row.cells[_MISS_COUNT] += 1
     row.cells[_MISS_NS] += miss_ns
 
 
 def count_cache_lookup(row: Row, lookup_ns: int) -> None:
-    """Count a failed lookup in the shared store: part of a miss, which is counted at its end."""
+    """Count a failed lookup in the shared store: part of a miss, which is counted when the request ends."""
     row.cells[_MISS_NS] += lookup_ns
 
 

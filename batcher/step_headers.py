@@ -8,8 +8,8 @@ from shoal.shm.slab import Block, Slab
 
 
 class StepHeaders:
-    """The headers of one iteration of an ensemble. All lie in one block while it has room, and the response then takes
-    their place: to allocate and free a block costs as much as the rest of a step's header."""
+    """The headers of one iteration of an ensemble. All lie in one block while it has room, and the response then
+    takes their place: to allocate and free a block costs as much as the rest of a step's header."""
 
     __slots__ = ("_end", "_full", "_memory", "_nbytes", "_ref", "_slab")
 
@@ -21,7 +21,8 @@ class StepHeaders:
         self._full: list[int] = []
 
     def add(self, header: bytes) -> tuple[int, int]:
-        """Store a header. Returns its block and span. Raises UnavailableError if there is no room."""
+        """Store a header. Returns its block's reference and its span; the block stays this object's. Raises
+        UnavailableError if there is no room."""
         nbytes = len(header)
         start = self._end
         end = start + nbytes
@@ -34,7 +35,8 @@ class StepHeaders:
 
     def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
         """Store a response behind the references to its tensors' blocks, over headers that no step reads any more.
-        Returns block and span; the block is the caller's. Raises UnavailableError if there is no room."""
+        Returns the block's reference and the header's span; the block is the caller's from now on. Raises
+        UnavailableError if there is no room."""
         offset = len(pieces) * WORD
         nbytes = offset + len(header)
         if nbytes > self._nbytes:
@@ -62,7 +64,8 @@ class StepHeaders:
 
 
 def allocate(slab: Slab, nbytes: int) -> Block:
-    """A block of the batcher's own slab. Raises UnavailableError if there is no room."""
+    """A block of at least `nbytes` bytes of the batcher's own slab, the caller's until freed. Raises
+    UnavailableError if there is no room."""
     block = slab.allocate(nbytes)
     if block is None:
         raise UnavailableError("Exceeds maximum queue size")

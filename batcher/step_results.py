@@ -14,18 +14,18 @@ from shoal.shm.layout import SPAN_MASK, SPAN_SHIFT, P, Record
 
 _BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
 _answer = itemgetter(P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL)
-#: A held response of a step: the holding key; the blocks of its tensors; its own block if others follow, or 0 for the
-#: last; whether an ensemble made it, so that each block is a part of the reply.
+#: A held response of a step: the holding key; the blocks of its tensors; its own block if further responses follow, or
+#: 0 for the last; whether an ensemble made the response, so that each block is a part of the reply.
 Result = tuple[int, Sequence[int], int, bool]
 
 
 class StepResults:
-    """The batcher's handling, as the client of steps, of their responses."""
+    """The responses of ensembles' steps, as the batcher receives them in the role of the steps' client."""
 
     def __init__(self, blocks: Blocks, holders: Holders) -> None:
         self._blocks = blocks
         self._holders = holders
-        #: The block that was read last, which has all responses of a batch. Changed by read and forget.
+        #: The block that was read last: it has all responses of a batch. Changed by read and forget.
         self._last: tuple[int, memoryview | None] = (0, None)
 
     def take(self, key: int, reply: Record) -> Result:
@@ -76,7 +76,7 @@ class StepResults:
         return names, parameters
 
     def forget(self) -> None:
-        """Forget the block that was read last: it may be written over now."""
+        """Forget the block that was read last: other contents may be written to it from now on."""
         self._last = (0, None)
 
     def release(self, result: Result) -> None:

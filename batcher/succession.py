@@ -1,4 +1,5 @@
-"""A batcher's take-over from a dead one: clients send their open requests again, one by one; sequences continue.
+"""A batcher's take-over from a dead one: clients send their open requests again, one client after the other; sequences
+continue.
 
 A client is late until it has done so (late_clients.py), and no other client waits for it. Only requests of sequences
 are kept back until all front ends have: those of one sequence may come from several, and are queued in the order in
@@ -19,8 +20,8 @@ from shoal.shm.ring import Record
 
 
 class Succession:
-    """The take-over's steps. `clients` are those that are not late, `busy` workers whose rings are read without a bell;
-    `drain` reads a client's ring."""
+    """The steps of a take-over. `clients` are those that are not late, `busy` workers whose rings are read without a
+    bell; `drain` reads a client's ring."""
 
     def __init__(
         self,
@@ -43,15 +44,13 @@ class Succession:
         self._drain = drain
 
     def add_late(self, client: Client) -> None:
-        """Add a dead batcher's client, which has not sent its open requests again: its ring is not read."""
+        """Add a client of the dead batcher that has not sent its open requests again: its ring is not read."""
         self._late.add(client)
 
     def begin(self, now_ns: int) -> None:
         """Begin to serve: every client that is not late has sent its open requests and held replies again.
 
         A worker keeps the requests that it has from the dead batcher; others are queued, and times count from now.
-
-        What a worker has from the dead batcher stays with it; the rest is queued, and times count from now.
         """
         self._open_late()
         self._arrivals.resume(self._in_hand())
@@ -67,7 +66,7 @@ class Succession:
         self._late.begin()
 
     def hear_late(self, owner: int, now_ns: int) -> None:
-        """Read the ring of a late client that has sent its open requests and held replies again; it is late no more."""
+        """Read the ring of a late client that has now sent its open requests and held replies again."""
         client = self._late.pop(owner)
         if client is None:
             return
@@ -91,7 +90,7 @@ class Succession:
                 if client is None:
                     continue
                 accepted_ns = item[B.ACCEPTED_NS]
-                # Its shape key is unknown, and not needed, since the request is not queued from this.
+                # The shape key is unknown, and not needed, since the request is not queued from this item.
                 queued = QueuedRequest(key, item[B.ROWS], 0, accepted_ns)
                 number = key - client.first_key
                 self._requests[key] = (
@@ -102,8 +101,8 @@ class Succession:
                     model.order.begin((key,))
 
     def _end_unmentioned(self, owner: int) -> None:
-        """End requests whose answers a client neither waits for nor holds: it had them from the dead batcher, and has
-        released them. A second answer to such a request is dropped by the client."""
+        """End requests whose answers a client neither waits for nor holds: it had the answers from the dead batcher,
+        and has released them. A second answer to such a request is dropped by the client."""
         for key in tuple(self._late.in_hand_of(owner)):
             if self._arrivals.has_heard(key) or self._late.says_held(key):
                 continue
@@ -131,7 +130,7 @@ class Succession:
             self._busy[owner] = worker
 
     def remove_late(self, owner: int, now_ns: int) -> Client | None:
-        """Forget a dead client. Returns it if it was late."""
+        """Forget a dead client. Returns the client if it was late."""
         client = self._late.pop(owner)
         if client is not None:
             self._settle(owner, now_ns)

@@ -11,7 +11,7 @@ import msgpack
 
 from shoal.request import Parameters
 
-#: What tensors of many requests have in common: wire number, shape, size in bytes.
+#: The common properties of tensors of many requests: wire number of the datatype, shape, size in bytes.
 Form = tuple[int, tuple[int, ...], int]
 _UINT64 = b"\xcf"
 
@@ -28,7 +28,7 @@ class Template:
         self._values[::2] = pieces
 
     def fill(self, numbers: Sequence[int]) -> bytes:
-        """The bytes with these numbers, one for each hole."""
+        """The packed bytes with these numbers, one for each hole."""
         self._values[1::2] = numbers
         return self._pack(*self._values)
 

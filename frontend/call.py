@@ -17,7 +17,7 @@ class Call(NamedTuple):
     """One request for its handler. Header names are in lower case; `name` is "" if the path has none."""
 
     state: ServerState
-    transport: "Transport | None"  # None on a lane, which has its own way of inference
+    transport: "Transport | None"  # None on a lane, which submits requests itself
     headers: Mapping[str, str]
     body: memoryview
     name: str
@@ -26,14 +26,17 @@ class Call(NamedTuple):
     forwarded: Forwarded = NOTHING
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see Transport. Raises ShoalError. For handlers marked as blocking."""
+        """Ask the supervisor a question (see Transport). For handlers marked as blocking. Raises ShoalError if the
+        supervisor refuses or does not answer in time."""
         assert self.transport is not None, "a lane hands over what asks"
         return self.transport.ask(verb, arguments, timeout_s)
 
 
-#: How handlers ask what every front end must have heard of: a verb, its arguments and how long the answer may take.
+#: A function that asks the supervisor for a change that every front end must acknowledge: of verb, arguments and the
+#: seconds that the answer may take.
 Ask = Callable[[str, dict[str, Any], float], Any]
-#: A change takes every front end, and the batcher or the tracer, a moment; a process that takes longer hangs (ours).
+#: Seconds that such a change may take: every front end, and the batcher or the tracer, apply it in a moment, and a
+#: process that takes longer hangs (ours).
 ANSWER_S = 10.0
 Handler = Callable[[Call], Response]
 #: Handlers that wait in a way that only the road can, and handlers that change what is served.
@@ -42,7 +45,7 @@ ADMINISTRATIVE: set[Handler] = set()
 
 
 def blocking(handler: Handler) -> Handler:
-    """Mark a handler that waits, for the supervisor or for a model: a lane hands its requests over."""
+    """Mark a handler that waits, for the supervisor or for a model: a lane hands its requests over to the road."""
     BLOCKING.add(handler)
     return handler
 

@@ -1,5 +1,5 @@
-"""Where a lane's connections come from and go to: the listening sockets, and the road, both ways. Nothing here
-blocks."""
+"""The sockets by which connections come to a lane and leave it: the listening sockets, and the road's, both ways.
+Never blocks."""
 
 import os
 import select
@@ -8,28 +8,30 @@ from typing import Any
 
 from shoal.frontend import handover
 
-#: Most connections that are accepted at once: those that are served must not starve, and the lanes that have been woken
-#: meanwhile get some, too.
+#: Most connections that are accepted at once: connections in service must not starve, and other lanes that have been
+#: woken get some, too.
 MAX_ACCEPTED = 16
 
 Arrival = tuple[socket.socket, bytes]
 
 
 class Doors:
-    """All ways in and out of one lane, registered with its poller."""
+    """All sockets by which connections come to one lane and leave it, registered with its poller."""
 
     def __init__(self, poller: select.epoll, listeners: list[Any]) -> None:
         self._poller = poller
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._road = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
-        returns = os.environ.get("SHOAL_RECEIVE_FD")  # not every protocol's connections can change hands
+        returns = os.environ.get(
+            "SHOAL_RECEIVE_FD"
+        )  # unset for protocols whose connections do not return from the road
         self._returns = None if returns is None else socket.socket(fileno=int(returns))
         # Changed by every method.
         self._is_open = False
         self._is_road_watched = False
 
     def open(self) -> None:
-        """Accept connections."""
+        """Accept connections from now on."""
         self._is_open = True
         for listener in self._listeners.values():
             listener.setblocking(False)
@@ -52,7 +54,7 @@ class Doors:
             self.open()
 
     def close(self) -> list[Arrival]:
-        """Accept no more connections, except those that the kernel has accepted, which it would reset.
+        """Accept no more connections. Returns those that the kernel has accepted already, which it would reset.
 
         Connections still come back from the road; later ones, once no lane is left, stay there.
         """
@@ -68,13 +70,13 @@ class Doors:
         return last
 
     def end(self) -> None:
-        """After `close`, also end the hand-over from and to the road."""
+        """End the hand-over from and to the road, after `close`."""
         self._road.close()
         if self._returns is not None:
             self._returns.close()
 
     def has(self, fd: int) -> bool:
-        """Whether a descriptor is one of the doors."""
+        """Whether a descriptor is that of one of these sockets."""
         return fd in self._listeners or fd in (each.fileno() for each in (self._road, self._returns) if each)
 
     def leads_outside(self, fd: int) -> bool:
@@ -82,7 +84,7 @@ class Doors:
         return fd in self._listeners
 
     def enter(self, fd: int) -> list[Arrival]:
-        """Connections that have come through the door with this descriptor; none if it is not a door's."""
+        """Connections that have come through the socket with this descriptor; none for any other descriptor."""
         arrivals: list[Arrival] = []
         if self._returns is not None and fd == self._returns.fileno():
             while (received := handover.receive(self._returns)) is not None:
@@ -105,9 +107,9 @@ class Doors:
         return arrivals
 
     def _go_last(self, fd: int) -> None:
-        """Register a door anew, so that the next connection wakes another lane: the kernel would always wake the one
-        that has waited at this door for longest. No connection is lost in between: one that waits already wakes a lane
-        that registers."""
+        """Register a socket anew, so that the next connection wakes another lane: the kernel would always wake the
+        lane that was registered first. No connection is lost in between: one that is waiting wakes a lane that
+        registers."""
         if self._is_open:
             self._poller.unregister(fd)
             self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)

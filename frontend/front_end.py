@@ -22,18 +22,18 @@ from shoal.star.place import Place, take_place
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """What a front end has once it has joined."""
+    """A front-end process that has joined the star: the server's state and the process's place."""
 
     state: ServerState
     place: Place
 
     def apply(self, message: to_client.ToClient, seq: int) -> None:
-        """Apply a message, see Place.apply."""
+        """Apply a message of the supervisor; see Place.apply."""
         self.place.apply(message, seq, self._apply_other)
 
     @property
     def handlers(self) -> Handlers:
-        """Handlers of the messages that concern front ends alone; the place has the others."""
+        """Handlers of the messages that concern front ends alone; the place has those of all clients."""
         state = self.state
         return table(
             on(to_client.ModelsKnown, self._start),
@@ -42,7 +42,7 @@ class FrontEnd:
             on(to_client.TraceSettingsChanged, self._change_tracing),
             on(to_client.RegionRegistered, state.regions.add),
             on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name)),
-            # only its acknowledgement matters, which comes from this process's own loop
+            # only the acknowledgement matters, which comes from this process's own loop
             on(Ping, lambda _message: None),
         )
 
@@ -63,19 +63,18 @@ class FrontEnd:
         self.state.tracing = tracing.changed(self.state.tracing, message, self.state.models.names)
 
     def settle(self, seq: int) -> None:
-        """Apply messages until every model and segment is known; from then on clients are told that this process is
-        ready."""
+        """Apply messages until every model and segment is known; from then on this process answers that it is ready."""
         self.place.settle(seq, self._apply_other)
 
     def close(self) -> None:
-        """Close the connection to the supervisor, if no request is in flight."""
+        """Close the connection to the supervisor. No request may be in flight."""
         if self.state.tracing is not None:
             self.state.tracing.outlet.close()
         self.place.channel.close()
 
 
 def enter(name: str) -> tuple[FrontEnd, int]:
-    """Join the supervisor as a client of the star; the caller is to call `settle` with the returned sequence number.
+    """Join the supervisor as a client of the star. The caller passes the returned sequence number to `settle`.
 
     Raises EOFError if the supervisor is gone.
     """

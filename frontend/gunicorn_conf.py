@@ -1,8 +1,8 @@
 """gunicorn's settings and hooks, read by its arbiters. The supervisor passes variable ones in the environment.
 
-Its arbiters read this: those of the lanes ("http", "grpc") and the road's. Each imports its workers' modules and waits
-for the supervisor's word before it touches the sockets: while models load, connections are refused, as Triton's clients
-expect. It is clean and threadless, so forking it is safe.
+Each arbiter, those of the lanes ("http", "grpc") and the road's, imports its workers' modules and waits for the
+supervisor's signal before it touches the sockets: while models load, connections are refused, as Triton's clients
+expect. The arbiter has no threads, so forking it is safe.
 """
 
 import gc
@@ -29,12 +29,13 @@ wsgi_app = "shoal.frontend.road.road:create()"  # a lane has none and does not l
 bind = [f"fd://{fd}" for fd in os.environ["SHOAL_LISTENER_FDS"].split(",")]
 workers = int(os.environ["SHOAL_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
-#: Connections of the road, those that lanes hand over included: beyond these it would accept none on its own endpoints,
-#: metrics among them (ours: as many as three lanes have, or half of a low limit of descriptors; gunicorn has 1000).
+#: Most connections of the road, those that lanes hand over included: beyond these it would accept none on its own
+#: endpoints, metrics among them (ours: as many as three lanes have, or half of a low limit of descriptors; gunicorn's
+#: default is 1000).
 worker_connections = max(threads + 1, min(32_768, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 #: Triton has no limit; proxies keep idle connections for 60 s, and the client should be the first to close.
 keepalive = 75
-#: Ends only a worker whose main thread hangs; a slow model does not count, since it runs elsewhere.
+#: Seconds after which a worker whose main thread hangs is ended; a slow model, which runs elsewhere, does not count.
 timeout = 30
 graceful_timeout = int(os.environ["SHOAL_GRACEFUL_TIMEOUT_S"])
 #: 16 KiB of headers in all, 100 of them, as nginx and most proxies allow.
@@ -53,7 +54,7 @@ loglevel = "warning"
 
 
 def on_starting(_arbiter: Any) -> None:
-    """In the arbiter, before any socket is touched: import everything, then wait until the models are ready."""
+    """Import everything in the arbiter, before any socket is touched, then wait until the models are ready."""
     die_with_parent(int(os.environ["SHOAL_SUPERVISOR_PID"]))
     set_title(f"{_ROLE} (gunicorn)")
     importlib.import_module(worker_class.rpartition(".")[0])
@@ -65,7 +66,7 @@ def on_starting(_arbiter: Any) -> None:
 
 
 def _log_patiently() -> None:
-    """Let gunicorn's log lose lines, as ours does, if stderr is a full pipe: to wait would stop its processes."""
+    """Let gunicorn's log lose lines, as ours does, if stderr is a full pipe: waiting would stop its processes."""
     for handler in (logger := logging.getLogger("gunicorn.error")).handlers[:]:
         patient = PatientHandler(sys.stderr)
         patient.setFormatter(handler.formatter)
@@ -74,5 +75,5 @@ def _log_patiently() -> None:
 
 
 def post_fork(_arbiter: Any, worker: Any) -> None:
-    """In a worker: it dies with the arbiter, which dies with the supervisor."""
+    """Let a worker die with its arbiter, which dies with the supervisor."""
     die_with_parent(worker.ppid)

@@ -9,15 +9,15 @@ from gunicorn.workers.workertmp import WorkerTmp
 
 
 class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no types
-    """gunicorn's own, but for what it does to `sys.path`."""
+    """gunicorn's own application, without its change of `sys.path`."""
 
     def chdir(self) -> None:
-        """Stay, and keep the working directory out of the path: no file there may stand in for a module."""
+        """Do nothing, so that the working directory stays out of the path: no file there may stand in for a module."""
 
 
 class Heartbeat(WorkerTmp):  # type: ignore[misc]
-    """The file whose modification time tells the arbiter that a worker lives: in memory, without a name. gunicorn's own
-    has one for a moment, and keeps it for ever if the arbiter is killed in that moment."""
+    """The file whose modification time shows the arbiter that a worker is alive: in memory, without a name.
+    gunicorn's own has a name for a moment, and keeps it for ever if the arbiter is killed in that moment."""
 
     def __init__(self, _settings: Any) -> None:
         self._tmp = os.fdopen(os.memfd_create("heartbeat"), "w+b", 0)

@@ -1,8 +1,8 @@
-"""Connections from one process to another: the descriptor and the bytes that were read of it, in one message.
+"""The hand-over of connections between processes: the descriptor and the bytes that were read from it, in one message.
 
-Two pairs of datagram sockets, made by the supervisor: lanes send to the road what they will not do, the road sends back
-what is idle again. A message goes to exactly one of the processes that read a socket. Bytes that are more than a
-message should carry travel in a file in memory, whose descriptor goes along. Nothing here blocks.
+Two pairs of datagram sockets, made by the supervisor: lanes send connections to the road that they will not serve, the
+road sends idle ones back. A message goes to exactly one of the processes that read a socket. Bytes that are too many
+for a message travel in a file in memory, whose descriptor goes along. Never blocks.
 """
 
 import array
@@ -13,15 +13,16 @@ from collections import deque
 
 _log = logging.getLogger("shoal")
 
-#: What a message carries itself, beside one byte: a head and a small body. A socket's buffer takes three of them, and
-#: refuses a message that is larger than itself.
+#: Most bytes in a message itself, beside one byte: a head and a small body. A socket's buffer takes three such
+#: messages, and refuses a message that is larger than itself.
 MAX_BYTES = 64 * 1024
 #: The descriptors of a message: the connection, and the file that its bytes are in, if it is not in the message.
 _MAX_FDS = 2
 
 
 class Sender:
-    """Gives connections away, in order. Those that do not fit into the socket wait here; `wants_to_write` says so."""
+    """The end that gives connections away, in order. Those that do not fit into the socket wait here; see
+    `wants_to_write`."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -29,20 +30,20 @@ class Sender:
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The channel's descriptor, for selectors."""
         return self._channel.fileno()
 
     def close(self) -> None:
-        """Give no more connections away."""
+        """Close the channel: no more connections are given away."""
         self._channel.close()
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether `flush` should be called once the socket can be written."""
+        """Whether `flush` must be called once the socket can be written."""
         return bool(self._waiting)
 
     def send(self, connection: socket.socket, data: bytes) -> None:
-        """Give `connection` away; it is closed here. `data` are bytes that were read from it and not used."""
+        """Give `connection` away, which is closed here. `data` are bytes that were read from it and not used."""
         self._waiting.append((connection, data))
         self.flush()
 
@@ -54,7 +55,7 @@ class Sender:
                 _send(self._channel, connection, data)
             except BlockingIOError:
                 return
-            except OSError as error:  # dropped: it would block all others for ever
+            except OSError as error:  # the connection is dropped: it would block all others for ever
                 _log.error("a connection is closed, since it cannot be handed over: %s", error)
             self._waiting.popleft()
             connection.close()
@@ -83,8 +84,8 @@ def _write(file: int, data: bytes) -> None:
 
 
 def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
-    """The next connection and the bytes read from it; None if another process took it, or there is none. Raises
-    OSError.
+    """The next connection and the bytes read from it; None if another process took it, or there is none. Raises OSError
+    if the channel is broken.
 
     A connection that did not arrive whole, since this process has no descriptor left, is closed: its bytes are lost.
     """

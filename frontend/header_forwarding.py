@@ -1,7 +1,7 @@
 """Header forwarding: request headers whose names match a pattern become request parameters. Pure; front-end processes.
 
-The model sees a name as the client spelled it, so it is read from the head as it came: what servers make of a head has
-lower case or capitals.
+The model sees a name as the client spelled it, so names are read from the raw head: parsed ones have lower case or
+capitals.
 """
 
 import re
@@ -9,23 +9,23 @@ from collections.abc import Mapping
 
 from shoal.errors import InvalidArgumentError
 
-#: Triton's: parameters that are the server's own.
+#: Names of the server's own parameters (Triton's).
 RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
 
-#: What no gRPC server shows its handlers.
+#: Keys that no gRPC server passes to its handlers.
 _OF_GRPC = re.compile(r":|grpc-|(?:te|content-type)$")
 
-#: Names as they were spelled → values; those of one name are joined by a comma.
+#: Names as they were spelled → values; values of one name are joined by a comma.
 Forwarded = Mapping[str, str]
 NOTHING: Forwarded = {}
 
 
 def forwarded(pattern: str, head: bytes) -> Forwarded:
-    """The fields of `head`, a request up to its empty line or further, in whose names the pattern is found.
+    """The fields of `head`, a request up to its empty line or further, whose names contain a match of the pattern.
 
-    Case does not matter, and the pattern need not match all of a name. An empty one finds nothing.
+    Case does not matter. An empty pattern matches no field.
     """
     if not pattern:
         return NOTHING
@@ -40,9 +40,9 @@ def forwarded(pattern: str, head: bytes) -> Forwarded:
 
 
 def forwarded_metadata(pattern: str, metadata: Mapping[str, str]) -> Forwarded:
-    """Like `forwarded`, for a gRPC call's own metadata, without keys of HTTP/2 and gRPC.
+    """The entries of a gRPC call's metadata whose keys contain a match of the pattern, without keys of HTTP/2 and gRPC.
 
-    Their case matters, as in Triton; metadata has lower case.
+    Case matters, as in Triton; metadata has lower case.
     """
     if not pattern:
         return NOTHING
@@ -50,7 +50,7 @@ def forwarded_metadata(pattern: str, metadata: Mapping[str, str]) -> Forwarded:
 
 
 def check_forwarded(fields: Forwarded) -> None:
-    """Raise InvalidArgumentError for a field that would pass for one of the server's own parameters."""
+    """Raise InvalidArgumentError for a field with the name of one of the server's own parameters."""
     for name in fields:
         if name in RESERVED or name.startswith("triton_"):
             raise InvalidArgumentError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")

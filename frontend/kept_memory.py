@@ -1,14 +1,15 @@
-"""Memory of a front end for copies of unsent responses: bounded for all connections together, and shared among them.
+"""A front end's memory for copies of unsent responses: bounded for all connections together, and shared among them.
 
-The memory of workers is given back early so; but a client that never reads must not fill the front end's in its place,
-nor take what other slow clients need. So a connection with many calls may keep an eighth of what is free then: alone
-7.1 MiB of 64, one of eight 4 MiB, one of a hundred 0.6 MiB. Each finds something left (the rule of switches with a
-shared buffer, "dynamic thresholds"). A connection of HTTP/1 has one answer at a time, which is kept where it fits into
-what is free. A lane's one thread has it, or the road's threads under the lock of their port.
+Such a copy lets a worker have its memory back early. But a client that never reads must not fill the front end's memory
+instead, nor take what other slow clients need. So a connection with many calls may keep an eighth of what is free at
+the moment: alone 7.1 MiB of 64, one of eight 4 MiB, one of a hundred 0.6 MiB. Every connection finds some free
+(switches share a buffer among their ports in this way, by "dynamic thresholds"). A connection of HTTP/1 has one
+response at a time, which is kept where it fits into what is free. Only a lane's one thread uses this, or the road's
+threads under the lock of their port.
 """
 
-#: For all connections of a front-end process together: as much as its slab for requests has by default, or ten results
-#: of 6 MB (ours).
+#: The bound for all connections of a front-end process together: as much as its slab for requests has by default, or
+#: ten results of 6 MB (ours).
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 #: A connection's part of what is free (ours: 7.1 MiB for a single one are 30,000 streamed words, or a large image).
 _PART = 8
@@ -18,7 +19,7 @@ PACE_BYTES, PACE_S = 2 << 20, 2.0
 
 
 class KeptMemory:
-    """The bytes that are kept: a connection that keeps a response adds its size here."""
+    """Counts the bytes that are kept: a connection that keeps a response adds its size here, and subtracts it later."""
 
     __slots__ = ("most_bytes", "nbytes")
 
@@ -29,7 +30,7 @@ class KeptMemory:
 
     @property
     def share_bytes(self) -> int:
-        """The most that a connection may keep, including what it keeps already, in bytes."""
+        """The most bytes that a connection may keep at this moment, counting those that it keeps already."""
         return (self.most_bytes - self.nbytes) // _PART
 
     def has_room(self, kept_bytes: int, nbytes: int) -> bool:
@@ -42,7 +43,7 @@ class KeptMemory:
 
 
 class Pace:
-    """The speed at which a stream is read, from the first call on."""
+    """Whether the client of a stream reads fast enough, measured from the first call on."""
 
     __slots__ = ("_least_bytes", "_num_sent", "_period_s", "_since_s")
 
@@ -53,8 +54,8 @@ class Pace:
         self._since_s = self._num_sent = -1.0
 
     def is_slow(self, now_s: float, num_sent: int) -> bool:
-        """Whether less than the minimum was sent in the last period; `num_sent` bytes of the stream have been sent by
-        now."""
+        """Whether the client has read less than the minimum in the last period; `num_sent` bytes of the stream have
+        been sent to it by now."""
         if self._since_s >= 0 and now_s < self._since_s + self._period_s:
             return False
         is_slow = self._since_s >= 0 and num_sent - self._num_sent < self._least_bytes

@@ -13,7 +13,8 @@ from shoal.process import set_title
 
 
 class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
-    """gunicorn's side of a lane: forked, signalled and watched by the arbiter. This one speaks HTTP."""
+    """The gunicorn worker class of a lane: gunicorn's arbiter forks, signals and watches its processes. This one
+    speaks HTTP."""
 
     protocol: ClassVar[str] = "http"
     lane: ClassVar[type[Lane[Any]]] = HttpLane
@@ -22,7 +23,7 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         """Do nothing: a lane has no WSGI application."""
 
     def run(self) -> None:
-        """Serve until gunicorn says stop, then answer what was accepted."""
+        """Serve until gunicorn asks it to stop, then answer the requests that were accepted."""
         set_title(self.protocol)
         try:
             front_end = join(self.protocol)

@@ -1,6 +1,7 @@
-"""A lane's loop: one thread, one epoll, one protocol's connections, never waiting for anything but that epoll.
+"""The loop of a lane: one thread that serves one protocol's connections, and waits for nothing but its epoll.
 
-One pass of the loop handles all that is ready, bells and sockets, and rings the batcher once.
+One pass of the loop handles all descriptors that are ready, those of replies and those of sockets, and then wakes the
+batcher once.
 """
 
 import os
@@ -20,7 +21,7 @@ from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
 MAX_CONNECTIONS = 10_000
-#: Descriptors that connections leave to everything else: one for each segment and each region of a client's that the
+#: Descriptors that are kept free of connections: one for each segment and each region of a client's that the
 #: lane has, and for connections on their way. Half of a low limit (ours; the supervisor has workers for a tenth of it,
 #: and regions for a quarter).
 RESERVE = 4096
@@ -35,7 +36,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 def max_connections() -> int:
-    """Most connections of this process: its limit of descriptors less those it needs itself."""
+    """The most connections that this process may have open: its limit of descriptors less those it needs itself."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -43,16 +44,16 @@ def max_connections() -> int:
 
 
 class Host(NamedTuple):
-    """What a lane uses of the gunicorn worker that it runs in."""
+    """The attributes of its gunicorn worker that a lane uses."""
 
     listeners: list[Any]
     wakeup_fd: int  # readable when a signal has come
     is_alive: Callable[[], bool]
-    notify: Callable[[], None]  # the arbiter, that it is
+    notify: Callable[[], None]  # tells gunicorn's arbiter that this process is alive
 
 
 class Lane(ABC, Generic[ConnectionT]):
-    """The loop and every connection of one process; a subclass per protocol."""
+    """The loop, and all connections of one process; each protocol has a subclass."""
 
     def __init__(self, front_end: FrontEnd, host: Host) -> None:
         self._front_end = front_end
@@ -67,13 +68,13 @@ class Lane(ABC, Generic[ConnectionT]):
         self._doors = Doors(self._poller, host.listeners)
         # Changed by every pass of the loop.
         self._connections: dict[int, ConnectionT] = {}
-        self.now_s = time.monotonic()  # of this pass
-        self._patience_s = TICK_S  # of the next pass
+        self.now_s = time.monotonic()  # when this pass began
+        self._patience_s = TICK_S  # how long the next pass may wait for events
         self._stops_at_s = 0.0
 
     @abstractmethod
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
-        """Take a connection from outside, or back from the road, with the bytes that were read from it."""
+        """Take over a connection, new or back from the road, with the bytes that have been read from it already."""
 
     @abstractmethod
     def _serve(self, connection: ConnectionT, event: int) -> None:
@@ -81,28 +82,28 @@ class Lane(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _give_up(self, connection: ConnectionT) -> None:
-        """Log an error of our own, and close its connection if that is still there."""
+        """Log an unexpected exception, and close the connection it happened on if that is still open."""
 
     @abstractmethod
     def _deliver(self) -> None:
-        """Turn all replies that have come into responses."""
+        """Take all replies that have come and make responses of them."""
 
     @abstractmethod
     def _tick(self) -> None:
-        """Check deadlines, every TICK_S."""
+        """Check deadlines; called every TICK_S."""
 
     @abstractmethod
     def _begin_to_stop(self) -> None:
-        """Begin to stop: no connections are accepted any more; idle ones have LINGER_S left."""
+        """Begin to stop: accept no more connections, and close idle ones after LINGER_S."""
 
     def _on_other(self, fd: int, event: int) -> None:
-        """Handle an event of any other descriptor that a subclass has registered."""
+        """Handle an event of a descriptor that a subclass has registered beside its connections'."""
 
     def _finish_pass(self) -> None:
-        """End a pass: all ready descriptors have been handled."""
+        """Do what is done once in a pass of the loop, after all ready descriptors have been handled."""
 
     def run(self, graceful_timeout_s: float) -> None:
-        """Serve; once `is_alive` is false, until nothing is in flight or the time is over."""
+        """Serve; once `is_alive` is false, go on until no request is in flight or the time for that is over."""
         self._doors.open()
         self._poller.register(self._place.bell.fd, select.EPOLLIN | select.EPOLLET)
         for fd in (self._place.channel.fileno(), self._wakeup_fd):
@@ -119,7 +120,7 @@ class Lane(ABC, Generic[ConnectionT]):
                 else:
                     try:
                         self._serve(connection, event)
-                    except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+                    except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
                         self._give_up(connection)
             # New connections last: one could have got the descriptor of one that was closed in this very pass.
             for fd, event in others:

@@ -1,5 +1,7 @@
-"""Callers that may change what is served: those on this machine, unless the operator admits others too. Pure; for the
-road, where every such request is answered."""
+"""Which clients may change what is served: those on this machine, unless the operator admits others too.
+
+Pure; used on the road, where every request to change something is answered.
+"""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -15,12 +17,12 @@ _SPEAKS_FOR_OTHERS = ("forwarded", "x-forwarded-for", "via", "origin")
 
 
 def may_administer(state: ServerState, address: str, headers: Mapping[str, str]) -> bool:
-    """Whether the sender of this request may change what is served. Arguments as of `is_local`."""
+    """Whether the sender of this request may change what is served. `address` and `headers` are as for `is_local`."""
     return state.allow_remote_admin or is_local(address, headers)
 
 
 def is_local(address: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from this machine. `address` is its peer's, names in `headers` are in lower case."""
+    """Whether a request comes from this machine. `address` is the peer's; the names in `headers` are in lower case."""
     try:
         peer = ip_address(address)
     except ValueError:

@@ -1,5 +1,7 @@
-"""Models' names as they come in paths and messages: those of directories, which lead nowhere else. Pure; front-end
-processes.
+"""Checks of model names in paths and messages: a name is that of a directory in the repository, and must not lead
+elsewhere.
+
+Pure; front-end processes.
 """
 
 from urllib.parse import unquote_to_bytes

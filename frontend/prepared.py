@@ -1,7 +1,8 @@
-"""A request as every protocol of a front end leaves it: parsed, validated, ready for shared memory; and its answer.
+"""An infer request that has been parsed and validated, whatever its protocol, its way into shared memory, and the
+outputs of its response.
 
-What HTTP and gRPC have in common stands here once: the request's rules beyond the core's, its block, and what of a
-model's response goes to the client. Pure. Front-end processes.
+Everything HTTP and gRPC have in common stands here once: the rules for requests beyond those of Triton's core, a
+request's block, and which of a model's outputs the client gets. Pure. Front-end processes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from shoal.star.models import ModelEntry, client_shape
 from shoal.star.request_digest import request_digest
 from shoal.star.validation import ParsedInput, PreparedInput, log_prefix, validate
 
-_MAX_ID_LENGTH = 1024  # ours: it stands in every sentence and log line about the request
+_MAX_ID_LENGTH = 1024  # ours: every error text and log line about the request contains it
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
 
 
@@ -32,14 +33,15 @@ class RequestedOutput(NamedTuple):
     """One entry of the request's `outputs`."""
 
     name: str
-    binary: bool  # over HTTP; gRPC's always are
+    binary: bool  # whether it is wanted in binary, over HTTP; gRPC's always are
     classification: int  # how many classes are wanted in place of the values; 0 = the values
-    region: RegionSlice | None = None  # where the client wants the values; it is told where they are, and no more
+    region: RegionSlice | None = None  # where the client wants the values; the response only says that they are there
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that may be queued. `outputs` is empty where all are wanted, all as `binary_data_output` says."""
+    """A validated request. Where `outputs` is empty, the client wants all outputs, in the form that
+    `binary_data_output` says."""
 
     entry: ModelEntry
     id: str
@@ -53,30 +55,31 @@ class PreparedRequest:
     timeout_us: int
     correlation_id: int | str = 0  # 0 and "" = no sequence
     flags: int = 0  # SEQUENCE_START | SEQUENCE_END
-    wants_empty_final: bool = False  # a stream's client is told of the end where no response says it
-    deadline_ns: int = 0  # after which its client does not wait, monotonic; 0 = none is known; lanes have their own
+    wants_empty_final: bool = False  # whether a stream ends with an empty response where none is marked as its last
+    deadline_ns: int = 0  # when its client stops waiting, monotonic; 0 = unknown; lanes keep deadlines of their own
 
     @property
     def has_regions(self) -> bool:
-        """Whether some tensors lie in the client's shared memory: then nothing of the request may be used for
-        another."""
+        """Whether some tensors lie in the client's shared memory: then nothing may be kept of the request for later
+        ones."""
         return any(isinstance(each.data, RegionSlice) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )
 
     def pack_header(self, inputs: Iterable[TensorRef]) -> bytes:
-        """The header of its block, in which the inputs lie so."""
+        """The packed header of the request's block; `inputs` says where in the block the tensors lie."""
         requested = tuple([output.name for output in self.outputs])
         sequence = self.correlation_id, self.flags
         return pack_request(InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence))
 
 
 class RoadOnlyError(UnavailableError):
-    """A lane has no block for the tensors that a short request names in a client's region; the road makes one."""
+    """Raised on a lane for a request that must be handed to the road: it is short, but its tensors, in a client's
+    region, need a large block."""
 
 
 class Settings(NamedTuple):
-    """The request's parameters, parsed; `parameters` are those for the model."""
+    """The values in a request's `parameters`; those that are for the model alone are in the attribute `parameters`."""
 
     parameters: Parameters
     binary_data_output: bool = False
@@ -88,7 +91,7 @@ class Settings(NamedTuple):
 
 
 def checked_id(id_: str) -> str:
-    """The request's id. Raises InvalidArgumentError for one that is too long."""
+    """The id, unchanged. Raises InvalidArgumentError for one that is too long."""
     if len(id_) > _MAX_ID_LENGTH:
         raise InvalidArgumentError(
             f"the request's 'id' has {len(id_)} characters, more than the maximum of {_MAX_ID_LENGTH}; "
@@ -98,7 +101,8 @@ def checked_id(id_: str) -> str:
 
 
 def named_twice(id_: str, kind: str, name: str) -> InvalidArgumentError:
-    """The refusal of a second "input" or "output" of one name."""
+    """The error for a request in which a name is that of two inputs or of two outputs; `kind` is "input" or
+    "output"."""
     return InvalidArgumentError(f"{log_prefix(id_)}{kind} '{name}' already exists in request")
 
 
@@ -126,14 +130,15 @@ def validated(
 
 
 def block_nbytes(prepared: PreparedRequest) -> int:
-    """The bytes that `write_block` needs; at most a few hundred more than it uses."""
+    """The size of the block that `write_block` needs; at most a few hundred bytes more than it uses."""
     tensors = [(name, len(shape), len(data)) for name, _, shape, data in prepared.inputs]
     outputs = [output.name for output in prepared.outputs]
     return outgoing.block_nbytes(prepared.id, prepared.correlation_id, tensors, outputs, prepared.parameters)
 
 
 def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
-    """Places the tensors and, after them, the header into `memory`; returns the word that says where the header is.
+    """Write the tensors and, after them, the header into `memory`; returns the header's span, a word that says where it
+    is.
 
     Raises InvalidArgumentError if a client's region has been truncated.
     """
@@ -155,15 +160,15 @@ def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
 def submit_block(
     port: Port, prepared: PreparedRequest, block: Block, span: int, start_ns: int, deadline_ns: int = 0
 ) -> int:
-    """Hand a filled block to the batcher, its header at `span`. Returns the request's number."""
+    """Submit a filled block, whose header is at `span`, to the batcher. Returns the request's number."""
     digest = request_digest(block.memory, span) if prepared.entry.is_cached else NO_DIGEST
     return port.submit(prepared, prepared, block, span, start_ns, digest, deadline_ns)
 
 
 def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_ns: int = 0) -> int:
-    """Copy a request into a block of its own and hand that to the batcher. Returns the request's number.
+    """Copy a request into a block of its own and submit that to the batcher. Returns the request's number.
 
-    Raises ShoalError, and no block is in use then; RoadOnlyError if the road must make one.
+    Raises ShoalError, and holds no block then; RoadOnlyError if the road must allocate the block.
     """
     nbytes = block_nbytes(prepared)
     if nbytes > port.slab.largest_nbytes // SLAB_PARTS and prepared.has_regions:
@@ -185,19 +190,20 @@ def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_n
 
 
 class AnsweredOutput(NamedTuple):
-    """A requested output, in the form that the client asked for."""
+    """An output that the client requested, in the form that it asked for."""
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    data: memoryview | None  # in its wire form, of the worker's block, or the classes' strings; None: in the region
+    #: Its wire form in the worker's block, or the classes' strings; None if it is in the client's region.
+    data: memoryview | None
     binary: bool
 
 
 def answered(prepared: PreparedRequest, response: InferResponse, block: memoryview) -> Iterator[AnsweredOutput]:
-    """The outputs that the client asked for, in the model's order; those that it wants in a region are put there.
+    """The outputs that the client requested, in the model's order; those that it wants in a region are written there.
 
-    Raises InternalError for one whose size does not fit its shape or its place, and what `classify` raises.
+    Raises InternalError for an output whose size does not fit its shape or its region, and what `classify` raises.
     """
     requested = {output.name: output for output in prepared.outputs}
     for ref in response.outputs:

@@ -1,7 +1,9 @@
-"""The one door for JSON: limits, then a parse that takes what Triton's parser takes; and typed access to the result.
+"""Reads JSON from clients: checks limits, parses exactly what Triton's parser accepts, and gives typed access to the
+result.
 
-No handler calls another parser. Whatever is wrong with a body's syntax or types is INTERNAL (500), as in Triton, whose
-words are kept: `read_json` speaks for RapidJSON, the `as_` functions for the wrapper around it. Front-end processes.
+All handlers parse JSON through this file. Whatever is wrong with a body's syntax or types is INTERNAL (500), as in
+Triton, whose error texts are kept: those of `read_json` are RapidJSON's, those of the `as_` functions are those of
+Triton's wrapper around it. Front-end processes.
 """
 
 import io
@@ -26,14 +28,15 @@ _ONE_PIECE_BYTES, _PIECE_BYTES = 1 << 20, 32 << 10
 
 _DEPTH_SENTENCE = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-_STEPS = bytes.maketrans(b"[{]}", bytes((1, 1, 255, 255)))  # as int8: one level down, one up
+_STEPS = bytes.maketrans(b"[{]}", bytes((1, 1, 255, 255)))  # as int8: brackets become one level deeper or one back
 
 
 def read_json(buffer: bytes | memoryview, max_input_size: int = MAX_INPUT_SIZE) -> Any:
-    """The value `buffer` holds; of a key that occurs twice, the last.
+    """The value in `buffer`; where an object has a key twice, the last counts.
 
-    NaN, Inf and Infinity are read, also with a minus. An integer that 64 bits cannot hold comes as a float, or beside
-    a NaN as an int: `as_uint` refuses both. Raises InvalidArgumentError for a limit, InternalError for the syntax.
+    NaN, Inf and Infinity are accepted, also with a minus. An integer that does not fit into 64 bits becomes a float,
+    or, in a text that has a NaN too, stays an int: `as_uint` refuses both. Raises InvalidArgumentError where a limit is
+    exceeded, InternalError for wrong syntax.
     """
     if len(buffer) > max_input_size:
         raise InvalidArgumentError(
@@ -51,7 +54,8 @@ def read_json(buffer: bytes | memoryview, max_input_size: int = MAX_INPUT_SIZE) 
 
 
 def _depth(text: bytes) -> int:
-    """The deepest nesting before the first syntax error, if there is one: no parser descends further than that."""
+    """The deepest nesting in the text, up to its first syntax error if it has one: no parser descends further than
+    that."""
     if b"\\" in text:
         # An escaped quote ends no string; a backslash that is itself escaped escapes nothing.
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -61,7 +65,8 @@ def _depth(text: bytes) -> int:
 
 
 class _Pieces(io.BytesIO):
-    """A text that RapidJSON reads in pieces: where a function in Python is called, other threads get their turn."""
+    """A text as a stream that RapidJSON reads in pieces: while it calls `read`, a function in Python, other threads
+    get their turn."""
 
     def read(self, nbytes: int | None = -1, /) -> bytes:
         return super().read(nbytes)
@@ -74,16 +79,18 @@ def _parse(text: bytes, decoded: str, number_mode: int) -> Any:
 
 
 class _RepeatedKeyError(Exception):
-    """An object of a text has a key, the argument, twice."""
+    """Raised when an object in a text has a key, the argument, twice."""
 
 
 class _EachKeyOnce(rapidjson.Decoder):
-    """A parser that returns no value of a text, and raises _RepeatedKeyError where an object in it has a key twice."""
+    """A parser that only checks a text: it returns no value, and raises _RepeatedKeyError where an object has a key
+    twice."""
 
     def start_object(self) -> list[tuple[str, Any]]:
         return []  # the parser appends an object's members to it
 
     def end_object(self, members: list[tuple[str, Any]]) -> None:
+        """Check an object's keys. Raises _RepeatedKeyError."""
         seen: set[str] = set()
         for key, _ in members:
             if key in seen:
@@ -92,10 +99,10 @@ class _EachKeyOnce(rapidjson.Decoder):
 
 
 def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
-    """A key that an object in `buffer` has twice, None where there is none: `read_json` keeps only the last value.
+    """A key that an object in `buffer` has twice, or None: in the result of `read_json` that cannot be seen any more.
 
-    `num_members` is how many members all objects have together in what `read_json` made of `buffer`. A text with as
-    many colons as members has no key twice, and is not parsed again.
+    `num_members` is the number of members of all objects together in that result. A text with as many colons as members
+    has no key twice, and is not parsed again.
     """
     text = bytes(buffer)
     if text.count(b":") == num_members:
@@ -109,12 +116,13 @@ def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
     except _RepeatedKeyError as error:
         return str(error)
     except rapidjson.JSONDecodeError:
-        pass  # a number that only the other parser reads; objects that ended before it have been looked at
+        pass  # a number that only the other parser reads; objects that ended before it have been checked
     return None
 
 
 def _read_as_rapidjson(text: bytes) -> Any:
-    """Triton's own parser: reads NaN and Infinity, and says what is wrong in the words Triton's clients know."""
+    """The value of a text, read by Triton's own parser: it reads NaN and Infinity, and its errors have the words
+    that Triton's clients know."""
     try:
         decoded = text.decode()
         try:
@@ -133,11 +141,12 @@ def _read_as_rapidjson(text: bytes) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Typed access. Triton's wrapper answers INTERNAL with these words; the caller's field goes in front.
+# Typed access. Triton's wrapper answers INTERNAL with these texts, behind the name of the caller's field.
 
 
 def find(value: Any, member: str) -> Any:
-    """The member, or None if `value` is no object, as in Triton. A JSON null counts as absent."""
+    """The member of `value`; None if `value` is no object, as in Triton, or has no such member. A JSON null counts
+    as absent."""
     return value.get(member) if type(value) is dict else None
 
 
@@ -186,5 +195,5 @@ def _mistyped(field: str, kind: str) -> InternalError:
 
 
 def wrong_type(kind: str) -> str:
-    """The wrapper's words for a value that is not of `kind`."""
+    """The error text of Triton's wrapper for a value that is not of type `kind`."""
     return f"attempt to access JSON non-{kind} as {'double' if kind == 'number' else kind}"

@@ -1,8 +1,9 @@
 """The registered regions of clients' shared memory, the same in every front end.
 
-The supervisor opens a region once and hands every front end its descriptor before the client hears that it is
-registered; so it is with what is unregistered. A request keeps the regions it names until it has been answered:
-unregistered, they can no longer be found, and nothing else.
+The supervisor opens a region once, and sends every front end its descriptor before it confirms to the client that the
+region is registered; likewise every front end has removed a region before the client gets the answer that it is
+unregistered. A request keeps the regions it names until it has been answered: after a region is unregistered no request
+can name it any more, but those that did still use it.
 """
 
 from typing import Any
@@ -14,7 +15,8 @@ from shoal.shm.client_regions import ClientRegion, RegionSlice
 
 
 class Regions:
-    """Changed by the supervisor's messages, in one thread; any thread may ask."""
+    """The regions by name. The one thread that handles the supervisor's messages changes them; any thread may read
+    them."""
 
     def __init__(self, *, are_allowed: bool = False, max_string_bytes: int = 0) -> None:
         self.are_allowed = are_allowed
@@ -49,12 +51,12 @@ class Regions:
         return region.slice(offset, nbytes)
 
     def tensor(self, datatype: Datatype | None, name: str, offset: int, nbytes: int) -> memoryview | RegionSlice:
-        """The data of an input. Strings are copied, since their lengths are walked and must not change. Raises
-        ShoalError."""
+        """The data of an input. Strings are copied, since the lengths in them must not change after they are
+        checked. Raises ShoalError."""
         found = self.slice(name, offset, nbytes)
         if datatype is not BYTES:
             return found
-        if nbytes > self._max_string_bytes:  # the object may have a length alone, and no memory
+        if nbytes > self._max_string_bytes:  # the client's object may be long without having any memory
             raise InvalidArgumentError(
                 f"{nbytes} bytes of strings in shared memory region '{name}' exceed the maximum allowed input size of "
                 f"{self._max_string_bytes} bytes. Use --http-max-input-size to increase the limit."
@@ -62,9 +64,10 @@ class Regions:
         return memoryview(bytes(found))
 
     def status(self, kind: str, name: str) -> list[dict[str, Any]]:
-        """The regions of a kind ("system" or "cuda"), of which there are none of the latter; of one where it is named.
+        """The regions of a kind ("system" or "cuda"; of the latter there are never any), or only the one of this name
+        unless `name` is "".
 
-        Raises NotFoundError for one that is not there.
+        Raises NotFoundError if there is no region of this name and kind.
         """
         region = self._regions.get(name)
         if kind == "cuda" and region is not None:

@@ -1,7 +1,8 @@
-"""A handler's response: status, headers, chunks; and its two usual shapes, JSON and error.
+"""A handler's response: status, headers, chunks; and the two usual kinds of it, JSON and errors.
 
-Pure: knows neither Flask nor gunicorn nor sockets. A chunk may be a view of a worker's block, so the sender of the
-response must call `close` exactly once, after the last chunk has left or when it never will. Front-end processes only.
+Pure: does not depend on Flask, gunicorn or sockets. A chunk may be a view of a worker's block, so whoever sends the
+response must call `close` exactly once: after the last chunk has been sent, or when it is certain that it will not be.
+Front-end processes only.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,19 +15,19 @@ from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 Headers = tuple[tuple[str, str], ...]
 
 JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
-#: The head of a response of nothing but JSON, but for its length.
+#: The head of a response that is nothing but JSON; its length is to be filled in.
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-#: The one interim answer that every client expects.
+#: The interim response that every client must be able to receive.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: Sent if the rest of a request is unread or unreadable: the next request on the connection cannot be found.
+#: For a response to a request of which the rest was not, or cannot be, read: where the next one begins is unknown.
 CLOSE: Headers = (("Connection", "close"),)
 
 
 class Response(NamedTuple):
-    """`headers` lack Content-Length: the sender adds the sum of the chunks.
+    """A response to send. `headers` lack Content-Length: the sender adds it, as the sum of the chunks.
 
-    A response with a `stream` has no chunks but those, which are sent as they come, and Content-Length among its
-    headers where their length is known; only the road sends such.
+    If there is a `stream`, the body is its items and `chunks` is empty; the items are sent as they come, and
+    Content-Length is among the headers if it is known. Only the road sends such responses.
     """
 
     status: int
@@ -37,26 +38,26 @@ class Response(NamedTuple):
 
 
 def json_response(status: int, value: Any, headers: Headers = ()) -> Response:
-    """`value` as compact JSON."""
+    """A response whose body is `value` as compact JSON."""
     return Response(status, JSON_CONTENT + headers, (orjson.dumps(value),))
 
 
 def error_response(error: ShoalError, headers: Headers = ()) -> Response:
-    """The body is exactly `{"error":"TEXT"}`; the status is the one of the error's class."""
+    """A response for an error: the body is exactly `{"error":"TEXT"}`, the status is that of the error's class."""
     if error.retry_after_s:
         headers = (*headers, ("Retry-After", str(error.retry_after_s)))
     return error_json(error.http_status, str(error), headers)
 
 
 def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
-    """Like `error_response`, for the statuses that only HTTP has (404 for a path, 405)."""
+    """A response like that of `error_response`, for statuses that no ShoalError has (404 for a path, 405)."""
     # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
     printable = sentence.encode("utf-8", "backslashreplace").decode("utf-8")
     return json_response(status, {"error": printable}, headers)
 
 
 def body_cut_short(received: int, announced: int) -> InvalidArgumentError:
-    """The error for a client that closed its side in the middle of a body."""
+    """The error for a client that closed its side of the connection in the middle of a body."""
     return InvalidArgumentError(
         f"the request body ended after {received} of the {announced} bytes that Content-Length announced"
     )

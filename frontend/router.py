@@ -1,8 +1,8 @@
-"""From a method and a path to the handler, and the order in which a request is refused on its way: each endpoint's.
+"""For each endpoint: the handler for a method and a path, or the error for a request that has none.
 
-Path, then restriction, then method (404, 403, 405), then the handler's own order: model and version first, the body
-last. Pure: the road, the lane and the tests go through the same steps. Paths are matched as they came, so an escaped
-slash never splits a name.
+The order of the checks is: path, then restriction, then method (404, 403, 405), then those of the handler: model and
+version first, the body last. Pure: the road, the lane and the tests use the same functions. Paths are matched before
+they are decoded, so an escaped slash never splits a name.
 """
 
 import re
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Found(NamedTuple):
-    """What a method and a target mean."""
+    """The handler for a request's method and target, and the model that the target names."""
 
     handler: Handler
     name: str
@@ -35,31 +35,33 @@ class Found(NamedTuple):
 
     @property
     def is_inference(self) -> bool:
-        """Whether it waits for a model, which a lane does in its own way."""
+        """Whether the handler waits for a model to answer; a lane submits such a request without calling the
+        handler."""
         return self.handler is infer
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it waits in a way that only the road can."""
+        """Whether the handler may wait, so that only the road may call it."""
         return self.handler in BLOCKING
 
     @property
     def is_administrative(self) -> bool:
-        """Whether it changes what is served."""
+        """Whether the handler changes what is served."""
         return self.handler in ADMINISTRATIVE
 
     def asks_model(self, state: ServerState) -> bool:
-        """Whether it waits, as only the road can, because this model has a word in the answer."""
+        """Whether the handler must wait because the model itself decides on its readiness (model_is_ready), so that
+        only the road may call it."""
         return self.handler is model_is_ready and asks_model(state, self.name, self.version)
 
 
-#: How a request finds its handler, or its refusal, before a byte of its body is read: from the state, its method, its
+#: Finds a request's handler, or its refusal, before a byte of its body is read: from the state, its method, its
 #: target as it stands in the request line, and its headers, their names in lower case.
 Admit = Callable[[ServerState, str, str, Mapping[str, str]], Found | Response]
 
 
 class Router:
-    """The paths of one endpoint; `unmatched` is the response for any other."""
+    """The routes of one endpoint; `unmatched` is the response for a path that none of them matches."""
 
     def __init__(self, routes: Sequence[Route], unmatched: Response) -> None:
         self._unmatched = unmatched
@@ -71,7 +73,7 @@ class Router:
         return self.restricted(state, path_of(target), headers) or self.resolve(method, target)
 
     def restricted(self, state: ServerState, raw_path: str, headers: Mapping[str, str]) -> Response | None:
-        """The refusal of a request that lacks the header its path needs; before its method is looked at, as in
+        """The refusal of a request that lacks the header its path needs, or None; checked before the method, as in
         Triton."""
         if not state.restrictions:
             return None
@@ -79,9 +81,10 @@ class Router:
         return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
 
     def resolve(self, method: str, target: str) -> Found | Response:
-        """The handler for a request that is not restricted; `target` is as it stands in the request line.
+        """The handler for a request that is not restricted, or its refusal; `target` is as it stands in the request
+        line.
 
-        HEAD finds GET's (RFC 9110, section 9.3.2); the sender of the response leaves its body out.
+        HEAD has the handler of GET (RFC 9110, section 9.3.2); whoever sends the response leaves the body out.
         """
         matched = self._match(path_of(target))
         if matched is None:
@@ -114,7 +117,7 @@ def dispatch(
     headers: Mapping[str, str],
     body: memoryview,
 ) -> Response:
-    """The response to one request, for any server. Its sender must call its `close`."""
+    """The response to one request, for any server. Whoever sends it must call its `close`."""
     found = HTTP.admit(state, method, target, headers)
     return found if isinstance(found, Response) else answer(found, state, transport, headers, body)
 
@@ -137,7 +140,7 @@ def answer(
 
 
 def path_of(target: str) -> str:
-    """The path of a request target as it stands in the request line: no query, no scheme and authority."""
+    """The path in a request target as it stands in the request line: without query, scheme and authority."""
     path = target.partition("?")[0]
     if path.startswith(("http://", "https://")):
         path = "/" + path.split("/", 3)[3] if path.count("/") > 2 else "/"
@@ -145,7 +148,7 @@ def path_of(target: str) -> str:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # Every pattern has both groups, so that reading a match needs no question.
+    # Every pattern gets both groups, so that they need not be looked for in a match.
     missing = [group for group in ("(?P<name>", "(?P<version>") if group not in pattern]
     return re.compile(pattern + "".join(f"{group})?" for group in missing))
 

@@ -15,7 +15,8 @@ from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settin
 
 
 def model_is_ready(call: Call) -> Response:
-    """Waits only for a model that has a word in it: see Found.asks_model."""
+    """The handler of GET /v2/models/M/ready. It waits only for a model that itself decides on its readiness
+    (Found.asks_model)."""
     return model_ready(call.state, call.ask, call.name, call.version)
 
 
@@ -45,7 +46,7 @@ _LOGGING = {
     "POST": blocking(lambda call: change_log_settings(call.state, call.ask, call.body)),
 }
 
-#: In the order they are tried: the path that is asked for most stands first, `/v2/models/stats` before any model.
+#: In the order in which they are tried: the most frequent path first, `/v2/models/stats` before any model.
 ROUTES = (
     Route("/v2/health/live", {"GET": lambda call: live(call.state)}, "health"),
     Route("/v2/health/ready", {"GET": lambda call: ready(call.state)}, "health"),

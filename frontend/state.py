@@ -1,6 +1,6 @@
-"""What a front-end process knows: the server's settings, the models and their counters. Handlers only read it.
+"""The state of a front-end process that handlers read: the server's settings, the models and their counters.
 
-One thread fills it from the supervisor's messages while others answer requests. Reading it never waits.
+One thread changes it by the supervisor's messages while others answer requests. Reading it never waits.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ServerState(KnownServer):
-    """Settings, and what changes while the server runs: `log_settings`, `tracing` and `regions`."""
+    """The settings, and what changes while the server runs: the models, their counters, `log_settings`, `tracing`,
+    `regions`."""
 
     http_max_input_size: int = 64 << 20  # Triton's default
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
-    endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → which of shoal/options.py's it is
+    endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → the endpoint's name (shoal/options.py)
     header_forward_pattern: str = ""  # "" = none is forwarded
     restrictions: Restrictions = field(default_factory=dict)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
@@ -48,7 +49,7 @@ class ServerState(KnownServer):
 
     @property
     def allows_regions(self) -> bool:
-        """Implements `KnownServer.allows_regions`: as the setting says that came with the regions."""
+        """Implements `KnownServer.allows_regions`: whether this server accepts clients' shared memory."""
         return self.regions.are_allowed
 
     def read_cache_figures(self) -> dict[str, float]:
@@ -60,6 +61,6 @@ class ServerState(KnownServer):
         return found
 
     def read_windows(self, entry: ModelEntry, now_ns: int) -> dict[str, list[int]] | None:
-        """How long a version's requests took in the last minute; None without summaries."""
+        """How long a version's requests took in the last minute; None if summaries are turned off."""
         windows = None if self.counters is None or entry.row < 0 else self.counters.windows(entry.row)
         return None if windows is None else windows.read(now_ns)

@@ -1,8 +1,8 @@
-"""Traces in a front end: which requests are traced, what is noted of them on their way, and how it leaves the process.
+"""Traces in a front end: which requests are traced, what is recorded of them, and how that is sent to the tracer.
 
-Without traces `ServerState.tracing` is None, and only that is checked. A trace begins when its request has been
-submitted (refused requests are not traced) and ends when its response has been sent. The tracer is never waited for: a
-trace that does not fit into its socket is dropped, and counted.
+Without tracing `ServerState.tracing` is None, and nothing else is checked. A trace begins when its request has been
+submitted (refused requests are not traced) and ends when its response has been sent. Nothing waits for the tracer: a
+trace that does not fit into the socket to it is dropped, and counted.
 """
 
 import array
@@ -45,15 +45,15 @@ from shoal.tracer.trace import (
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
 
-#: What one child takes in a message (KEY to IS_CALL of layout.T as msgpack; ours).
+#: The size in a message of one child, a request made for the traced one (KEY to IS_CALL of layout.T as msgpack; ours).
 CHILD_NBYTES = 80
-_MODEL = T.MODEL - T.KEY  # among these words
+_MODEL = T.MODEL - T.KEY  # the position of MODEL among these words
 #: Bytes of a trace's tensors together; further ones have no elements (ours: elements are copied, then made text).
 MAX_TENSOR_BYTES = 1 << 20
 
 
 class Outlet:
-    """The way to the tracer."""
+    """The socket to the tracer."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -63,8 +63,8 @@ class Outlet:
     def send(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> None:
         """Send a trace to the tracer, or drop it. `names` are those of models, by their ids.
 
-        `children` go as the port has them, and the tracer makes their traces: a thousand objects at once would keep
-        this process from its other clients.
+        `children` are sent as the port's records, of which the tracer makes traces: to make a thousand objects here
+        would delay other clients' requests.
         """
         if self._try(trace, children, names):
             self._num_dropped = 0
@@ -75,16 +75,16 @@ class Outlet:
         nbytes = CHILD_NBYTES * len(children) + sum([len(tensor.data) for tensor in trace.tensors])
         named = [(model, names.get(model, "")) for model in {record[_MODEL] for record in children}]
         try:
-            # A large message is a file of its own, of which the socket's bound knows nothing: one at a time.
+            # A large message is sent as a file, which the socket's bound does not count: at most one at a time.
             if nbytes > MAX_INLINE_BYTES // 2 and _num_unread(self._channel):
                 return False
             self._channel.send(TraceEnded(trace, children, named, self._num_dropped))
-        except OSError:  # the socket is full, or tracing has ended
+        except OSError:  # the socket is full, or the tracer has ended
             return False
         return True
 
     def close(self) -> None:
-        """Close the socket; traces that still end are dropped."""
+        """Close the socket; traces that end later are dropped."""
         self._channel.close()
 
 
@@ -99,13 +99,13 @@ def _num_unread(channel: Channel) -> int:
 
 
 class TracedRequest:
-    """A request that is traced, on its way through this process."""
+    """Collects the trace of one request on its way through this process."""
 
     __slots__ = ("_has_tensors", "_names", "_outlet", "_stamps", "_tensors", "_trace", "children")
 
     def __init__(self, outlet: Outlet, trace: Trace, names: Mapping[int, str], *, has_tensors: bool) -> None:
         self._outlet = outlet
-        self._trace = trace  # as yet without stamps and tensors
+        self._trace = trace  # its stamps and tensors are added when it ends
         self._names = names
         self._has_tensors = has_tensors
         #: The requests made for this one, as the port has them (Port.trace).
@@ -115,11 +115,11 @@ class TracedRequest:
         self._tensors: list[Tensor] = []
 
     def received(self, start_ns: int, end_ns: int) -> None:
-        """Note when the request was received."""
+        """Record when the request was received."""
         self._stamps[RECV_START], self._stamps[RECV_END] = start_ns, end_ns
 
     def submitted(self, block: memoryview, span: int) -> None:
-        """Note the request's block, with its header at `span`."""
+        """Record when the request was submitted, and its tensors, from its block, whose header is at `span`."""
         self._stamps[REQUEST_START] = time.monotonic_ns()
         if self._has_tensors:
             offset, nbytes = unpack_span(span)
@@ -127,14 +127,14 @@ class TracedRequest:
             self._note(QUEUE_INPUT, request.inputs, block)
 
     def replied(self, reply: Reply) -> None:
-        """Note a reply."""
+        """Record a reply: its times and its tensors."""
         self._stamps[QUEUE_START:REQUEST_END] = reply.times
         self._stamps[REQUEST_END] = time.monotonic_ns()
         if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
             try:
                 response = unpack_response(reply.header, len(reply.block))
             except ShoalError:
-                return  # its client is told
+                return  # the client gets this error as its response
             self._note(BACKEND_OUTPUT, response.outputs, reply.block)
 
     def _note(self, activity: str, refs: tuple[TensorRef, ...], block: memoryview) -> None:
@@ -145,22 +145,23 @@ class TracedRequest:
             self._tensors.append(Tensor(activity, name, BY_WIRE[datatype].name, shape, data))
 
     def sending(self) -> None:
-        """Note that the response begins to leave."""
+        """Record that the response begins to be sent."""
         self._stamps[SEND_START] = time.monotonic_ns()
 
     def sent(self) -> None:
-        """End the trace: the response has left."""
+        """End the trace and send it: the response has been sent."""
         self._stamps[SEND_END] = time.monotonic_ns()
         self.end()
 
     def end(self) -> None:
-        """End the trace if the response cannot be sent. Called once, instead of `sent`."""
+        """End the trace of a response that cannot be sent. Called once, instead of `sent`."""
         trace = self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors)
         self._outlet.send(trace, self.children, self._names)
 
 
 class Tracing:
-    """What this process traces: a sampler for each setting that is on. Replaced as a whole when settings change."""
+    """Decides which requests of this process are traced: a sampler for each setting that is on. A change of settings
+    replaces the whole object."""
 
     def __init__(self, settings: Mapping[str, TraceSetting], outlet: Outlet, names: Mapping[int, str]) -> None:
         self._samplers = {model: Sampler(each) if each.is_on else None for model, each in settings.items()}
@@ -168,7 +169,8 @@ class Tracing:
         self._names = names
 
     def sample(self, prepared: "PreparedRequest", headers: Mapping[str, str]) -> TracedRequest | None:
-        """The trace of a request, where it is to be traced; asked once for each. Header names are in lower case."""
+        """The trace of a request, or None if it is not to be traced. Call once for each request; header names are in
+        lower case."""
         entry = prepared.entry
         sampler = self._samplers.get(entry.name, self._samplers[GLOBAL])
         if sampler is None:
@@ -182,14 +184,15 @@ class Tracing:
 
 
 def _context(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that name the span a request belongs to; none where they name none."""
+    """The headers that say to which span of the client's the request belongs; empty if there are none."""
     if not is_context(headers.get("traceparent", "")):
         return {}
     return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
 
 def changed(before: Tracing | None, message: TraceSettingsChanged, names: Mapping[int, str]) -> Tracing | None:
-    """The tracing after new settings; a descriptor that comes with them is the socket to the tracer, always the same.
+    """A Tracing for new settings, or None if nothing is traced. A descriptor that comes with them is the socket to the
+    tracer, the same at each change.
 
     `names` are those of models, by their ids.
     """

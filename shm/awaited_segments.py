@@ -1,4 +1,5 @@
-"""Replies in a client's ring that wait, in order, until the segment that the oldest lies in has been sent."""
+"""Replies that a client has received and cannot read yet, in order: the oldest lies in a segment that has not been sent
+to the client so far."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +11,8 @@ _BLOCK, _PIECES = P.BLOCK, P.PIECES
 
 
 class AwaitedSegments:
-    """The queue of a port that asks the supervisor for segments as replies name them. `segments` maps owner ids to the
-    segments that the client has; the port adds and removes them."""
+    """The queue of unreadable replies of a port that asks the supervisor for segments as replies name them. `segments`
+    maps owner ids to the segments that the client has; the port adds and removes them."""
 
     def __init__(self, segments: Mapping[int, SlabView]) -> None:
         self._segments = segments
@@ -22,18 +23,19 @@ class AwaitedSegments:
         self._refused = set[int]()  # segments that do not exist: not asked for again while the same reply is read
 
     def add(self, owner: int) -> None:
-        """Let replies that lie in this segment be read; the port has just added it."""
+        """Make replies in this segment readable; the port has just added the segment to `segments`."""
         if owner == self.wanted:
             self.wanted = 0
 
     def refuse(self, owner: int) -> None:
-        """Let replies that lie in this segment be read as lost: it was removed, or does not exist any more."""
+        """Make replies in this segment readable as lost ones: the segment was removed, or does not exist any more."""
         if owner == self.wanted:
             self.wanted = 0
             self._refused.add(owner)
 
     def readable(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Queue new records and return, in order, all up to the first reply whose segment is not known yet."""
+        """Queue new records and return, in order, all records up to the first reply whose segment is not known yet.
+        Records are tuples of sixteen words, which share no memory with the ring."""
         if self._unread:
             records, self._unread = [*self._unread, *records], []
         if self.wanted:

@@ -1,9 +1,11 @@
-"""Clients' own memory in /dev/shm, of Triton's system shared memory extension: opened by name, copied in and out.
+"""Clients' own shared memory in /dev/shm, registered by Triton's system shared memory extension: opened by name, copied
+in and out.
 
-Regions are not segments. A client owns the object, and may write to it and truncate it whenever it likes. So a region
-is never mapped: to touch truncated memory kills a process (SIGBUS), while a read through a descriptor comes up short,
-which is an error of that client's alone. A read is a snapshot, too: what was checked is what a model gets. The
-supervisor opens regions, front ends are sent the descriptors. Copying 576 KiB takes 43 µs by pread, 24 by mapping.
+Regions are not segments. A client owns the object, and may write to it and truncate it at any time. So a region is
+never mapped: a process that touches truncated memory is killed (SIGBUS), while a read through a descriptor comes up
+short, which is an error of that client's request alone. A read is a snapshot, too: a model gets the bytes that were
+checked. The supervisor opens regions and sends the descriptors to front ends. Copying 576 KiB takes 43 µs by pread, 24
+by mapping.
 """
 
 import os
@@ -15,13 +17,14 @@ from shoal.errors import InternalError, InvalidArgumentError
 
 #: Names allowed in /dev/shm: no directories, and no semaphores, which lie there, too (ours).
 _OBJECT = re.compile(r"(?!sem\.|\.{1,2}$)[A-Za-z0-9_.:@+=,~-]{1,255}")
-#: The prefix of Triton's own objects in /dev/shm; it refuses regions of that name.
+#: The prefix of Triton's own objects in /dev/shm; Triton refuses regions with such names.
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_UINT64 = 2**64 - 1
 
 
 class ClientRegion:
-    """A registered part of an object. Its descriptor is closed with its last reference."""
+    """A registered part of a client's shared memory object: `byte_size` bytes from `offset` on. Owns the descriptor
+    `fd`, which is closed with the last reference to the region."""
 
     __slots__ = ("byte_size", "fd", "key", "name", "offset")
 
@@ -36,7 +39,8 @@ class ClientRegion:
         os.close(self.fd)
 
     def slice(self, offset: int, nbytes: int) -> "RegionSlice":
-        """The part of the region for one tensor. Raises InvalidArgumentError if it is not inside."""
+        """The part of the region for one tensor: `nbytes` bytes, `offset` bytes behind the region's start. Raises
+        InvalidArgumentError if the part reaches beyond the region."""
         if offset >= self.byte_size:
             raise InvalidArgumentError(f"Invalid offset for shared memory region: '{self.name}'")
         if offset + nbytes > _MAX_UINT64:
@@ -49,7 +53,7 @@ class ClientRegion:
         return RegionSlice(self, self.offset + offset, nbytes)
 
     def too_short(self) -> InvalidArgumentError:
-        """The error for an access behind the region's end."""
+        """The InvalidArgumentError for an access behind the region's end, to be raised by the caller."""
         return InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{self.name}'")
 
 
@@ -65,8 +69,8 @@ class RegionSlice:
         return self.nbytes
 
     def read_into(self, memory: memoryview) -> None:
-        """Copy the tensor into `memory`, of equal size. Raises InvalidArgumentError if the object has been
-        truncated."""
+        """Copy the tensor into `memory`, of `nbytes` bytes, which stays the caller's. Raises InvalidArgumentError if
+        the object has been truncated."""
         done = 0
         while done < self.nbytes:
             count = os.preadv(self.region.fd, [memory[done:]], self.offset + done)
@@ -75,14 +79,15 @@ class RegionSlice:
             done += count
 
     def __bytes__(self) -> bytes:
-        """A copy of the tensor, in memory of its own. Raises InvalidArgumentError if the object has been truncated."""
+        """A copy of the tensor's bytes. Raises InvalidArgumentError if the object has been truncated."""
         data = os.pread(self.region.fd, self.nbytes, self.offset)
         if len(data) < self.nbytes:
             raise self.region.too_short()
         return data
 
     def write(self, data: memoryview) -> None:
-        """Copy `data`, which fits, into the region. Raises ShoalError if the object is truncated or /dev/shm full."""
+        """Copy `data`, at most `nbytes` bytes, into the region. Raises InvalidArgumentError if the object has been
+        truncated, InternalError if /dev/shm is full."""
         fd, done = self.region.fd, 0
         if os.fstat(fd).st_size < self.offset + len(data):  # a write behind the end would make the object longer again
             raise self.region.too_short()
@@ -96,7 +101,12 @@ class RegionSlice:
 
 
 def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegion:
-    """Open the object that `key` names and check the region's bounds. Raises ShoalErrors with Triton's sentences."""
+    """Open the object that `key` names and check that the region, in bytes, lies within the object. The caller owns the
+    region.
+
+    Raises InvalidArgumentError for a key that is not allowed and for wrong bounds, InternalError if there is no such
+    object; the sentences are Triton's.
+    """
     object_name = key.lstrip("/")  # as shm_open does
     if object_name.startswith(_RESERVED_PREFIX):
         raise InvalidArgumentError(

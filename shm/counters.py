@@ -9,8 +9,8 @@
     512    five histograms of 65 words, how long requests took by phase: word n counts times of n bits
     840    65 words, responses by the bounds that the model or Triton sets for them; the last for what is over all
 
-The last row is the response cache's (CACHE_FIGURES). With summaries, the table is followed by a set of windows
-(windows.py) per row.
+The last row has the figures of the response cache (CACHE_FIGURES). If summaries are enabled, the rows are followed by
+one set of windows (windows.py) per row.
 """
 
 from array import array
@@ -79,11 +79,11 @@ class BatchStatistics(NamedTuple):
 
 
 class Row:
-    """One model version's cells as the batcher counts: `row.cells[CELL["success_count"]] += 1`, then `publish`.
+    """One model version's figures, writable, in the batcher: `row.cells[CELL["success_count"]] += 1`, then `publish`.
 
     Cells are counted in private integers, which cost a third of words in shared memory, and copied by `publish`. The
     histograms are counted in shared memory directly: to copy all words that could have changed would cost more. After a
-    batcher's death they are right but for those of its last step.
+    batcher's death, the histograms lack at most what its last step counted.
     """
 
     def __init__(self, words: memoryview, windows: Windows | None) -> None:
@@ -119,7 +119,7 @@ class Row:
             self.windows.clear()
 
     def restore(self) -> None:
-        """Read back what a dead batcher published last. Requests still pending are counted anew by the caller."""
+        """Read back what a dead batcher published last. The caller counts requests that are still pending anew."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
         self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0
@@ -127,7 +127,7 @@ class Row:
             self._batches[found.batch_size] = [_BATCHES_WORD + index * _BATCH_WORDS, *found]
 
     def count_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """Count one executed batch of `rows` rows; times in ns."""
+        """Count one executed batch of `rows` rows, with its three compute times in ns."""
         self.cells[_EXECUTION_COUNT] += 1
         entry = self._batches.get(rows)
         if entry is None:
@@ -156,11 +156,13 @@ class Row:
         self.num_computed = 0
 
     def count_first_response(self, ns: int) -> None:
-        """Count a request's first response, `ns` after the request's first byte; in whole ms, as Triton does."""
+        """Count a request's first response, sent `ns` nanoseconds after the request's first byte arrived; rounded down
+        to whole ms, as in Triton."""
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
 
     def publish(self) -> None:
-        """Show readers what has changed: only the queue's cells if no request or batch has ended since."""
+        """Make changed figures visible to readers: only the two cells of the queue if no request or batch has ended
+        since."""
         words, cells = self._words, self.cells
         num_ended = cells[_SUCCESS_COUNT] + cells[_FAIL_COUNT] + cells[_EXECUTION_COUNT]
         if num_ended == self._num_ended:  # only the queue's two words: a sixth of the instructions
@@ -197,7 +199,7 @@ CACHE_FIGURES = (
 
 
 class CacheFigures(dict[str, int]):
-    """The response cache's figures as the batcher counts them: change them, then `publish`."""
+    """The response cache's figures, writable, in the batcher: change the items, then `publish`."""
 
     def __init__(self, words: memoryview, total_bytes: int) -> None:
         super().__init__(zip(CACHE_FIGURES, words, strict=True))
@@ -205,12 +207,12 @@ class CacheFigures(dict[str, int]):
         self._words = words
 
     def publish(self) -> None:
-        """Copy the figures to where readers see them."""
+        """Copy the figures to shared memory, where front ends read them."""
         self._words[:] = array("Q", self.values())
 
 
 class CounterTable:
-    """The writable table, in the batcher."""
+    """The table of all rows, writable, in the batcher."""
 
     def __init__(self, segment: Segment) -> None:
         self._words = _slab(segment).cast("Q")
@@ -229,7 +231,7 @@ class CounterTable:
         return row
 
     def cache_figures(self, total_bytes: int) -> CacheFigures:
-        """Figures of an empty response cache of `total_bytes`."""
+        """Figures of an empty response cache that may use `total_bytes`."""
         return CacheFigures(self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], total_bytes)
 
     def _row(self, index: int) -> Row:
@@ -239,7 +241,7 @@ class CounterTable:
 
 
 class CounterTableView:
-    """The read-only table, in a front end."""
+    """The table of all rows, read-only, in a front end."""
 
     def __init__(self, mapping: MappedSegment) -> None:
         self._words = _slab(mapping).cast("Q")
@@ -262,7 +264,8 @@ class CounterTableView:
         return dict(zip(CACHE_FIGURES, self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], strict=True))
 
     def windows(self, index: int) -> WindowsView | None:
-        """How long a row's requests took in the last minute; None without summaries."""
+        """How long a row's requests took in the last minute, as a view of shared memory; None if summaries are not
+        enabled."""
         windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
         return WindowsView(windows) if windows else None
 

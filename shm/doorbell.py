@@ -1,4 +1,5 @@
-"""A doorbell wakes a process to look at its rings. An eventfd, pollable beside sockets; carries no other information.
+"""A doorbell wakes a process to look at its rings: an eventfd, pollable beside sockets, that carries no other
+information.
 
 A doorbell is rung once per published group of records, always: the system call is also the memory barrier between the
 store of a tail and the reader's look at it, so there is no "asleep" flag to race with (a store followed by a load of
@@ -13,13 +14,13 @@ import socket
 from contextlib import suppress
 
 #: How long (ns) a worker's responses wait for others before one ring announces all of them; the end of the running
-#: execution rings, too. A ring for each would cost more than an execution that short (measured, with eight identity
-#: requests in the ring: 2.3 times).
+#: execution rings, too. With a ring for each response, short executions would cost more (measured with eight requests
+#: to the identity model in the ring: 2.3 times as much).
 RING_AFTER_NS = 100_000
 #: How long a guest waits before it looks at its deadlines again (ours).
 WAIT_S = 0.05
 _WAIT = (0).to_bytes(8, "little") + round(WAIT_S * 1e6).to_bytes(8, "little")
-#: Most bytes read by one `recv`: mostly there is one, and a larger buffer takes longer to make.
+#: Most bytes read by one `recv`: usually one byte has come, and a larger buffer takes longer to make.
 _MANY = 64
 # MSG_DONTWAIT as an int: to join two members of an enum takes 8 µs.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
@@ -27,7 +28,8 @@ _RING = _AT_ONCE | int(socket.MSG_NOSIGNAL)
 
 
 class Doorbell:
-    """Either end of a bell, the ringing process's or the reader's. Owns a descriptor of the eventfd."""
+    """Either end of a bell, the ringing process's or the reader's. Owns a descriptor of the eventfd, closed with the
+    object."""
 
     __slots__ = ("fd",)
 
@@ -44,7 +46,7 @@ class Doorbell:
         return self.fd
 
     def ring(self) -> None:
-        """Wake the reader. Never blocks: a count that has reached 2^64 - 2 is reset."""
+        """Wake the reader. Never blocks: a count that has reached 2^64 - 2 is cleared first."""
         try:
             os.eventfd_write(self.fd, 1)
         except BlockingIOError:
@@ -53,15 +55,15 @@ class Doorbell:
                 os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
-        """Take back all rings, for a reader that does not wait for edges; it reads its rings after this, never
-        before."""
+        """Undo all rings so far, for a reader that does not wait for edges; the reader looks at its rings after this
+        call, never before."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
             return
 
     def close(self) -> None:
-        """Close the descriptor; otherwise that happens with the object."""
+        """Close the descriptor now rather than with the object."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -70,10 +72,11 @@ class Doorbell:
 
 
 class GuestBell:
-    """One end of the two bells between the batcher and a guest: `ring` wakes the other, `clear` takes back its rings.
+    """One end of the two bells between the batcher and a guest: `ring` wakes the other end, `clear` undoes the other
+    end's rings.
 
-    A socket pair: a process that shares an eventfd can make its peer's calls block, since O_NONBLOCK belongs to the
-    open file, not to the process. A ring takes 1 µs instead of 0.3.
+    The two ends are a socket pair: a process that shares an eventfd can make its peer's calls block, since O_NONBLOCK
+    belongs to the open file, not to the process. A ring takes 1 µs instead of 0.3.
     """
 
     __slots__ = ("_socket", "fd")
@@ -85,7 +88,7 @@ class GuestBell:
 
     @classmethod
     def pair(cls) -> "tuple[GuestBell, GuestBell]":
-        """The batcher's end and the guest's."""
+        """Two connected ends: the batcher's and the guest's. Each owns its descriptor."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(one.detach()), cls(other.detach())
 
@@ -94,14 +97,15 @@ class GuestBell:
         return self.fd
 
     def ring(self) -> None:
-        """Wake the other end. A full socket means that it has been rung already; a closed one is ignored."""
+        """Wake the other end. Never blocks: a full socket means that the other end has been rung already; a closed one
+        is ignored."""
         try:
             self._socket.send(b"\0", _RING)
         except (BlockingIOError, ConnectionError):
             return
 
     def clear(self) -> None:
-        """Take back the other end's rings; look at the rings in shared memory after this, never before."""
+        """Undo the other end's rings; look at the rings in shared memory after this call, never before."""
         try:
             while len(self._socket.recv(_MANY, _AT_ONCE)) == _MANY:
                 continue
@@ -109,7 +113,8 @@ class GuestBell:
             return
 
     def wait(self) -> bool:
-        """Wait until the other end rings, for at most WAIT_S, and clear. False once the other end is closed.
+        """Wait until the other end rings, for at most WAIT_S seconds, and clear the bell. False once the other end is
+        closed.
 
         A single system call, where select would need two. For a thread that waits for nothing else.
         """
@@ -121,14 +126,14 @@ class GuestBell:
             return False
 
     def hang_up(self) -> None:
-        """Wake waiting threads at both ends; neither is rung any more. May be called by any thread, unlike `close`."""
+        """Wake waiting threads at both ends and make the bell unusable. May be called by any thread, unlike `close`."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # the other end is closed
 
     def close(self) -> None:
-        """Close the descriptor; otherwise that happens with the object."""
+        """Close the descriptor now rather than with the object."""
         self.fd = -1
         self._socket.close()
 

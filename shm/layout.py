@@ -65,10 +65,10 @@ KIND_NAMES = {
 }
 
 HEADER = struct.Struct("<8Q")
-# Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
+# Word indices (byte offset / 8) of the header words that change while a segment is in use; each on its own cache line.
 TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD, TAKEN_WORD = 8, 16, 24, 32, 40, 48
 MOVED_WORD = 56
-OVERLAP_WORD = BUSY_SINCE_WORD  # of a link: whether executions overlap
+OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
 RECORD = struct.Struct("<16Q")
@@ -80,7 +80,8 @@ UNIT = 4096
 
 
 class Geometry(NamedTuple):
-    """The sizes that a segment is made with; offsets follow from them."""
+    """The sizes that a segment is made with: the ring's capacity in records and the slab's size in bytes. All offsets
+    follow from these."""
 
     ring_capacity: int
     slab_nbytes: int
@@ -125,7 +126,7 @@ Record = tuple[int, ...]
 
 
 class LayoutError(Exception):
-    """A peer's memory is not what this code reads: another version, another size, or damaged."""
+    """Memory or a record of a peer that this code cannot read: of another version, of another size, or damaged."""
 
 
 def pack_header(kind: int, owner: int, epoch: int, geometry: Geometry) -> bytes:
@@ -143,7 +144,7 @@ def pack_header(kind: int, owner: int, epoch: int, geometry: Geometry) -> bytes:
 
 
 def read_header(memory: memoryview) -> Header:
-    """The header of a mapped segment. Raises LayoutError where it does not describe the memory it stands in."""
+    """The header of a mapped segment. Raises LayoutError if it does not describe `memory`, the whole segment."""
     if len(memory) < PAGE:
         raise LayoutError(f"a segment of {len(memory)} bytes is smaller than its header page")
     header = Header(*HEADER.unpack_from(memory))
@@ -174,7 +175,7 @@ NO_BLOCK = 0  # owner ids start at 1, so no real reference is 0
 
 
 def pack_ref(owner: int, unit: int, generation: int) -> int:
-    """The word that names a block of a segment's slab."""
+    """The word that names a block of a segment's slab: its owner id, first unit and generation."""
     return owner << (UNIT_BITS + GENERATION_BITS) | unit << GENERATION_BITS | generation & GENERATION_MASK
 
 
@@ -200,18 +201,18 @@ DONE, WANT, HAVE, RESPONSE, READY, RESCHEDULE = 7, 8, 10, 12, 13, 14
 class R:
     """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER. Times are monotonic nanoseconds.
 
-    HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released; a 1 in MODEL
-    marks the first HOLD: any that an intermediate new batcher was sent before are void. TRACE asks for the times in the
-    reply to a request that stands before it. For a reply that is not the final one, RELEASE has its BLOCK, too, and
-    HOLD has a 1 in MORE; a RELEASE of a final reply may have the numbers of further final replies from HEADER on, up to
-    the first 0. CANCEL has a 1 in MORE if the client may still read: then only a worker that has the request is
-    notified. The client does not want an answer after DEADLINE_NS; 0 = never.
+    HOLD, which uses NUMBER and BLOCK, names to a new batcher a reply's block that has not been released; a 1 in MODEL
+    marks the first HOLD: all that were sent to an intermediate new batcher are void. TRACE wants the times in the reply
+    to a request that stands before the TRACE. For a reply that is not the final one, RELEASE has the reply's BLOCK,
+    too, and HOLD has a 1 in MORE; a RELEASE of a final reply may have the numbers of further final replies from HEADER
+    on, up to the first 0. CANCEL has a 1 in MORE if the client may still read: then only a worker that has the request
+    is notified. An answer after DEADLINE_NS is of no use to the client; 0 = never.
 
     The digest, 128 bits, is equal for requests that have equal answers; 0 if the model's responses are not cached. The
-    batcher believes it of front ends alone. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py).
+    batcher believes only front ends' digests. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py).
 
-    NUMBER is the client's own. With the client's owner id before it, it is the request's key, by which every process
-    names the request, a dead process's successor included.
+    NUMBER is the client's own. With the client's owner id before it, the number is the request's key, by which every
+    process names the request, a dead process's successor included.
     """
 
     NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
@@ -240,9 +241,9 @@ class P:
     the client has announced as traced (TRACE); else 0, since to write and read five words costs 1.7k instructions. The
     four are 0 if no worker has answered; a response from the cache has the first in any case.
 
-    PIECES is not 0 in an ensemble's reply: its tensors lie in so many blocks of workers, whose references begin BLOCK,
-    a u64 each. Offsets in the response's header count through these blocks as if they lay one behind the other. The
-    client holds them, too, each as a part of its reply.
+    PIECES is not 0 in an ensemble's reply: its tensors lie in so many blocks of workers, whose references, a u64 each,
+    stand at the start of BLOCK. Offsets in the response's header count through these blocks as if they lay one behind
+    the other. The client holds these blocks, too, each as a part of its reply.
     """
 
     NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
@@ -270,9 +271,10 @@ MAX_UNREAD_CHILD_TRACES = 512
 
 
 class C:
-    """Words of RECALL: a worker lacks memory, and a front end holds responses that lie in its segments. From OWNERS on
-    stand the owner ids of these segments, up to the first 0. The front end copies such responses into memory of its own
-    and releases them. If IS_URGENT and a front end has no room for a copy, it disconnects its slowest readers."""
+    """Words of RECALL: a worker lacks memory, and a front end holds responses that lie in the worker's segments. From
+    OWNERS on stand the owner ids of these segments, up to the first 0. The front end copies such responses into memory
+    of its own and releases them. If IS_URGENT and a front end has no room for a copy, it disconnects its slowest
+    readers."""
 
     IS_URGENT, OWNERS = 1, 2
 
@@ -285,10 +287,10 @@ class B:
     """Words of BATCH_ITEM; FREE uses BLOCK alone, CANCEL KEY alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
     FREED is a block of the worker's that has no holder any more, or 0: a FREE that travels along. PRIORITY and
-    TIMEOUT_US are the client's wishes, ACCEPTED_NS is when the request was accepted, DEADLINE_NS when its client ceases
-    to wait; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py). ANSWERED is
-    written by the batcher long after the worker has read the record, for a successor: 1 once the request is not the
-    worker's any more although others of its batch are.
+    TIMEOUT_US are the client's, ACCEPTED_NS is when the request was accepted, DEADLINE_NS when its client ceases to
+    wait; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py). ANSWERED is
+    written by the batcher long after the worker has read the record, for a successor: 1 once the worker no longer has
+    the request although it still has others of the batch.
     """
 
     KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT, FREED = 1, 2, 3, 4, 5, 6, 7, 8
@@ -296,13 +298,12 @@ class B:
 
 
 class D:
-    """Words of DONE, one per request of a batch. The four times are Triton's compute time points.
+    """Words of DONE, one per request of a batch. The four times are Triton's compute time points, in monotonic ns.
 
-    RESPONSE has the same words and leaves the request open; the DONE after it may have neither STATUS nor BLOCK.
+    RESPONSE has the words of DONE and leaves the request open; the DONE after it may have neither STATUS nor BLOCK.
     READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
     RESCHEDULE (KEY and BATCH): the request goes back into its queue.
-
-    HAVE, which uses BLOCK alone, tells a new batcher of a block that has not been freed.
+    HAVE, which uses BLOCK alone, names to a new batcher a block that has not been freed.
     """
 
     KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5
@@ -310,8 +311,9 @@ class D:
 
 
 class W:
-    """Words of WANT: a worker asks the batcher to ring it when memory is freed. URGENCY says what the worker waits for:
-    any record of the batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else (ROOM_NOW)."""
+    """Words of WANT: a worker wants to be rung when memory is freed. URGENCY says which record or memory the worker
+    waits for: any record of the batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else
+    (ROOM_NOW)."""
 
     URGENCY = 3
 
@@ -321,8 +323,8 @@ NEWS, ROOM, ROOM_NOW = 0, 1, 2
 
 
 class S:
-    """Words of a slot in the table of a sequence batcher's slots: the id of the sequence that has the slot, its number,
-    its state (batcher/scheduling/sequence_values.py); the fourth is 0."""
+    """Words of a slot in the table of a sequence batcher's slots: the id of the sequence in the slot, the sequence's
+    number, its state (batcher/scheduling/sequence_values.py); the fourth is 0."""
 
     CORRELATION, NUMBER, STATE = 0, 1, 2
 
@@ -331,7 +333,7 @@ SLOT_WORDS = 4
 
 
 def slot_table_nbytes(num_slots: int) -> int:
-    """How large the table is that a link has for so many slots, in whole units."""
+    """Bytes of the table that a link has for so many slots of a sequence batcher, rounded up to whole units."""
     return -(-num_slots * SLOT_WORDS * WORD // UNIT) * UNIT
 
 
@@ -346,60 +348,62 @@ def record(*words: int) -> Record:
     return words + _ZEROS[len(words) :]
 
 
-# Records by what they say. Those of every request are written out where they are pushed, since a call costs as much as
-# the whole tuple: REQUEST in shm/port.py, BATCH_ITEM in batcher/dispatch.py, DONE in workers/loop.py, REPLY in
-# batcher/open_requests.py.
+# One function per kind of record. The kinds that every request needs are written out where they are pushed, since a
+# call costs as much as the whole tuple: REQUEST in shm/port.py, BATCH_ITEM in batcher/dispatch.py, DONE in
+# workers/loop.py, REPLY in batcher/open_requests.py.
 
 
 def child_request_record(request: Record, parent: int) -> Record:
-    """The REQUEST as a CHILD_REQUEST, made for the request whose key is `parent`."""
+    """CHILD_REQUEST with the words of a REQUEST, made for the request whose key is `parent`."""
     return (CHILD_REQUEST, *request[R.NUMBER : Q.PARENT], parent, *request[Q.PARENT + 1 :])
 
 
 def cancel_record(number: int, *, is_sure: bool) -> Record:
-    """CANCEL, from a client that does not wait any more; where that is not sure, only a worker that has it is told."""
+    """CANCEL from a client. `is_sure`: the client does not wait any more; otherwise it may still read, and only a
+    worker that has the request is notified."""
     return (CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, int(not is_sure))
 
 
 def cancel_item_record(key: int) -> Record:
-    """CANCEL, to a worker that has the request."""
+    """CANCEL to a worker that has the request."""
     return (CANCEL, key)
 
 
 def release_record(number: int, *others: int) -> Record:
-    """RELEASE of the last replies to these requests, at most MAX_RELEASED."""
+    """RELEASE of the final replies to these requests, at most MAX_RELEASED."""
     return (RELEASE, number, 0, 0, *others)
 
 
 def release_part_record(number: int, block: int) -> Record:
-    """RELEASE of a reply that is not the last one, in this block."""
+    """RELEASE of a reply that is not the final one and lies in this block."""
     return (RELEASE, number, 0, block)
 
 
 def hold_record(number: int, block: int, *, is_first: bool, is_part: bool) -> Record:
-    """HOLD of a reply's block; `is_part`: the reply is not the last one."""
+    """HOLD of a reply's block; `is_part`: the reply is not the final one."""
     return (HOLD, number, int(is_first), block, 0, 0, 0, 0, 0, 0, 0, 0, int(is_part))
 
 
 def trace_record(number: int) -> Record:
-    """TRACE of a request that stands before it in the ring."""
+    """TRACE of a request whose REQUEST stands before this record in the ring."""
     return (TRACE, number)
 
 
 def part_record(number: int, status: int, block: int, header: int, num_pieces: int) -> Record:
-    """REPLY that is not the last one to its request."""
+    """REPLY that is not the final one to its request."""
     return (REPLY, number, status, block, header, 0, 0, 0, 0, 0, 0, 0, 1, num_pieces)
 
 
 def traced_reply_record(
     number: int, status: int, block: int, header: int, times: tuple[int, int, int, int, int], num_pieces: int
 ) -> Record:
-    """REPLY, the last one, with the times QUEUE_START_NS to COMPUTE_END_NS."""
+    """REPLY, the final one, with the times QUEUE_START_NS to COMPUTE_END_NS."""
     return (REPLY, number, status, block, header, 0, 0, *times, 0, num_pieces)
 
 
 def refusal_record(number: int, status: int, reason: int, detail: int = 0, times: tuple[int, ...] = ()) -> Record:
-    """REPLY of the batcher's own: the sentence of a reason, what stands in it, and the times of a traced request."""
+    """REPLY of a request that the batcher refuses: the reason's sentence, the number in that sentence, and the times of
+    a traced request."""
     return (REPLY, number, status, 0, 0, reason, detail, *times)
 
 
@@ -411,7 +415,7 @@ def child_trace_record(
 
 
 def recall_record(owners: Iterable[int], *, is_urgent: bool) -> Record:
-    """RECALL of what lies in the segments of at most MAX_RECALLED owners."""
+    """RECALL of responses in the segments of at most MAX_RECALLED owners."""
     return (RECALL, int(is_urgent), *owners)
 
 
@@ -423,7 +427,7 @@ def free_record(block: int) -> Record:
 def sender_record(
     key: int, status: int, block: int, header: int, times: tuple[int, int, int, int], *, is_last: bool
 ) -> Record:
-    """DONE or RESPONSE by which a response sender answers, beside the batch that the request came with."""
+    """DONE or RESPONSE that a response sender writes, independent of the batch that the request came with."""
     return (DONE if is_last else RESPONSE, key, 0, status, block, header, *times)
 
 
@@ -433,12 +437,12 @@ def ready_record(batch: int, times: tuple[int, ...]) -> Record:
 
 
 def reschedule_record(key: int, batch: int) -> Record:
-    """RESCHEDULE of a request that a worker gives back."""
+    """RESCHEDULE of a request that a worker returns to its queue."""
     return (RESCHEDULE, key, batch)
 
 
 def want_record(urgency: int) -> Record:
-    """WANT: NEWS, ROOM or ROOM_NOW."""
+    """WANT with an urgency: NEWS, ROOM or ROOM_NOW."""
     return (WANT, 0, 0, urgency)
 
 
@@ -452,10 +456,10 @@ SPAN_SHIFT, SPAN_MASK = 32, 0xFFFFFFFF
 
 
 def pack_span(offset: int, nbytes: int) -> int:
-    """The word that says where in a block, in bytes from its start, something lies."""
+    """The word that names a part of a block: offset from the block's start and size, both in bytes."""
     return offset << SPAN_SHIFT | nbytes
 
 
 def unpack_span(span: int) -> tuple[int, int]:
-    """(offset, size) in bytes."""
+    """(offset from the block's start, size) of a span word, both in bytes."""
     return span >> SPAN_SHIFT, span & SPAN_MASK

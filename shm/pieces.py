@@ -25,10 +25,11 @@ class Pieces:
 
 
 def as_block(pieces: Sequence[memoryview]) -> memoryview:
-    """One block or several, as a memoryview; readers of responses only take slices of it, and `Pieces` has these."""
+    """One block, or several as `Pieces`, typed as a memoryview: readers of responses only take slices, which `Pieces`
+    has, too. The blocks stay their owners'."""
     return pieces[0] if len(pieces) == 1 else cast("memoryview", Pieces(pieces))
 
 
 def whole(block: memoryview) -> "memoryview | bytes":
-    """All bytes of a block; of several, a copy."""
+    """All bytes of a block: the block itself, or a copy if it consists of several."""
     return b"".join(block.pieces) if isinstance(block, Pieces) else block

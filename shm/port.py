@@ -46,14 +46,15 @@ __all__ = ["Checked", "NoRoomError", "Port", "Reply", "Wishes"]
 
 
 class Entry(Protocol):
-    """A model version, by its number."""
+    """A model version, known by its number."""
 
     @property
     def model_id(self) -> int: ...
 
 
 class Checked(Protocol):
-    """A request that its model takes: its rows, and the key of the requests that it may be batched with."""
+    """A request that has passed its model's validation: the version, the number of rows, and the key shared by requests
+    that may be in one batch."""
 
     @property
     def entry(self) -> Entry: ...
@@ -64,7 +65,7 @@ class Checked(Protocol):
 
 
 class Wishes(Protocol):
-    """What a client says to the scheduler of its request's model; 0 = nothing."""
+    """A client's scheduling parameters for a request; 0 = not given."""
 
     @property
     def priority(self) -> int: ...
@@ -76,12 +77,12 @@ class Wishes(Protocol):
     def flags(self) -> int: ...
 
 
-# Word indices of REPLY and REQUEST: looked up in their class, each takes 0.3k instructions per reply.
+# Word indices of REPLY and REQUEST: an attribute of their class would take 0.3k instructions per reply each.
 _BLOCK, _MORE, _PIECES, _ASKED_BLOCK, _ASKED_MODEL = P.BLOCK, P.MORE, P.PIECES, R.BLOCK, R.MODEL
 
 
 class Port:
-    """Submits requests, collects replies and releases them."""
+    """A client's end of the star: submits requests, collects replies and releases them."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class Port:
         """Take over the client's end of a link: its own `segment`, with a slab, and the batcher's `link`.
 
         `max_in_flight` bounds the requests of one model; all models together may have MODELS_AT_ONCE times as many, and
-        share them and the slab. `correlation_key` is the server's. With `asks_for_segments`, replies may name segments
-        that the port does not have: it then stops reading until `wanted` has been added.
+        share these places and the slab. `correlation_key` is the server's. With `asks_for_segments`, replies may name
+        segments that the port does not have: the port then stops reading until `wanted` has been added.
         """
         self.slab = Slab(segment)
         self._writer = RingWriter(segment, link)
@@ -112,20 +113,20 @@ class Port:
         self._must_ring = False
         self._number = 0
         self._open: dict[int, Record] = {}  # number → its REQUEST, until the final reply
-        # what each model has of `_open`; None while neither places nor memory are scarce
+        # requests and bytes of `_open` by model; None while neither places nor memory are scarce
         self._shares: Shares | None = None
         self._held: dict[int, int] = {}  # number → the block of its final reply, until that is released
         # (number, block) → how often held: replies that are not final, and pieces
         self._parts = Counter[tuple[int, int]]()
-        #: (number, part) → blocks of a reply's tensors, if not its own; part is 0 for the final reply.
+        #: (number, part) → pieces of a reply, the blocks of its tensors; part is 0 for the final reply.
         self._pieces: dict[tuple[int, int], list[int]] = {}
         self._released: list[int] = []  # numbers of final replies that the next RELEASE names
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
         self._awaited = AwaitedSegments(self._segments)
         self._children: dict[int, list[Record]] = {}  # number of a traced request → what `trace` returned
-        #: Called in the middle of `poll` with the segments of a worker that lacks memory, and whether it gets none
-        #: elsewhere: the client is to copy and release held replies that lie there.
+        #: Called in the middle of `poll` with the segments of a worker that lacks memory, and whether the worker gets
+        #: none elsewhere: the client is to copy and release held replies that lie there.
         self.on_recall: Callable[[Container[int], bool], None] = lambda _segments, _is_urgent: None
         #: Blocks of answered requests outside the slab, which the process that made them frees and takes from the list.
         self.spent: list[int] = []
@@ -137,7 +138,7 @@ class Port:
 
     @property
     def num_held(self) -> int:
-        """Replies that have a block and were not released yet."""
+        """Number of replies that have a block and were not released yet."""
         return len(self._held) + len(self._parts)
 
     @property
@@ -146,7 +147,8 @@ class Port:
         return len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes
 
     def has_place(self, model: int) -> bool:
-        """Whether the number of requests in flight and of replies held lets this model have one request more."""
+        """Whether this model may have one more request in flight, as far as the numbers of requests and held replies
+        go."""
         num_open = len(self._open)
         if num_open + len(self._held) + len(self._parts) >= self._max_held:
             return False
@@ -158,7 +160,7 @@ class Port:
         )
 
     def has_memory(self, model: int) -> bool:
-        """Whether this model's share of the slab lets it have one block more."""
+        """Whether this model may have one more block, as far as its share of the slab goes."""
         free_nbytes = self.slab.free_nbytes
         if free_nbytes >= self._ample_nbytes:
             return True
@@ -179,7 +181,7 @@ class Port:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether only those places of the ring are left that requests in flight need for their CANCEL and RELEASE."""
+        """Whether the ring has no free slots but those that requests in flight need for their CANCEL and RELEASE."""
         return self._writer.num_free <= 2 * self._max_in_flight
 
     @property
@@ -202,21 +204,19 @@ class Port:
         self._awaited.add(owner)
 
     def remove_segment(self, owner: int) -> None:
-        """Forget a worker's segment: no further reply names it, or none that can be read."""
+        """Forget a worker's segment: replies that still name it cannot be read any more."""
         self._segments.pop(owner, None)
         self._awaited.refuse(owner)
 
     def allocate(self, nbytes: int, model: int = 0) -> Block:
-        """A writable block of the slab for a request of `nbytes` to a model; it belongs to the caller until `submit`.
+        """A writable block of at least `nbytes` bytes of the slab for a request to a model; it belongs to the caller
+        until `submit`. Model 0: the model is not known yet, and `admit` is called later.
 
-        With model 0 the model is not known yet: see `admit`. Raises NoRoomError if no block is free for the model now
-        (a queued request takes memory, too), InvalidArgumentError if no block is ever that large.
-
-        Raises NoRoomError where there is none now (the queue is memory, too), InvalidArgumentError where there never is
+        Raises NoRoomError if no block is free for the model now, InvalidArgumentError if no block is ever that large.
         """
         slab = self.slab
         num_used = len(self._open) + len(self._held) + len(self._parts)
-        # then `admit` refuses nothing
+        # while less than one model's share is in use, any model may take a block
         is_ample = num_used < self._max_of_model and slab.free_nbytes >= self._ample_nbytes
         if is_ample or (self.has_place(model) and self.has_memory(model)):
             block = slab.allocate(nbytes)
@@ -230,7 +230,8 @@ class Port:
         raise NoRoomError(model)
 
     def admit(self, model: int) -> None:
-        """Raise NoRoomError unless a request to this model may be submitted whose block was allocated as model 0's."""
+        """Raise NoRoomError unless this model may have one more request, whose block was allocated before its model was
+        known."""
         if not (self.has_place(model) and self.has_memory(model)):
             raise NoRoomError(model)
 
@@ -247,10 +248,10 @@ class Port:
     ) -> int:
         """Push a REQUEST for a filled block; visible to the batcher after `flush`. Returns the request's number.
 
-        `header` is the span of the packed InferRequest in the block; `start_ns`, `deadline_ns` are monotonic. The block
-        is freed here when the reply comes; one outside the slab is then put into `spent`. `parent` is the key of the
-        request for which a model makes this one; a trace of the parent has both. A batcher's successor is not told of
-        it.
+        `header` is the span of the packed InferRequest in the block; `start_ns` and `deadline_ns` are monotonic times.
+        The block belongs to the port from now on and is freed when the reply comes; a block outside the slab is put
+        into `spent` then. `parent` is the key of the request for which a model makes this one; both are part of the
+        parent's trace. A batcher's successor does not learn of the parent.
         """
         self._number = number = self._number + 1
         model, correlation = request.entry.model_id, wishes.correlation_id
@@ -269,19 +270,20 @@ class Port:
         return number
 
     def cancel(self, number: int, *, is_sure: bool = True) -> None:
-        """Say that the client waits for this answer no more: at most once with `is_sure`, and once without before that.
+        """Cancel a request, because its client waits no more: at most once with `is_sure`, and once without before
+        that.
 
-        Without `is_sure`, a queued request is not cancelled. The final reply still comes and must be released.
-
-        Unless it is, a request that is still queued stays so. Its one reply still comes and must still be released.
+        Without `is_sure`, a request that is still queued stays queued. The final reply still comes and must be
+        released.
         """
         if number in self._open:
             self._writer.push(layout.cancel_record(number, is_sure=is_sure))
             self._must_ring = True
 
     def trace(self, number: int) -> list[Record]:
-        """Ask for the times of a request just submitted, in its reply (`Reply.times`). Returns a list to which, until
-        then, the words KEY to IS_CALL (layout.T) of each request made for this one are appended at its end.
+        """Request the times of a request just submitted, to come in its reply (`Reply.times`). Returns a list to which,
+        until then, the words KEY to IS_CALL (layout.T) of each request made for this one are appended when that one
+        ends.
 
         A dead batcher's successor does not know of the trace: then the times are 0, and no more is added.
         """
@@ -291,12 +293,14 @@ class Port:
         return children
 
     def submitted(self, number: int) -> tuple[memoryview, int, int]:
-        """An open request's block in the slab, its header's span, and its start (monotonic ns)."""
+        """An open request's block in the slab (writable, the port's), the span of its header, and its start (monotonic
+        ns)."""
         record = self._open[number]
         return self.slab.open(record[R.BLOCK]), record[R.HEADER], record[R.START_NS]
 
     def release(self, number: int, part: int = 0, *, prompt: bool = True) -> None:
-        """Give a reply's block back to its worker: it must not be read any more. `part` is the reply's (`Reply.part`).
+        """Give a reply's block back to its worker: the block must not be read any more. `part` is the reply's
+        (`Reply.part`).
 
         Without `prompt`, the batcher is not woken: it reads the RELEASE with the next request, with `wake`, or when a
         worker that lacks memory rings.
@@ -317,7 +321,8 @@ class Port:
         self._must_ring = self._must_ring or prompt
 
     def resubmit(self) -> None:
-        """Send a dead batcher's successor all open requests and held replies. Collect the dead one's replies first.
+        """Send all open requests and held replies to a dead batcher's successor; the dead one's replies have been
+        collected before.
 
         A cancelled request is open, too; it is not cancelled again, and its final reply still comes. The first HOLD is
         marked: if two batchers die in a row, the third may read all this twice.
@@ -345,10 +350,11 @@ class Port:
         self._batcher_bell.ring()
 
     def poll(self) -> list[Reply]:
-        """All new replies. A final one frees the request's own block; a reply's block is readable until `release`.
+        """All new replies. A final reply frees the request's own block; a reply's block, which is its worker's, is
+        readable until `release`.
 
-        Replies beyond those that may be held are released unread and returned with a reason. If the bell is one that
-        must be cleared, clear it before this. Raises LayoutError if the batcher's ring or record is malformed.
+        Replies beyond those that may be held are released unread and returned with a reason. A bell that must be
+        cleared is cleared before this call. Raises LayoutError if the batcher's ring or record is malformed.
         """
         replies = []
         opened, free = self._open, self.slab.free
@@ -405,7 +411,8 @@ class Port:
         return any(each >> OWNER_SHIFT in segments for each in refs)
 
     def _open_pieces(self, number: int, part: int, block: memoryview, num_pieces: int) -> memoryview | None:
-        """Open the blocks whose references begin `block`, as one; each is held from now on. None if one is gone."""
+        """Open the blocks whose references stand at the start of `block`, as one; each is held from now on. None if one
+        is gone."""
         self._pieces[number, part] = refs = block[: num_pieces * WORD].cast("Q").tolist()
         self._parts.update([(number, ref) for ref in refs])
         pieces = []

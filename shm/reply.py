@@ -6,18 +6,19 @@ from shoal.shm import layout
 from shoal.shm.layout import P
 from shoal.shm.ring import Record
 
-# Word indices: looked up in their class, each takes 0.3k instructions per reply.
+# Word indices: an attribute of their class would take 0.3k instructions per reply each.
 _BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
 _NO_RECORD = layout.record()
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
 class Reply:
-    """An answer to a request. With `status` 0, a success, `header` is the packed response header, copied from `block`.
+    """A reply to a request. With `status` 0, a success, `header` is the packed response header, copied from `block`.
 
     A reply that is not final leaves the request open; the final one may have no header, and then only ends the request.
     With another status, `reason` names the batcher's refusal (shoal.reasons), or is 0 and `header` is the worker's
-    sentence (UTF-8). `block`, valid until `Port.release`, may consist of several, an ensemble's, which read as one.
+    sentence (UTF-8). `block`, read-only and valid until `Port.release`, may consist of several, an ensemble's, which
+    read as one.
     """
 
     number: int

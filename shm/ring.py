@@ -3,7 +3,7 @@
 The writer's segment holds the records and the tail; the reader's segment holds the head. A record is filled while it is
 invisible and becomes visible with others by one aligned 8-byte store of the tail. That store goes through
 `memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process would read a value that was never
-written. (Records are packed with it none the less: they are not read before the tail has moved.)
+written. (Records are packed with `pack_into` none the less: they are not read before the tail has moved.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,13 @@ class RingFullError(Exception):
     """The ring has no free slot.
 
     Capacities exceed all records that must fit; a writer of more than that, such as CANCELs to a worker or releases by
-    the thousand, catches this and pushes them later.
+    the thousand, catches this error and pushes the records later.
     """
 
 
 class RingWriter:
-    """The end that pushes. Records pushed are invisible until `publish`."""
+    """The writer's end of a ring: `own` is its segment, with the records, `peer` the reader's. Pushed records are
+    invisible until `publish`."""
 
     __slots__ = ("_capacity", "_limit", "_own_words", "_peer_words", "_position", "_records")
 
@@ -45,7 +46,8 @@ class RingWriter:
         self._limit = self._position
 
     def push(self, record: Record) -> None:
-        """Append a record. Its last words may be left out: they are 0, and writing each costs 0.1k instructions.
+        """Append a record of at most sixteen words. Last words may be left out: they are 0, and writing each costs 0.1k
+        instructions.
 
         Raises RingFullError, and changes nothing, if no slot is free.
         """
@@ -84,20 +86,21 @@ class RingWriter:
         return True
 
     def history(self) -> Iterator[tuple[int, Record]]:
-        """Published records and their positions, newest first, as far back as the ring goes; for a successor."""
+        """Published records and their positions, newest first, as far back as the ring's slots go; for a successor of
+        this process."""
         tail = self._own_words[TAIL_WORD]
         for position in range(tail - 1, max(0, self._position - self._capacity) - 1, -1):
             yield position, RECORD.unpack_from(self._records, position % self._capacity * RECORD_BYTES)
 
     def mark(self, position: int, word: int, value: int) -> None:
-        """Change a word of a record that its reader has read; no effect if a later record has its slot."""
+        """Change a word of a record that its reader has read; no effect if a later record has taken the slot."""
         if position >= self._position - self._capacity:
             offset = RING_OFFSET + position % self._capacity * RECORD_BYTES
             self._own_words[offset // WORD + word] = value  # publishes: nothing; a successor of this process reads it
 
 
 class RingReader:
-    """The end that reads."""
+    """The reader's end of a ring: `peer` is the writer's segment, with the records, `own` the reader's."""
 
     __slots__ = ("_capacity", "_own_words", "_peer_words", "_position", "_records")
 
@@ -119,14 +122,15 @@ class RingReader:
         return self._peer_words[TAIL_WORD] != self._position
 
     def drain(self) -> Sequence[Record]:
-        """Like `read`, but the slots are free at once."""
+        """All visible records not read yet, copied out as in `read`, their slots freed at once. Raises LayoutError as
+        `read` does."""
         records = self.read()
         if records:
             self.acknowledge()
         return records
 
     def read(self) -> Sequence[Record]:
-        """All visible records not read yet, as tuples of sixteen words, oldest first.
+        """All visible records not read yet, copied out as tuples of sixteen words, oldest first.
 
         Their slots stay taken until `acknowledge`: a dead reader's successor reads them again. Raises LayoutError if
         the writer claims more records than the ring holds: the peer is broken or hostile.
@@ -142,11 +146,11 @@ class RingReader:
         return self._between(position, tail)
 
     def acknowledge(self) -> None:
-        """Free the slots of all records read so far: their effect is complete."""
+        """Free the slots of all records read so far, once their effect is complete."""
         self._own_words[HEAD_WORD] = self._position  # publishes: the slots are copied out and may be filled again
 
     def skip(self) -> None:
-        """Count all visible records as read, unseen: their writer will push them again."""
+        """Count all visible records as read without reading them: their writer will push them again."""
         self._position = self._peer_words[TAIL_WORD]
         self.acknowledge()
 

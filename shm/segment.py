@@ -1,9 +1,10 @@
-"""Segments: pieces of memory that one process writes and others read. Named by nothing but descriptors.
+"""Segments: pieces of memory that one process writes and others read, passed between processes as descriptors; a
+segment has no name.
 
-The supervisor makes them; every other process maps a descriptor it was sent. For memory that only our own code writes,
-a segment is a file in /dev/shm that never has a name, so that nothing is left behind wherever its maker is killed; if a
+The supervisor makes segments; every other process maps a descriptor it was sent. For memory that only our own code
+writes, a segment is an unnamed file in /dev/shm, so that nothing is left behind wherever its maker is killed; if a
 model's code may write, it is a memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and
-not be sealed.
+cannot be sealed.
 """
 
 import fcntl
@@ -13,14 +14,14 @@ import os
 from shoal.shm import layout
 from shoal.shm.layout import Geometry, LayoutError
 
-#: Linux's fcntl.h; Python's fcntl has the other seals.
+#: From Linux's fcntl.h; Python's fcntl has the other seals.
 F_SEAL_FUTURE_WRITE = 0x10
 
 _POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class OutOfSharedMemoryError(Exception):
-    """No room for a segment; the sentence names the need and the flag."""
+    """There is no room for a segment; the sentence names the size and the flag to change."""
 
 
 def create(
@@ -29,8 +30,9 @@ def create(
     """A new segment's descriptor, its pages reserved and its header written. The caller owns the descriptor.
 
     `sealed` chooses a memfd that can neither shrink nor grow; one `for_guest` admits no further seal either, which a
-    foreign process could otherwise set before we do. Raises OutOfSharedMemoryError, never a later SIGBUS; the pages of
-    a `lazy` one are reserved when its owner writes to them.
+    foreign process could otherwise set before the supervisor does. The pages of a `lazy` segment are reserved when its
+    owner writes to them; those of any other now, so that lack of memory raises OutOfSharedMemoryError here instead of a
+    SIGBUS later.
     """
     assert geometry.slab_nbytes <= layout.MAX_SLAB_BYTES, "a block reference has 20 bits for the unit"
     fd = _create_memfd() if sealed else _create_nameless()
@@ -61,7 +63,7 @@ def seal_writes(fd: int) -> None:
 
 
 def read_only(fd: int) -> int:
-    """A second descriptor of the same memory that cannot be mapped writable."""
+    """A second descriptor of a segment's memory that cannot be mapped writable; the caller owns both."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -89,7 +91,8 @@ def fits_dev_shm(nbytes: int) -> bool:
 class Mapping:
     """A mapped segment: `header`, and its memory as `bytes` and as u64 `words`.
 
-    A mapping is never unmapped explicitly, since an array that a model keeps would dangle; it goes with the last view.
+    A mapping is never unmapped explicitly, since an array that a model keeps would dangle; the memory is unmapped with
+    its last view.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -99,11 +102,11 @@ class Mapping:
 
 
 class Segment(Mapping):
-    """The owner's writable mapping."""
+    """The writable mapping of a segment by its owner."""
 
     @classmethod
     def attach(cls, fd: int, *, populate: bool = True) -> "Segment":
-        """Map the process's own segment and close `fd`. Raises LayoutError for any other memory.
+        """Map the process's own segment and close `fd`. Raises LayoutError if the memory is no segment of this layout.
 
         All pages are made present, since a first touch costs 7 to 40 times the copy that follows. Without `populate`
         the copy brings them in, which is cheaper for memory that is written once (13 against 48 ms for 100 MiB).
@@ -113,11 +116,11 @@ class Segment(Mapping):
 
 
 class SegmentView(Mapping):
-    """A peer's read-only mapping."""
+    """The read-only mapping of a segment by a peer of its owner."""
 
     @classmethod
     def attach(cls, fd: int) -> "SegmentView":
-        """Map a peer's segment and close `fd`. Raises LayoutError if the memory is not a segment of this version."""
+        """Map a peer's segment read-only and close `fd`. Raises LayoutError if the memory is no segment."""
         return cls(_map(fd, mmap.MAP_SHARED, mmap.PROT_READ))
 
 

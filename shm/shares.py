@@ -2,8 +2,8 @@
 
 The rule is that of dynamic thresholds for the shared buffer of a switch (Choudhury and Hahne, 1998): a model may take
 more while it holds less than WEIGHT times what is free. So a model alone gets most, several busy ones get equal shares,
-and in any case something stays free for a model that holds little. The number of busy models need not be known. While
-much is free the rule refuses nothing, so a port counts by model only while little is.
+and something always stays free for a model that holds little. The number of busy models need not be known. While much
+is free the rule refuses nothing, so a port counts by model only while little is free.
 """
 
 from shoal.errors import UnavailableError
@@ -11,8 +11,8 @@ from shoal.errors import UnavailableError
 #: Requests that may be in flight for all models together, as a multiple of one model's limit (ours: three models at
 #: their limits leave a fourth of the places free).
 MODELS_AT_ONCE = 4
-#: How many times as much as is free a model may hold: alone two thirds of the whole, beside k others like it
-#: 2 / (2 k + 3), and then 1 / (2 k + 3) is left free (ours).
+#: A model may hold this many times as much as is free: alone two thirds of the whole; beside k others like it
+#: 2 / (2 k + 3), and 1 / (2 k + 3) is left free (ours).
 WEIGHT = 2
 #: Replies that a client may hold, per request that one model may have in flight. A stream has up to 32, so with the
 #: default of 1024 requests 256 clients may stall at once (ours).
@@ -24,7 +24,7 @@ RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
 
 
 class NoRoomError(UnavailableError):
-    """No block, or no place, is free for a request of `model` until a reply has come or was released."""
+    """No block, or no place, is free for a request to `model` until a reply has come or was released."""
 
     def __init__(self, model: int) -> None:
         super().__init__("Exceeds maximum queue size")
@@ -37,7 +37,8 @@ def may_take(held: int, free: int) -> bool:
 
 
 def least_ample(total: int) -> int:
-    """The least of `total` that must be free for `may_take` to refuse no model, however much of the rest it holds."""
+    """The smallest part of `total` that must be free for `may_take` to refuse no model, however much of the rest it
+    holds."""
     return total // (WEIGHT + 1) + 1
 
 

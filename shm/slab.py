@@ -1,4 +1,5 @@
-"""A slab: a segment's memory handed out in blocks of 2^n × 4096 bytes. Its owner allocates and frees; others read.
+"""A slab: a segment's memory handed out in blocks of 2^n × 4096 bytes. The segment's owner allocates and frees; others
+read.
 
 Bookkeeping lives in the owner's private memory, so a death leaves nothing to repair. In shared memory there is one word
 per 4096-byte unit: the generation and order of the block that starts there. The word changes when a block is allocated
@@ -14,14 +15,15 @@ from shoal.shm.segment import Mapping, Segment
 #: The bits of a block's order in a generation word, and the increment that makes the next generation.
 _ORDER_MASK, _NEXT_GENERATION = 0xFF, 1 << 8
 _UNIT_MASK = MAX_UNITS - 1
-#: Bytes of a block by order: looked up, they take a tenth of the instructions of a shift. Has every order that a word
-#: of the table, which another process writes, could claim.
+#: Bytes of a block by order: a look-up takes a tenth of the instructions of a shift. Covers every order that a word of
+#: the table, which another process writes, could claim.
 _NBYTES = tuple([UNIT << order for order in range(_ORDER_MASK + 1)])
 
 
 @dataclass(slots=True)  # one per request: not frozen, which would make it at 4.2k instructions instead of 1.7k
 class Block:
-    """A block as its owner sees it: the word that names it, and its memory, writable until it is freed."""
+    """A block as its owner has it: the word that names the block, and its memory (bytes), writable until the block is
+    freed."""
 
     ref: int
     memory: memoryview
@@ -34,15 +36,15 @@ def _generations(mapping: Mapping) -> memoryview:
 
 
 class Slab:
-    """The owner's side: a buddy allocator that joins neighbours only when it must.
+    """The owner's side of a slab: a buddy allocator that joins neighbours only when it must.
 
     Freed blocks keep their size and are handed out again, last freed first, while their cache lines are warm; only when
     nothing fits are free neighbours joined. So the steady state costs one pop and one append.
     """
 
     def __init__(self, segment: Segment, parts: int = 1) -> None:
-        """Take over the slab of the process's own segment. `parts`, a power of two: no block is larger than one of so
-        many equal parts of the largest possible; so beside one small block there is room for large ones."""
+        """Take over the slab of the process's own segment. No block is larger than one of `parts` (a power of two)
+        equal parts of the largest possible block, so that there is room for large blocks beside one small one."""
         header = segment.header
         self._first = header.owner << UNIT_BITS  # of all references, without their generations
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
@@ -57,13 +59,14 @@ class Slab:
         #: Free bytes, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT
         self._freed_since_join = False
-        #: How often free blocks were joined: by an `allocate` that finds nothing, if a block was freed since the last
-        #: such one.
+        #: Number of times that free blocks were joined: an `allocate` that finds no block joins them if a block was
+        #: freed since the last time.
         self.num_joins = 0
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(blocks allocated so far, blocks freed): each adds one to a generation, which is odd in between.
+        """(blocks allocated so far, blocks freed so far), from the generations: each of the two adds one, so an
+        allocated block's generation is odd.
 
         The whole table is walked: 2 ms for 64 MiB.
         """
@@ -83,12 +86,13 @@ class Slab:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a block of a quarter of the slab is free, or three quarters of the slab are, in however small pieces:
+        """Whether a block of a quarter of the slab is free, or three quarters of the slab are, in pieces of any size:
         after a peak, free blocks stay small until a large one is allocated."""
         return 4 * self.free_nbytes >= 3 * self.nbytes or any(self._free[-3:])
 
     def allocate(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes`, 4096-byte aligned, contents undefined; None if none is free. To be freed."""
+        """A block of at least `nbytes` bytes, 4096-byte aligned, contents undefined, the caller's until `free`; None if
+        none is free."""
         order = ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else 0
         try:
             unit = self._free[order].pop()
@@ -122,7 +126,7 @@ class Slab:
         return self._memory[start : start + _NBYTES[order]]
 
     def free(self, ref: int) -> bool:
-        """Free a block. False, and no effect, if the reference is stale or not this slab's."""
+        """Free a block. False, and no effect, if the reference is stale or of another slab."""
         order = self._taken.pop(ref, None)
         if order is None:
             return False
@@ -146,7 +150,7 @@ class Slab:
         return unit
 
     def _join(self) -> bool:
-        """Merge free neighbours of equal size, smallest first. False if no block was freed since the last time."""
+        """Merge free neighbours of equal size, smallest first. False if no block was freed since the last call."""
         if not self._freed_since_join:
             return False
         self._freed_since_join = False
@@ -163,12 +167,12 @@ class Slab:
 
 
 def block_nbytes(nbytes: int) -> int:
-    """Bytes of the block that `Slab.allocate` gives for `nbytes`."""
+    """Bytes of the block that `Slab.allocate` returns for `nbytes`."""
     return UNIT << ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else UNIT
 
 
 class WholeSlab:
-    """The owner's side of a segment for single payloads: one block of any size, which is the whole slab."""
+    """The owner's side of an oversize segment: a single block of any size, which is the whole slab."""
 
     def __init__(self, segment: Segment) -> None:
         header = segment.header
@@ -180,13 +184,13 @@ class WholeSlab:
         self._order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
 
     def allocate(self) -> Block:
-        """The block, which must be free; contents undefined."""
+        """The segment's block, which must be free; contents undefined, the caller's until `free`."""
         word = (self._generations[0] | _ORDER_MASK) + 1 + self._order  # the next generation
         self._generations[0] = word  # publishes: references of this generation are good
         return Block(layout.pack_ref(self.owner, 0, word >> 8), self._memory)
 
     def free(self) -> None:
-        """Free the block."""
+        """Free the segment's block: every reference to it becomes stale."""
         self._generations[0] += _NEXT_GENERATION  # publishes: every reference to the block is stale
 
 
@@ -207,7 +211,7 @@ def taken_nbytes(mapping: Mapping) -> int:
 
 
 class SlabView:
-    """A peer's read-only view of a slab."""
+    """A slab as peers of its owner read it."""
 
     def __init__(self, mapping: Mapping) -> None:
         header = mapping.header
@@ -217,7 +221,8 @@ class SlabView:
         self._num_units = len(self._generations)
 
     def open(self, ref: int) -> memoryview | None:
-        """The block's memory, read-only, clamped to the slab's end; None if the reference is stale or foreign."""
+        """The block's memory (bytes), read-only, clamped to the slab's end; None if the reference is stale or of
+        another slab. The block stays its owner's."""
         unit = (ref >> GENERATION_BITS) - self._first
         if not 0 <= unit < self._num_units:
             return None

@@ -1,12 +1,13 @@
-"""Oversize segments as their writer has them: one block each, for payloads that no slab takes, kept a while for reuse.
+"""A writer's oversize segments: one block each, for payloads that no slab takes, kept a while for reuse.
 
-    added ─► taken ─► freed ─► let go of, or kept ─► taken again, by a payload for the same readers ─► …
-                                              └─► idle for KEEP_S ─► let go of
+    added ─► taken ─► freed ─► given back, or kept ─► taken again, by a payload for the same readers ─► …
+                                               └─► idle for KEEP_S ─► given back
 
 To make an oversize segment takes longer than to fill it: for 16 MiB the supervisor clears the pages (7 ms of CPU), the
-writer meets each of them for the first time (8 ms), and so does a reader (3 ms). A kept one behaves like a block of a
-slab: free when its last reader is done, and of another generation when it is taken again, so that older references are
-stale. Any thread may call. The supervisor, which bounds all oversize segments together, says which may be kept.
+writer takes a page fault at each of them (8 ms), and so does a reader (3 ms). A kept segment behaves like a block of a
+slab: it is free when its last reader is done with it, and has another generation when it is taken again, so that older
+references are stale. The methods may be called from any thread. The supervisor, to which segments are given back,
+bounds all oversize segments together and says which may be kept.
 """
 
 import threading
@@ -30,7 +31,8 @@ class _Written:
 
 
 class WholeSlabs:
-    """All oversize segments of one writer. `readers` identifies the processes that have a segment mapped."""
+    """All oversize segments of one writer. `readers` is a number that stands for the set of processes which have a
+    segment mapped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,13 +48,14 @@ class WholeSlabs:
         return list(self._taken)
 
     def add(self, segment: Segment, readers: int, *, may_be_kept: bool) -> Block:
-        """The writable block of a segment that has just been mapped; in use until `free`."""
+        """The writable block of a segment that has just been mapped, the caller's until `free`."""
         written = _Written(WholeSlab(segment), readers, may_be_kept)
         self.segments[written.slab.owner] = written
         return self._take(written)
 
     def allocate(self, nbytes: int, readers: int) -> Block | None:
-        """A kept block of at least `nbytes`, mapped by these readers, contents undefined; None if there is none."""
+        """A kept block of at least `nbytes` bytes, mapped by these readers, contents undefined, the caller's until
+        `free`; None if there is none."""
         if not self.kept:
             return None
         with self._lock:
@@ -68,8 +71,9 @@ class WholeSlabs:
         return block
 
     def free(self, ref: int, now_s: float, *, keep: bool) -> int:
-        """Free a block. Returns the owner id of its segment if the caller is to give that back; 0 if it is kept, or if
-        the reference names no block in use."""
+        """Free a block. Returns the owner id of its segment if the caller is to give the segment back to the
+        supervisor; 0 if the segment is kept, or if the reference names no block in use. `now_s` is monotonic, in
+        seconds."""
         with self._lock:
             written = self._taken.pop(ref, None)
             if written is None:
@@ -83,8 +87,8 @@ class WholeSlabs:
             return 0
 
     def expire(self, now_s: float) -> tuple[list[int], float | None]:
-        """Owner ids of segments unused for KEEP_S, to be given back, and in how many seconds to call again (None:
-        never)."""
+        """Owner ids of segments unused for KEEP_S, which the caller gives back to the supervisor, and the seconds until
+        the next call (None: none is needed)."""
         with self._lock:
             idle = [each for each in self.kept if now_s - each.idle_since_s >= KEEP_S]
             del self.kept[: len(idle)]

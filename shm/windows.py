@@ -54,7 +54,7 @@ def quantile_us(bins: Sequence[int], quantile: float) -> float:
 
 
 class Windows:
-    """A row's windows, writable, in the batcher."""
+    """A row's six windows, writable, in the batcher."""
 
     def __init__(self, memory: memoryview) -> None:
         self._stamps = [memory[start : start + 8].cast("Q") for start in range(0, WINDOWS_BYTES, WINDOW_BYTES)]
@@ -73,7 +73,7 @@ class Windows:
             stamp[0] = 0
 
     def observe(self, now_ns: int, times_ns: tuple[int, ...]) -> None:
-        """Count one request's times, in ns and in the order of PHASES."""
+        """Count one request's times, in ns and in the order of PHASES; `now_ns` is monotonic."""
         period = now_ns // PERIOD_NS
         if period != self._period:
             self._begin(period)
@@ -93,13 +93,13 @@ class Windows:
 
 
 class WindowsView:
-    """A row's windows, read-only, in a front end."""
+    """A row's six windows, read-only, in a front end."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
 
     def read(self, now_ns: int) -> dict[str, list[int]]:
-        """Per phase, the counts of all bins for the last 50 to 60 s."""
+        """Per phase, a copy of the counts of all 400 bins for the last 50 to 60 s before `now_ns` (monotonic)."""
         period = now_ns // PERIOD_NS
         lately = []
         for start in range(0, WINDOWS_BYTES, WINDOW_BYTES):

@@ -1,11 +1,11 @@
-"""What one executed batch answers, on its way into one block of the worker's slab.
+"""The answers of one executed batch, on their way into one block of the worker's slab.
 
     0        outputs, each 64-byte aligned: the rows of all requests of the batch, one array per output;
              then per request its packed InferResponse, whose tensors point at its rows
-    …        the same again for each request that a backend answers by itself, as it must where there are strings
+    …        outputs and InferResponse again for each request that a backend answers by itself, as for strings it must
     …        sentences of errors
 
-A backend adds outputs; the loop writes the block and publishes, but for requests that a sender answers. Those of a
+A backend adds outputs; the loop writes the block and publishes, except for requests that a sender answers. Answers of a
 warm-up are never written. Runs in a worker; every array is copied once at most.
 """
 
@@ -31,24 +31,25 @@ from shoal.workers.tensors import Array, Output
 
 _NO_STATUSES: Mapping[int, int] = {}
 _NO_SENDERS: Mapping[int, ResponseSender] = {}
-#: Up to here copying twice, through bytes, is faster than making an array of the block: 0.3 us against 1.0 at 64 bytes.
+#: Up to this size copying twice, through bytes, is faster than making an array of the block: 0.3 us against 1.0 for 64
+#: bytes.
 _SMALL_NBYTES = 4096
 
 
 class Answers:
-    """The answers to the requests of one batch, success until `fail` says otherwise."""
+    """The answers to the requests of one batch: each a success until `fail` is called for its request."""
 
     def __init__(self, num_requests: int, plans: Plans) -> None:
         self._num_requests = num_requests
         self._plans = plans
-        # Changed by the backend, the times directly; `statuses` and `spans` are complete when they are written.
+        # Changed by the backend, which sets the times directly; `statuses` and `spans` are complete once written.
         self.input_end_ns = 0
         self.output_start_ns = 0
         #: Failed requests of the batch: position → the error's wire number.
         self.statuses: Mapping[int, int] = _NO_STATUSES
-        #: Per position, where the header or the sentence lies.
+        #: Per position, the span in the block where the header or the error's sentence lies.
         self.spans: Sequence[int] = ()
-        #: By position, who answers instead: the loop publishes nothing for these.
+        #: Senders by their requests' positions: the loop publishes nothing for these requests.
         self.senders: Mapping[int, ResponseSender] = _NO_SENDERS
         self._errors: dict[int, ShoalError] = {}
         self._added: list[tuple[Plan, Sequence[Column], Sequence[Array | bytes]]] = []
@@ -56,34 +57,36 @@ class Answers:
 
     @property
     def errors(self) -> tuple[ShoalError, ...]:
-        """Why requests failed, in the order in which they did."""
+        """The errors of failed requests, in the order in which they failed."""
         return tuple(self._errors.values())
 
     def fail(self, position: int, error: ShoalError) -> None:
-        """This request fails, the others do not."""
+        """Answer the request at this position of the batch with an error."""
         self._errors[position] = error
 
     def fail_all(self, error: ShoalError) -> None:
-        """Every request that has not failed by itself fails; what was added is dropped."""
+        """Answer every request that has not failed yet with this error, and discard all outputs added."""
         for position in range(self._num_requests):
             self._errors.setdefault(position, error)
         self.drop()
 
     def drop(self) -> None:
-        """What was added is not so."""
+        """Discard all outputs added for this batch."""
         self._added.clear()
         self._nbytes = 0
 
     def add(self, request: Request, outputs: Mapping[str, Array], parameters: Parameters | None = None) -> None:
-        """The whole outputs of one request. Raises InternalError for one of another datatype than configured."""
+        """Add the whole outputs of one request, in its rows' order; the arrays are copied by `write`. Raises
+        InternalError if the datatype of one differs from the configured one."""
         if self._plans.states is not None:
             self._plans.states.keep((request,), outputs)
         self._add((request,), outputs, parameters)
 
     def add_batch(self, requests: Sequence[Request], outputs: Mapping[str, Array]) -> None:
-        """The outputs of all `requests` together, in their order one below the other.
+        """Add the outputs of all `requests` together, each output one array with the requests' rows one below the
+        other.
 
-        A request whose rows an output does not have fails, as Triton has it. Raises InternalError like `add`.
+        As in Triton, a request fails if an output has too few rows for it. Raises InternalError as `add` does.
         """
         if self._plans.states is not None:
             self._plans.states.keep(requests, outputs)
@@ -103,9 +106,11 @@ class Answers:
             start = end
 
     def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
-        """The outputs of one request to a model whose outputs are not checked: datatypes and shapes go as they are.
+        """Add the outputs of one request to a model whose outputs are not checked: datatypes and shapes stay as the
+        model made them.
 
-        Those that are not configured or not requested are dropped. Raises InternalError for BYTES that are none.
+        Outputs that are not configured or not requested are discarded. Raises InternalError for an array of BYTES with
+        elements that are no strings.
         """
         if self._plans.states is not None:
             self._plans.states.keep((request,), {name: array for name, _, array in outputs})
@@ -122,22 +127,25 @@ class Answers:
         self._plan((request,), columns, pieces, parameters)
 
     def sender(self, request: Request) -> ResponseSender:
-        """From now on this request is answered by the sender alone, by any thread, before or after execute returns."""
+        """The sender that alone answers this request from now on, from any thread, before or after `execute`
+        returns."""
         sender = Unheard(functools.partial(self.fail, request.position))
         self.senders = {**self.senders, request.position: sender}
         return sender
 
     def watch(self) -> None:
-        """From now on any thread may ask a request of this worker whether it is cancelled. Called by the loop's."""
+        """Let any thread ask from now on whether a request of this worker is cancelled. Called by the loop's thread."""
 
     def wait_for_senders(self) -> None:
-        """Wait until all requests that are left to senders have ended; their ends are not reported."""
+        """Wait until all requests that are left to senders have ended. For a warm-up, whose senders report no end by
+        themselves."""
         for sender in tuple(self.senders.values()):
             assert isinstance(sender, Unheard), "a warm-up's"
             sender.wait()
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-        """Whole outputs of the batch, added before they are there: arrays of undefined contents, to be filled.
+        """Add outputs of the whole batch that are not computed yet: arrays with undefined contents, which the caller
+        fills.
 
         `shapes` are those of batched, non-BYTES outputs with all rows.
         """
@@ -149,7 +157,7 @@ class Answers:
     def _add(
         self, requests: Sequence[Request], outputs: Mapping[str, Array], parameters: Parameters | None = None
     ) -> None:
-        """Outputs that have the rows of all `requests` and no others, or are those of a single one."""
+        """Add outputs that have the rows of all `requests` and no others, or are those of a single request."""
         columns: list[Column] = []
         pieces: list[Array | bytes] = []
         is_all_wanted = not requests[0].form.share[1]
@@ -179,7 +187,7 @@ class Answers:
         pieces: Sequence[Array | bytes],
         parameters: Parameters | None = None,
     ) -> Plan:
-        """Reserve memory for these columns; point each request at its rows of them."""
+        """Reserve memory for these outputs; point each request at its rows in them."""
         if len(requests) == 1:
             shares: tuple[Share, ...] = (requests[0].form.share,)
         else:
@@ -201,7 +209,8 @@ class Answers:
     def _fit(
         self, requests: Sequence[Request], outputs: Mapping[str, Array]
     ) -> tuple[Sequence[Request], dict[str, Array]]:
-        """The requests whose rows all wanted outputs have, and these outputs cut to them; the others fail."""
+        """The requests whose rows all wanted outputs have, and these outputs cut to those rows; the other requests
+        fail."""
         wanted = {}
         total = sum([request.form.rows for request in requests])
         is_all_wanted = not requests[0].form.share[1]
@@ -233,7 +242,7 @@ class Answers:
 
 
 def lacks_rows(request: Request, output: str, end: int, got: int) -> UnsupportedError:
-    """Triton's sentence about a request whose rows end beyond those of an output."""
+    """The error, in Triton's words, for a request whose rows end beyond those of an output."""
     return UnsupportedError(
         f"{log_prefix(request.id)}failed to split the output tensor '{output}' in responses: expected batch size of at "
         f"least {end} in model output, got {got}"
@@ -241,12 +250,12 @@ def lacks_rows(request: Request, output: str, end: int, got: int) -> Unsupported
 
 
 class WrittenAnswers(Answers):
-    """Answers on their way to clients, through a block of the worker's slab."""
+    """Answers that are written into a block of the worker's slab, for clients."""
 
     def __init__(
         self, num_requests: int, plans: Plans, instance: str, memory: Memory, batches: OpenBatches | None = None
     ) -> None:
-        """Without `batches` there are no senders."""
+        """Without `batches`, no request can be left to a sender."""
         Answers.__init__(self, num_requests, plans)  # super() would take 1k instructions more
         self._instance = instance
         self._memory = memory
@@ -256,7 +265,7 @@ class WrittenAnswers(Answers):
         self._open_batch: OpenBatch | None = None
 
     def sender(self, request: Request) -> ResponseSender:
-        """A sender for a client's request."""
+        """The sender that alone answers this client's request from now on."""
         assert self._batches is not None, "the answers of a sender have no senders"
         memory = self._memory
         memory.share()
@@ -273,17 +282,18 @@ class WrittenAnswers(Answers):
         return sender
 
     def watch(self) -> None:
-        """Let any thread use the worker's memory, as it does to learn of cancellations."""
+        """Share the worker's memory between threads, so that any of them can ask whether a request is cancelled."""
         self._memory.share()
 
     def executed(self, times: tuple[int, ...]) -> None:
-        """`execute` has returned; senders may go on."""
+        """Note that `execute` has returned with these compute time points (ns); senders may report the end of their
+        requests."""
         if self._open_batch is not None:
             self._open_batch.executed(times)
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-        """An array for an output in the block itself, so that nothing is copied. May wait for a block; raises like
-        `write`."""
+        """Arrays for outputs in the block itself, so that no output is copied. May wait for a block; raises as
+        `write` does."""
         specs = self._plans.signature.outputs
         columns: list[Column] = []
         for name, shape in shapes.items():
@@ -298,9 +308,11 @@ class WrittenAnswers(Answers):
         }
 
     def write(self) -> int:
-        """Fill a block and complete `statuses` and `spans`. Returns the block's reference, 0 where all are sent.
+        """Fill a block and complete `statuses` and `spans`. Returns the block's reference, 0 if senders answer all
+        requests.
 
-        Raises UnavailableError where there is no memory for too long, InternalError where there can never be enough.
+        The batcher frees the block once its replies are released. Raises UnavailableError if there is no memory for too
+        long, InternalError if there can never be enough.
         """
         if len(self.senders) == self._num_requests:
             self.give_back()
@@ -316,11 +328,12 @@ class WrittenAnswers(Answers):
         return self._write(block, sentences)
 
     def write_errors(self) -> int:
-        """Like `write` after `fail_all`, but never waits and never fails: without memory there is no sentence."""
+        """Write the errors after `fail_all`, without ever waiting or failing: if there is no memory, the errors have
+        no sentences."""
         self.give_back()
         are_all_sent = len(self.senders) == self._num_requests
         sentences = self._sentences()
-        self._errors.clear()  # their tracebacks lead back here, and a cycle would keep the requests' memory mapped
+        self._errors.clear()  # tracebacks refer to this object: the cycle would keep the requests' memory mapped
         block = None if are_all_sent else self._memory.allocate_for_errors(len(sentences))
         if block is not None:
             return self._write(block, sentences)
@@ -330,11 +343,11 @@ class WrittenAnswers(Answers):
     # -- the block --------------------------------------------------------------------------------------------------
 
     def _sentences(self) -> bytes:
-        """What lies behind all that was added: the errors' sentences. Completes `statuses` and `spans`."""
+        """The errors' sentences, to be written behind all outputs. Completes `statuses` and `spans`."""
         offset, parts = self._nbytes, []
         self.spans = spans = self._some_spans()
         self.statuses = statuses = dict[int, int]()
-        told: dict[ShoalError, int] = {}  # once each, however many requests share it
+        told: dict[ShoalError, int] = {}  # one sentence for each error, however many requests share it
         for position, error in self._errors.items():
             if error not in told:
                 part = sentence_bytes(error)
@@ -389,7 +402,7 @@ class WrittenAnswers(Answers):
         return max(sizes.items(), key=lambda item: item[1], default=("", 0))
 
     def give_back(self) -> None:
-        """Free the block of `place`: no record has named it yet, so it is still the worker's alone."""
+        """Free the block of `place`, which no record has named, so it still belongs to the worker alone."""
         if self._block is not None:
             self._memory.free(self._block.ref)
             self._block = None

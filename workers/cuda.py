@@ -1,8 +1,8 @@
-"""What Shoal itself asks of CUDA's runtime: page-locked and device memory, a stream, copies, graphs.
+"""The functions of CUDA's runtime that Shoal itself uses: page-locked and device memory, a stream, copies, graphs.
 
 The only file that imports cuda-python (cuda.bindings, from the extras onnx-gpu and tensorrt); runs in a worker whose
-instance has a GPU, which is number 0 there. Every failure is a CudaError in the words that faults.py reads. Memory here
-grows and never shrinks; the end of the process gives it back.
+instance has a GPU, which is number 0 there. Every failure is a CudaError with a text that faults.py recognises. Memory
+here grows and never shrinks; it is freed when the process ends.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from cuda.bindings import runtime  # pyright: ignore[reportMissingImports, repor
 
 
 class CudaError(RuntimeError):
-    """A call failed; maybe because of what was asked of the GPU before it."""
+    """A call of CUDA's runtime failed; the cause may be earlier work on the GPU."""
 
 
 class PinnedMemory:
@@ -27,11 +27,12 @@ class PinnedMemory:
 
     @property
     def nbytes(self) -> int:
-        """How much there is."""
+        """The size of the memory in bytes."""
         return len(self.memory)
 
     def reserve(self, nbytes: int) -> None:
-        """Have room for so many bytes, elsewhere where there is less; its contents are lost then, even if it raises."""
+        """Make the memory at least `nbytes` bytes large. Memory that grows moves, and its contents are lost, even if
+        this raises CudaError."""
         if nbytes <= self.nbytes:
             return
         if self.address:
@@ -50,7 +51,8 @@ class DeviceMemory:
         self.nbytes = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Like that of PinnedMemory."""
+        """Make the memory at least `nbytes` bytes large. Memory that grows moves, and its contents are lost, even if
+        this raises CudaError."""
         if nbytes <= self.nbytes:
             return
         if self.address:
@@ -64,62 +66,65 @@ _Memory = TypeVar("_Memory", PinnedMemory, DeviceMemory)
 
 
 class Buffers(Generic[_Memory]):
-    """Memory of one kind by the names of tensors."""
+    """Memory of one kind, one piece per tensor name."""
 
     def __init__(self, kind: Callable[[], _Memory]) -> None:
         self._kind: Callable[[], _Memory] = kind
         # Changed by reserve.
         self._buffers: dict[str, _Memory] = {}
-        self.num_moves = 0  # how often one of them has come to lie elsewhere, or nowhere
+        self.num_moves = 0  # number of times that a buffer has moved, or was lost when it should move
 
     def reserve(self, name: str, nbytes: int) -> _Memory:
-        """A tensor's memory, with room for so many bytes."""
+        """A tensor's memory, of at least `nbytes` bytes; stays owned by this object. Raises CudaError if there is
+        none."""
         if name not in self._buffers:
             self._buffers[name] = self._kind()
         buffer = self._buffers[name]
-        nbytes = max(1, nbytes)  # TensorRT wants an address even of nothing
+        nbytes = max(1, nbytes)  # TensorRT needs an address even for an empty tensor
         if nbytes > buffer.nbytes:
-            self.num_moves += 1  # before: where there is no room for it, what was there is gone all the same
+            self.num_moves += 1  # before the call: if there is no room, the old memory is gone all the same
             buffer.reserve(nbytes)
         return buffer
 
 
 def staging() -> Callable[[str, int], memoryview]:
-    """Where a batch's inputs are gathered, page-locked, by name and size; it has undefined contents."""
+    """A function from name and size in bytes to the page-locked memory where a batch's input is gathered; contents
+    undefined."""
     buffers = Buffers(PinnedMemory)
     return lambda name, nbytes: buffers.reserve(name, nbytes).memory[:nbytes]
 
 
 class Stream:
-    """An instance's queue of work for its GPU: done in order, and later than it is put there."""
+    """An instance's queue of work for its GPU: done in order and asynchronously."""
 
     def __init__(self) -> None:
         # Not the default stream, which waits for all others and cannot be captured.
         self.handle = int(_call(runtime.cudaStreamCreateWithFlags, runtime.cudaStreamNonBlocking))
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
-        """From this process's memory to the GPU's, by addresses."""
+        """Copy `nbytes` bytes from this process's memory to the GPU's, by addresses."""
         self._copy(target, source, nbytes, runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
-        """The other way."""
+        """Copy `nbytes` bytes from the GPU's memory to this process's, by addresses."""
         self._copy(target, source, nbytes, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
         _call(runtime.cudaMemcpyAsync, target, source, nbytes, kind, self.handle)
 
     def synchronize(self) -> None:
-        """Wait until everything is done; raises what went wrong in it."""
+        """Wait until all work in the stream is done; raises CudaError if some of it failed."""
         _call(runtime.cudaStreamSynchronize, self.handle)
 
     def capture(self, work: Callable[[], None]) -> "Graph":
-        """What `work` puts into the stream, not done but kept. It must not wait for the GPU, nor allocate."""
+        """A graph of the work that `work` puts into the stream, recorded and not done. `work` must neither wait for
+        the GPU nor allocate. Raises CudaError if the work cannot be captured."""
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         _call(runtime.cudaStreamBeginCapture, self.handle, mode)
         try:
             work()
         except BaseException:
-            # What ends a capture that has failed only says so: the first error tells why.
+            # To end a failed capture fails as well, without the reason: the first error has it.
             status, captured = runtime.cudaStreamEndCapture(self.handle)
             if status == runtime.cudaError_t.cudaSuccess:
                 runtime.cudaGraphDestroy(captured)
@@ -132,29 +137,29 @@ class Stream:
 
 
 class Graph:
-    """Captured work, to be done again and again at the price of one call: same addresses, same sizes."""
+    """Captured work, to be repeated at the price of one call, with its addresses and sizes."""
 
     def __init__(self, executable: Any, stream: Stream) -> None:
         self._executable = executable
         self._stream = stream
 
     def launch(self) -> None:
-        """Put all of it into its stream."""
+        """Put all captured work into the graph's stream."""
         _call(runtime.cudaGraphLaunch, self._executable, self._stream.handle)
 
     def destroy(self) -> None:
-        """Not before the stream is synchronized."""
+        """Free the graph; its stream must have been synchronized."""
         _call(runtime.cudaGraphExecDestroy, self._executable)
 
 
 def device_name() -> str:
-    """The GPU and its compute capability: `NVIDIA H200 9.0`."""
+    """The GPU's name and compute capability: `NVIDIA H200 9.0`."""
     properties = _call(runtime.cudaGetDeviceProperties, 0)
     return f"{properties.name.decode()} {properties.major}.{properties.minor}"
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """What a function of the runtime returns after its status; raises CudaError where that is no success."""
+    """The result of a function of the runtime, without its status; raises CudaError if the status is no success."""
     status, *results = function(*arguments)
     if status != runtime.cudaError_t.cudaSuccess:
         _, words = runtime.cudaGetErrorString(status)

@@ -1,8 +1,8 @@
-"""What a GPU's errors mean for this process: too little memory, or a device that answers it no more.
+"""The classification of a GPU's errors: too little memory, or a device that is lost for this process.
 
 Faults are recognised by their texts, since each framework raises a class of its own, which must not be imported here.
-Those of CUDA are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its worker
-replaced, which costs it what any death of a worker costs. Pure; runs in a worker.
+The texts of CUDA are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its
+worker replaced, which costs as much as any death of a worker. Pure; runs in a worker.
 """
 
 import re
@@ -11,19 +11,19 @@ from enum import Enum
 from shoal.errors import InternalError
 from shoal.workers.sentences import text_of
 
-#: How long a batch that was too large for the GPU's memory is not tried again, in ns (ours).
+#: Time in ns for which batches as large as one that exceeded the GPU's memory are not tried again (ours).
 SMALLER_FOR_NS = 60_000_000_000
 
 
 class Fault(Enum):
-    """What has happened."""
+    """A kind of GPU error."""
 
-    OUT_OF_MEMORY = 1  # of this batch; the device is well, and half of it may fit
-    DEVICE_LOST = 2  # CUDA calls it sticky: every later call in this process fails, only another process helps
+    OUT_OF_MEMORY = 1  # for this batch; the device is usable, and half of the batch may fit
+    DEVICE_LOST = 2  # a "sticky" error in CUDA: every later call in this process fails, only another process helps
 
 
 class DeviceError(InternalError):
-    """A fault that a backend has recognised already, in the words that clients shall read."""
+    """A fault that a backend has recognised already, with the sentence for clients."""
 
     def __init__(self, sentence: str, fault: Fault) -> None:
         super().__init__(sentence)
@@ -57,7 +57,7 @@ _LOST = re.compile(
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """What an exception, or one that led to it, says of the GPU; None for everything else."""
+    """The GPU fault that an exception, or one that led to it, reports; None for all other exceptions."""
     link: BaseException | None = error
     seen = set[int]()
     while link is not None and id(link) not in seen:  # Python lets an error be its own cause

@@ -1,7 +1,7 @@
-"""The loop of a worker: take a batch, run it, publish its answers; in between, listen to the supervisor.
+"""The loop of a worker: take a batch, run it, publish its answers; in between, receive the supervisor's messages.
 
-The rim where a backend's faults become answers: nothing a request or a model does ends this loop. It ends when the
-supervisor says stop or is gone, or when the GPU answers this process no more (faults.py).
+Errors of a backend become answers here: no error of a request or a model ends this loop. It ends when the supervisor
+sends StopWorker or has gone, or when the GPU is lost to this process (faults.py).
 """
 
 import functools
@@ -37,26 +37,26 @@ from shoal.workers.sequences import SequenceTensors
 
 
 class ReadyCheck:
-    """What a model says of itself, between two batches, when the supervisor asks whether it is ready."""
+    """A model's own check for readiness, run between two batches when the supervisor asks for it."""
 
     def __init__(self, backend: Backend, instance: str) -> None:
         self._backend = backend
         self._instance = instance
-        #: Whether the supervisor waits for an answer. Set by the thread that hears it, cleared by `answer`.
+        #: Whether the supervisor waits for an answer. Set by the thread that receives its message, cleared by `answer`.
         self.is_asked = False
-        # Changed by answer: what has been logged, as probes come again and again.
+        # Changed by answer: the last logged error, which repeated probes do not log again.
         self._complaint = ""
 
     def answer(self, channel: Channel) -> None:
-        """Ask the model, and tell the supervisor. A model that fails at it is not ready."""
+        """Run the model's check and send the supervisor its result. A model whose check fails is not ready."""
         self.is_asked = False
         complaint = ""
         try:
             is_ready = self._backend.is_ready()
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises means no
+        except Exception as error:  # noqa: BLE001 - whatever a model raises means that it is not ready
             is_ready, complaint = False, str(error)
         if not is_ready:
-            # Triton's words, which it, too, logs with --log-verbose only.
+            # Triton's sentence, which Triton, too, logs with --log-verbose only.
             _log.log(log.verbose(1), "Model '%s' is not ready (user-defined check failed).", self._instance)
         if complaint and complaint != self._complaint:
             _log.error("is_ready of model instance '%s' failed: %s", self._instance, complaint)
@@ -66,12 +66,12 @@ class ReadyCheck:
 
 _log = logging.getLogger(__name__)
 
-# Looked up in its class, each takes 0.2k instructions, per request.
+# Word indices: an attribute of the class would take 0.2k instructions per request each.
 _KEY, _BATCH, _BLOCK, _HEADER, _ROWS = B.KEY, B.BATCH, B.BLOCK, B.HEADER, B.ROWS
 
 
 class Loop:
-    """One instance of one model, at work."""
+    """The loop of one instance of one model."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Loop:
         self._signature = signature
         self._instance = instance
         self._memory = memory
-        self._may_run_again = may_run_again  # what has failed for lack of the GPU's memory: model_config/idempotence.py
+        self._may_run_again = may_run_again  # batches that exceeded the GPU's memory: model_config/idempotence.py
         self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open_lent)
         self._plans = Plans(signature, sequences if sequences is not None and sequences.states else None)
         self._open_batches = OpenBatches(memory)
@@ -113,15 +113,17 @@ class Loop:
         # Changed by obey.
         self._channel: Channel
         self._is_stopping = False
-        # Changed by executions: the most rows that go together, 0 for any number; until when; why the GPU is lost.
+        # Changed by executions: the most rows that are executed together, 0 for any number; until when (monotonic ns);
+        # the error with which the GPU was lost.
         self._most_rows = self._most_rows_until_ns = 0
         self._loss: ShoalError | None = None
 
     def run(self, channel: Channel, reporter: MetricsReporter | None = None) -> None:
-        """Work until the supervisor says stop; then everything that was taken is answered. EOFError if it is gone.
+        """Work until the supervisor sends StopWorker, and then until all requests taken are answered. `reporter` is
+        that of a model that may have metrics.
 
-        `reporter` is that of a model that may have metrics. DeviceLostError where the process is of no more use; what
-        it has not begun is another's.
+        Raises EOFError if the supervisor has gone, DeviceLostError if this process has lost its GPU; batches that it
+        has not begun go to other instances.
         """
         poller = select.epoll()
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
@@ -135,7 +137,7 @@ class Loop:
             reporter.listen_with(listen)
         while not self._is_stopping or self._open_batches.num_open:
             ready = dict(poller.poll(oversize.look() if oversize.segments else None))
-            # Announcements first: then few of the segments that batches name must be asked for.
+            # Messages first: after their announcements, few segments that batches name have to be requested.
             if channel_fd in ready:
                 self._listen(channel)
             if bell_fd in ready or self._is_stopping:
@@ -144,7 +146,8 @@ class Loop:
                 self._ready_check.answer(channel)
 
     def _listen(self, channel: Channel) -> None:
-        """Obey the supervisor's next message, unless the thread of a sender that waits for memory has taken it."""
+        """Apply the supervisor's next message, unless the thread of a response sender that waits for memory has
+        received it."""
         poller = select.poll()
         poller.register(channel.fileno(), select.POLLIN)
         with self._listening:
@@ -157,7 +160,7 @@ class Loop:
                     self.obey(channel, message, seq)
 
     def obey(self, channel: Channel, message: Message, seq: int) -> None:
-        """Put a message of the supervisor in force; StopWorker ends `run` after what has been taken."""
+        """Apply a message of the supervisor; StopWorker ends `run` once all requests taken are answered."""
         self._channel = channel
         self.handlers[type(message)](message)
         channel.acknowledge(seq)
@@ -165,7 +168,7 @@ class Loop:
     def _add_segment(self, message: shared.SegmentAnnounced) -> None:
         segments = self._memory.segments
         if segments.has(message.owner):
-            close_descriptors(message)  # it was asked for before this was read
+            close_descriptors(message)  # the segment was requested, and has come, before this announcement was read
         elif message.guest:
             segments.add_guests(message.owner, message.guest, message.segment)
         else:
@@ -177,14 +180,14 @@ class Loop:
 
     def _check_ready(self, _message: CheckReady) -> None:
         self._ready_check.is_asked = True
-        self._memory.bell.ring()  # as below
+        self._memory.bell.ring()  # wakes the loop: a response sender's thread may have received this message
 
     def _stop(self, _message: StopWorker) -> None:
         self._is_stopping = self._open_batches.must_wake = True
-        self._memory.bell.ring()  # it may be a sender's thread that hears this
+        self._memory.bell.ring()  # wakes the loop: a response sender's thread may have received this message
 
     def step(self) -> int:
-        """Run every batch that has come. Returns how many executions that took. Raises DeviceLostError like `run`."""
+        """Run every batch that has come. Returns the number of executions. Raises DeviceLostError as `run` does."""
         memory = self._memory
         executed = num_told = 0
         rung_ns = time.monotonic_ns()
@@ -193,7 +196,7 @@ class Loop:
                 num = self._num_together(records)
                 end_ns = self._execute(records[:num])
                 if not end_ns:
-                    gc.collect()  # not where it was caught: the error's traceback keeps what the model has allocated
+                    gc.collect()  # here, since in `_execute` the error's traceback still keeps the model's memory
                     continue
                 del records[:num]
                 executed += 1
@@ -203,12 +206,12 @@ class Loop:
             if self._loss is not None:
                 memory.ring()
                 raise DeviceLostError
-        if num_told < executed:  # or the batcher would be woken a second time, for nothing
+        if num_told < executed:  # otherwise the batcher has been rung for all of them
             memory.ring()
         return executed
 
     def _num_together(self, records: Sequence[Record]) -> int:
-        """How many of a batch, from its first, may be executed as one."""
+        """The number of requests of a batch, from its first, that may be executed together."""
         num = len(records)
         if num == 1 or not self._signature.max_batch_size:  # without a batch dimension nothing can be run together
             return 1
@@ -225,7 +228,8 @@ class Loop:
         return num
 
     def _execute(self, records: Sequence[Record]) -> int:
-        """Execute these as one and publish their answers. Returns when that was over, 0 where they are to be split."""
+        """Execute these requests together and publish their answers. Returns the time of the end, or 0 if they must
+        be split."""
         start_ns = time.monotonic_ns()
         memory = self._memory
         memory.begin(records[0][_BATCH], start_ns)
@@ -242,7 +246,7 @@ class Loop:
             if requests:
                 self._backend.execute(requests, answers)
             ref = answers.write()
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             fault = fault_of(error)
             if fault is Fault.OUT_OF_MEMORY and self._shrink(records) and not answers.senders:
                 answers.give_back()
@@ -258,7 +262,7 @@ class Loop:
                 continue
             record, status = records[position], statuses.get(position, 0)
             key = record[_KEY]
-            if key:  # else it is the row of an empty slot
+            if key:  # otherwise the record is the row of an empty slot
                 # Joined, not unpacked: half the instructions.
                 push((DONE, key, record[_BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
         if senders:
@@ -268,7 +272,7 @@ class Loop:
         return end_ns
 
     def _shrink(self, records: Sequence[Record]) -> bool:
-        """Execute less at once from now on than these; True where they themselves may be executed again so."""
+        """Execute fewer rows at once from now on than these have. Whether these may be executed again, in parts."""
         rows = sum([record[_ROWS] for record in records])
         if len(records) == 1 or rows < 2:
             return False
@@ -280,10 +284,11 @@ class Loop:
         return self._may_run_again
 
     def _fail(self, answers: WrittenAnswers, error: Exception, *, is_lost: bool) -> int:
-        """Every request that has no answer yet fails, a sender's too. Returns the sentence's block.
+        """Answer every request that has no answer yet with an error, through its sender if it has one. Returns the
+        block of the error's sentence.
 
-        Not done in the frame where it was caught: that is part of its traceback, and a cycle would keep the requests'
-        memory mapped.
+        Not done in the frame that caught the error: that frame is part of the traceback, and a cycle would keep the
+        requests' memory mapped.
         """
         failure = as_shoal_error(error, self._signature.name, self._instance)
         if is_lost and self._loss is None:
@@ -296,7 +301,7 @@ class Loop:
         return ref
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
-        """The requests that can be read; the others have failed in `answers`."""
+        """The requests that can be read; the others fail in `answers`."""
         requests = []
         rows, most = 0, self._signature.max_batch_size
         open_block, open_request = self._memory.segments.open, self._reader.open
@@ -324,7 +329,7 @@ class Loop:
 
 
 def as_shoal_error(error: Exception, model: str, instance: str) -> ShoalError:
-    """What a backend raised, as clients are told of it; what no backend of ours means to raise is logged, too."""
+    """The error for clients for an exception of a backend; one that is no ShoalError is logged, too."""
     if isinstance(error, ShoalError):
         return error
     _log.error("model '%s', instance '%s' failed", model, instance, exc_info=error)

@@ -1,7 +1,7 @@
-"""A worker's shared memory: its slab for results, its two rings with the batcher, the clients' blocks it may read.
+"""A worker's shared memory: its slab for results, its two rings with the batcher, the clients' blocks that it may read.
 
-Runs in a worker. Records come in whole batches; FREE records between them give blocks back. Until `share` is called one
-thread uses it all, and nothing is locked.
+Runs in a worker. Records come in whole batches; FREE records between them free blocks. Until `share` is called one
+thread uses all of this, and there is no locking.
 """
 
 import functools
@@ -45,25 +45,27 @@ from shoal.workers.segments import Segments
 
 _log = logging.getLogger(__name__)
 
-_COUNT, _FREED = B.COUNT, B.FREED  # looked up in its class, each takes 0.2k instructions, per request
+_COUNT, _FREED = B.COUNT, B.FREED  # attributes of the class would take 0.2k instructions per request each
 
 _Result = TypeVar("_Result")
 
-#: How long a finished batch may wait for clients to release earlier results where there is no other memory for it
+#: How long a finished batch may wait for clients to release earlier results if there is no other memory for its own
 #: (ours; then it fails with 503).
 BLOCK_WAIT_S = 10.0
-#: How long it waits for a block of the slab before it has a segment made: about as long as that takes (18 ms for 16
-#: MiB), and several times what a front end takes to copy out what slow readers hold (2 ms for 6 MB; measured).
+#: How long a result waits for a block of the slab before an oversize segment is requested: about as long as it takes to
+#: make one (18 ms for 16 MiB), and several times as long as a front end takes to copy what slow readers hold (2 ms for
+#: 6 MB; measured).
 SEGMENT_AFTER_S = 0.01
-#: While something is awaited the batcher is asked for it (WANT) again and again, first and at most after so long: what
-#: clients release without ringing is seen only then (ours).
+#: First and longest pause between the WANTs that are sent while memory is awaited: blocks that clients release without
+#: ringing are freed only then (ours).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
-#: What is done under the lock once several threads are at work.
+#: Names of the methods that hold the lock once several threads use the memory.
 _SHARED = ("take", "drain", "allocate", "allocate_for_errors", "free", "push", "publish", "tell_blocks", "count")
 
 
 class Memory:
-    """Take batches, open blocks, allocate, publish."""
+    """The shared memory of one worker: takes batches, opens requests' blocks, allocates and frees its own, publishes
+    records."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Memory:
         oversize: OversizeBlocks,
         block_wait_s: float = BLOCK_WAIT_S,
     ) -> None:
-        #: Results larger than a quarter of it have segments of their own, as requests have.
+        #: The slab for results; a result larger than a quarter of it has an oversize segment, as requests have.
         self.slab = Slab(segment, SLAB_PARTS)
         self.bell = bell
         self.oversize = oversize
@@ -83,40 +85,41 @@ class Memory:
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
         self._num_reserved = segment.header.ring_capacity // 2
-        #: A block of the slab at once, or None.
+        #: A writable block of the slab of at least so many bytes, at once; None if there is none.
         self.allocate = self.slab.allocate
-        #: Add a record for the batcher; visible to it after `publish`.
+        #: Push a record to the batcher; visible to it after `publish`.
         self.push = writer.push
-        #: Show the batcher what was pushed; it looks when it is rung, or for another reason before that.
+        #: Make pushed records visible to the batcher, which reads them once rung, or earlier for another reason.
         self.publish = writer.publish
         #: Wake the batcher.
         self.ring = batcher_bell.ring
-        #: How long clients are waited for.
+        #: How long (s) clients are waited for.
         self.block_wait_s = block_wait_s
-        # Changed by find_block: so many bytes were awaited in vain when the slab had joined its free blocks so often.
+        # Changed by find_block: a number of bytes that were awaited in vain, and how often the slab had joined its free
+        # blocks by then.
         self._awaited_in_vain = (0, -1)
-        # Changed by what the batcher sends.
+        # Changed by records of the batcher: complete batches, the beginning of one, keys of cancelled requests.
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
         self._cancelled: set[int] = set()
-        # Changed by those who answer beside the loop: keys of the requests that are theirs to answer; block of a
-        # response that has not been freed → the set of its sender's, which it leaves then.
+        # Changed by response senders: keys of the requests that they answer; block of a response that has not been
+        # freed → its sender's set of such blocks, from which it is removed when freed.
         self.open_keys: set[int] = set()
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
         self._is_shared = False
-        #: Changed by several threads: blocks that the batcher was told of and that have not been freed.
+        #: Changed by several threads: blocks that records to the batcher have named and that have not been freed.
         self._said: set[int] = set()
-        # The odd unit of a slab is kept back, so that an error can be told when clients hold everything else; of an
-        # even slab nothing is, because it would split the largest block.
+        # The odd unit of a slab is reserved, so that an error can be sent while clients hold all other blocks; an even
+        # slab has no such block, which would split the largest one.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
         self._spare = self.slab.allocate(UNIT) if self._has_spare else None
 
     def share(self) -> None:
-        """From now on several threads use this: each change is made under `lock`.
+        """Let several threads use this object from now on: each change is made under `lock`.
 
-        Not before, because taking it costs 2k instructions each time. Called by the loop's thread, or while that one is
-        at a batch and does nothing here.
+        Not from the start, because the lock costs 2k instructions each time. Called by the loop's thread, or while that
+        thread executes a batch and does not use the memory.
         """
         with self.lock:
             if self._is_shared:
@@ -129,9 +132,9 @@ class Memory:
             self.oversize.is_shared = True
 
     def leave(self) -> None:
-        """In a process that the model has forked: requests and results can be read, and nothing else be done.
+        """Let this process, which the model has forked, read requests and results, and nothing else.
 
-        The ends of the rings and the slab's free blocks are the worker's alone: what would change them raises
+        The ends of the rings and the slab's free blocks are the worker's alone: methods that would change them raise
         InternalError. A request is cancelled if the worker knew so at the fork.
         """
         self.lock = threading.RLock()  # a thread of the worker may have held it
@@ -140,18 +143,19 @@ class Memory:
         self._is_shared, self.drain = True, lambda: None  # type: ignore[method-assign]
 
     def take(self) -> list[Record] | None:
-        """The next batch, complete and in order; None where there is none."""
+        """The next batch, complete and in order; None if none has come."""
         if not self._batches:
             self.drain()
         return self._batches.popleft() if self._batches else None
 
     def begin(self, batch: int, now_ns: int) -> None:
-        """Say that a batch is being executed: should this process die, its requests were what it died with."""
+        """Publish that a batch is being executed: if this process dies, that batch's requests are those it died
+        with."""
         self._words[PROGRESS_WORD] = batch
         self._words[BUSY_SINCE_WORD] = now_ns
 
     def end(self, now_ns: int) -> None:
-        """The batch is answered, or will be by others."""
+        """Publish that the batch's execution is over; its requests are answered, or will be by senders."""
         words = self._words
         words[BUSY_FOR_WORD] += now_ns - words[BUSY_SINCE_WORD]
         words[BUSY_SINCE_WORD] = 0
@@ -161,27 +165,29 @@ class Memory:
                 self._cancelled &= waiting | self.open_keys
 
     def moved(self, batch: int, now_ns: int) -> None:
-        """A response of a batch was sent, or a client is waited for: if it is being executed, its clock begins anew.
+        """Restart the execution limit's clock if this batch is being executed: a response of it was sent, or a client
+        is waited for.
 
-        Not where that is another batch, which may hang while threads answer requests of an earlier one.
+        If another batch is being executed, it may hang while threads answer requests of this earlier one.
         """
         if batch == self._words[PROGRESS_WORD]:
             self._words[MOVED_WORD] = now_ns
 
     def is_executing(self, batch: int) -> bool:
-        """Whether the instance is at this batch, and can take no other."""
+        """Whether the instance is executing this batch, and can take no other."""
         return self._words[BUSY_SINCE_WORD] != 0 and self._words[PROGRESS_WORD] == batch
 
     @property
     def begun_ns(self) -> int:
-        """When the batch that is being executed began."""
+        """When the batch that is being executed began, in monotonic ns; 0 between two batches."""
         return self._words[BUSY_SINCE_WORD]
 
     def is_cancelled(self, key: int) -> bool:
-        """Whether the client of a request that is not answered yet has lost interest. Looks what the batcher says.
+        """Whether the client of an open request does not wait any more, after reading the batcher's records. For any
+        thread.
 
-        For any thread. A model may look from several without any sender, so the first look shares this; not where no
-        batch is at work, though: then the request is answered, and the loop's thread may be anywhere.
+        A model may ask from several threads without any sender, so the first call shares the memory; but not while no
+        batch is executed: then the request is answered, and the loop's thread may be using the memory.
         """
         if not self._is_shared:
             if not self.begun_ns:
@@ -192,14 +198,15 @@ class Memory:
             return key in self._cancelled
 
     def find_block(self, nbytes: int) -> Block:
-        """A block for a result where the slab has none at once, for no longer than the memory can be had elsewhere.
+        """A writable block for a result of `nbytes` bytes, if `allocate` has none, from the slab or else in an oversize
+        segment; the caller's until `free`.
 
-        What slow readers hold is asked for first. Where it does not come soon, the result gets a segment of its own; so
-        do those that follow it, without waiting, until the slab has taken a block back. Raises UnavailableError where
-        there is no memory for too long, InvalidArgumentError where there never is enough.
+        Slow readers are first asked to release theirs. If no block comes soon, the result gets an oversize segment; so
+        do the results that follow, without waiting, until a block of the slab has been freed. Raises UnavailableError
+        if there is no memory for too long, InvalidArgumentError if there is never enough.
         """
         oversize = self.oversize
-        self.drain()  # what came back while the batch was executed
+        self.drain()  # blocks may have been freed while the batch was executed
         if (block := self.allocate(nbytes) or oversize.allocate_kept(nbytes)) is not None:
             return block
         fits = nbytes <= self.slab.largest_nbytes
@@ -208,17 +215,17 @@ class Memory:
         try:
             return oversize.allocate(nbytes)
         except UnavailableError as error:
-            refusal = error.with_traceback(None)  # which would keep the requests' memory mapped
+            refusal = error.with_traceback(None)  # the traceback would keep the requests' memory mapped
         try:
             if (block := self._wait_for_any(nbytes)) is None:
                 raise refusal
         finally:
-            del refusal  # its traceback leads here: a cycle would keep the requests' memory mapped
+            del refusal  # the traceback refers to this frame: a cycle would keep the requests' memory mapped
         return block
 
     def _wait_for_slab(self, nbytes: int) -> Block | None:
-        """A block of the slab that slow readers give back soon; None where none comes, or none came before and nothing
-        has come back since."""
+        """A block of the slab that slow readers release soon; None if none comes, or if an earlier wait was in vain
+        and no block has been freed since."""
         awaited_nbytes, num_joins = self._awaited_in_vain
         if nbytes >= awaited_nbytes and self.slab.num_joins == num_joins:
             self._try_say(want_record(ROOM))
@@ -229,8 +236,8 @@ class Memory:
         return block
 
     def _wait_for_any(self, nbytes: int) -> Block | None:
-        """A block of the slab or a segment, for which the slowest readers are given up; None where time is up, or where
-        nothing that this worker waits for could help."""
+        """A block of the slab or an oversize segment, even if the slowest readers are disconnected for it; None if
+        none comes in time, or if no freed block could be large enough."""
         oversize = self.oversize
         fits, num_held = nbytes <= self.slab.largest_nbytes, len(oversize.refs)
 
@@ -239,7 +246,7 @@ class Memory:
             block = self.allocate(nbytes) or oversize.allocate_kept(nbytes)
             if block is not None or len(oversize.refs) >= num_held:
                 return block
-            num_held = len(oversize.refs)  # one has come back, and the supervisor may make another in its place
+            num_held = len(oversize.refs)  # one was freed, and the supervisor may make another in its place
             with suppress(UnavailableError):
                 return oversize.allocate(nbytes)
             return None
@@ -248,23 +255,24 @@ class Memory:
 
     @property
     def _loops_batch(self) -> int:
-        """The batch that is being executed, for the loop's thread, which is at it; 0 for a sender's, which may answer
-        requests of any."""
+        """The batch that is being executed, for the loop's thread; 0 for a sender's thread, which may answer
+        requests of any batch."""
         is_loops = threading.current_thread() is threading.main_thread()
         return self._words[PROGRESS_WORD] if is_loops else 0
 
     def wait_for(
         self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS
     ) -> _Result | None:
-        """What `attempt` comes to, which is made again when the batcher has said something; None where time is up.
+        """The first result of `attempt` that is not None; it is called again after each ring of the batcher. None after
+        `wait_s` seconds.
 
-        Where clients of `batch` are waited for, that is no part of its execution.
+        The time during which clients of `batch` are waited for does not count for its execution limit.
         """
         now_s = want_s = time.monotonic()
         deadline_s = now_s + (self.block_wait_s if wait_s is None else wait_s)
         pause_s = _FIRST_PAUSE_S
         with select.epoll() as poller:
-            # Edges: the loop alone clears the bell, and each ring wakes all who wait for it.
+            # Edges: the loop alone clears the bell, and each ring wakes all threads that wait for it.
             poller.register(self.bell.fd, select.EPOLLIN | select.EPOLLET)
             while True:
                 self.drain()
@@ -282,9 +290,10 @@ class Memory:
                 poller.poll(min(want_s, deadline_s) - now_s)
 
     def say(self, record: Record) -> bool:
-        """Show the batcher a record at once, for threads beside the loop's, which half of the ring is kept for.
+        """Publish a record to the batcher at once, from another thread than the loop's; half of the ring is reserved
+        for the loop.
 
-        May wait for room; False where there is none for too long.
+        May wait for room; False if there is none for too long.
         """
         return bool(self._try_say(record) or self.wait_for(lambda: self._try_say(record)))
 
@@ -304,14 +313,14 @@ class Memory:
             self._said.add(record[D.BLOCK])
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
-        """A block at once: an ordinary one, else the spare one, else None."""
+        """A block of at least `nbytes` bytes at once: an ordinary one, else the spare one, else None."""
         block = self.slab.allocate(nbytes)
         if block is None and nbytes <= UNIT:
             block, self._spare = self._spare, None
         return block
 
     def free(self, ref: int) -> None:
-        """Take a block back, the slab's or one of its own segment."""
+        """Free a block of the slab or of an oversize segment."""
         if not self.slab.free(ref):
             self.oversize.free(ref)
         if self._is_shared:
@@ -340,9 +349,9 @@ class Memory:
             self._words[TAKEN_WORD] += num_taken
 
     def tell_blocks(self) -> None:
-        """Tell a new batcher of every block that has not been freed; it frees those without holders.
+        """Send a new batcher a HAVE for every block that has not been freed; it frees those without holders.
 
-        But not of one that another thread is still writing: it is told of that with the response.
+        Blocks that another thread is still writing are left out: the response names them.
         """
         refs = {*self.slab.taken_refs, *self.oversize.refs}
         if self._is_shared:
@@ -353,14 +362,14 @@ class Memory:
             for ref in refs:
                 self.push(have_record(ref))
         except RingFullError:
-            # Told another batcher before, which died without looking: there it stands still.
+            # An earlier batcher was sent these records and died without reading them: they are still in the ring.
             _log.info("a batcher hears of blocks what its predecessor was told")
         self.publish()
         self.ring()
 
     def count(self) -> dict[str, int]:
-        """For the ledger, after freed blocks are taken back: blocks of the slab, without the spare one; segments for a
-        single result; slots of the batcher's ring."""
+        """The worker's figures for the ledger, after freed blocks are taken back: blocks of the slab, without the
+        spare one; segments for a single result; slots of the batcher's ring."""
         self.drain()
         blocks_acquired, blocks_released = self.slab.counts
         slots_acquired, slots_released = self._reader.counts

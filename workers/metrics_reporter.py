@@ -1,9 +1,9 @@
 """Changes of a model's own metrics, sent to the supervisor: soon, at most ten times a second, on request, and at the
 end.
 
-A thread of its own sends, so that changes by a model's threads between batches are reported, too; it also listens to
-the supervisor while a batch is executed: a scrape of /metrics shows what was counted before it. The thread starts with
-the first change: most models have no metrics. Runs in a worker.
+A thread of its own sends, so that changes by a model's threads between batches are reported, too; it also receives the
+supervisor's messages while a batch is executed: a scrape of /metrics shows what was counted before it. The thread
+starts with the first change: most models have no metrics. Runs in a worker.
 """
 
 import logging
@@ -35,25 +35,25 @@ class Registry(Protocol):
 
 
 class MetricsReporter:
-    """Reports one registry's changes on the control connection."""
+    """The reporter of one registry's changes on the control connection."""
 
     def __init__(self, registry: Registry, channel: Channel) -> None:
         self._registry = registry
         self._channel = channel
-        self._bell = Doorbell.create()  # rung by changes, and when it is to listen
+        self._bell = Doorbell.create()  # rung by changes, and when the thread is to receive messages, too
         self._reporting = threading.Lock()  # held so that reports are sent in the order in which changes are taken
         # Changed by the first change, under the registry's lock, and by listen_with.
         self._thread: threading.Thread | None = None
         self._listen: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Report changes until now, and from now on."""
+        """Report all changes so far, and further ones as they come."""
         self._registry.on_change = self._note
         if self.flush():
             self._note()
 
     def flush(self) -> bool:
-        """Report now. Whether there were changes."""
+        """Report all changes now. Whether there were any."""
         with self._reporting:
             changes = self._registry.take_changes()
             if changes:
@@ -61,7 +61,7 @@ class MetricsReporter:
         return bool(changes)
 
     def listen_with(self, listen: Callable[[], None]) -> None:
-        """Have the reporter's thread receive the supervisor's messages, too: `listen` takes the next one, unless
+        """Have the reporter's thread receive the supervisor's messages, too: `listen` applies the next one, unless
         another thread has."""
         self._listen = listen
         self._bell.ring()

@@ -1,10 +1,10 @@
-"""Blocks for results that no slab takes, each a segment of its own that the supervisor makes when it is asked.
+"""Blocks for results that no slab takes, each in an oversize segment that the supervisor makes on request.
 
 Runs in a worker. The thread that waits for a segment, the loop's or one of a response sender, also applies other
 messages of the supervisor meanwhile. Never on the way of an ordinary result.
 
-A segment has a block once its readers have mapped it, not before: a batcher that takes a dead one's place is told of
-all blocks, and would have one freed that is still awaited.
+A segment's block is listed once the segment's readers have mapped it, not before: a batcher that takes a dead one's
+place is sent all listed blocks, and would free one whose result is not yet published.
 """
 
 import math
@@ -22,26 +22,28 @@ from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import KEEP_S, WholeSlabs
 from shoal.workers.segments import listen_until
 
-#: How long the supervisor and all front ends may take to make and map a segment (ours; then the result fails with 503).
+#: Seconds that the supervisor and all front ends may take to make and map a segment (ours; then the result fails with
+#: 503).
 SEGMENT_WAIT_S = 10.0
 #: The readers of results: the batcher and all front ends.
 _ALL = 0
 
 
 class OversizeBlocks:
-    """This worker's. `listen` takes the next message that comes; the loop, which knows the others, sets it."""
+    """The oversize segments of this worker. `listen` applies the supervisor's next message; it is set by the loop,
+    which has the handlers of all other messages."""
 
     def __init__(self, channel: Channel, wait_s: float = SEGMENT_WAIT_S) -> None:
         self._channel = channel
         self._wait_s = wait_s
-        #: Whether other threads than the loop's free, too; it alone looks, before it sleeps.
+        #: Whether other threads than the loop's free blocks, too; the loop's alone calls `look`, before it sleeps.
         self.is_shared = False
         self.listen: Callable[[], None] = lambda: self.hear(channel.receive(shared.PAYLOAD_NEWS)[0])
         self._allocating = threading.Lock()
         self._slabs = WholeSlabs()
-        #: By their owner ids, those that hold a result or are kept for the next one; while there are any, `look`.
+        #: Segments by owner id that hold a result or are kept for the next one; while there are any, `look` is called.
         self.segments = self._slabs.segments
-        # Changed by allocate and hear: what was heard of the one asked for last.
+        # Changed by allocate and hear: the request for a segment that was sent last, and the supervisor's answers.
         self._request = 0
         self._is_waiting = False
         self._segment: Segment | None = None
@@ -49,13 +51,13 @@ class OversizeBlocks:
         self._refusal: ShoalError | None = None
 
     def allocate(self, nbytes: int) -> Block:
-        """A block of `nbytes`, in whole pages. Raises InvalidArgumentError where there never is room, UnavailableError
-        where there is none now."""
+        """A writable block of at least `nbytes` bytes, in whole pages, the caller's until `free`. Raises
+        InvalidArgumentError if there is never room, UnavailableError if there is none now."""
         with self._allocating:
             return self._slabs.allocate(nbytes, _ALL) or self._allocate(nbytes)
 
     def allocate_kept(self, nbytes: int) -> Block | None:
-        """A block that was kept, at once; None where none is right."""
+        """A block of at least `nbytes` bytes in a kept segment, at once; None if none fits."""
         return self._slabs.allocate(nbytes, _ALL)
 
     def _allocate(self, nbytes: int) -> Block:
@@ -72,13 +74,14 @@ class OversizeBlocks:
         if segment is not None:
             self._channel.send(shared.PayloadReleased(segment.header.owner))
         if isinstance(self._refusal, UnavailableError) and self._let_go_of_kept(math.inf)[0]:
-            return self._allocate(nbytes)  # those that were kept had counted as this worker's
+            return self._allocate(nbytes)  # kept segments had counted towards this worker's limit
         raise self._take_refusal() or UnavailableError(
             f"no shared memory for a result of {nbytes} bytes: it was not there within {self._wait_s:g} s. Try again"
         )
 
     def _take_refusal(self) -> ShoalError | None:
-        # Kept neither here nor by the frame that raises it: its traceback would keep the requests' memory mapped.
+        # The error is kept neither here nor by the frame that raises it: its traceback would keep the requests' memory
+        # mapped.
         refusal, self._refusal = self._refusal, None
         return refusal
 
@@ -89,7 +92,7 @@ class OversizeBlocks:
         listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
     def hear(self, message: shared.PayloadNews) -> None:
-        """Apply what the supervisor answers about a segment that was asked for; takes the descriptor."""
+        """Apply the supervisor's answer to a request for a segment; takes over the descriptor."""
         if isinstance(message, shared.PayloadReady):
             self._is_ready = self._segment is not None and message.owner == self._segment.header.owner
             return
@@ -107,7 +110,7 @@ class OversizeBlocks:
 
     @property
     def refs(self) -> list[int]:
-        """References to all blocks that have not been freed; what is awaited is none yet."""
+        """References to all blocks that have not been freed, without those of segments that are awaited."""
         return self._slabs.taken_refs
 
     def free(self, ref: int) -> None:
@@ -119,14 +122,15 @@ class OversizeBlocks:
             self._channel.send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
-        """Let go of what was kept for nothing; returns for how long the next look may wait (s; None for ever)."""
+        """Release kept segments that have not been used for too long. Returns the seconds until the next call (None:
+        none is needed)."""
         _, left_s = self._let_go_of_kept(time.monotonic())
         if left_s is None and self.is_shared and self.segments:
-            return KEEP_S  # another thread may free one while this one sleeps
+            return KEEP_S  # another thread may free a block while this one sleeps
         return left_s
 
     def _let_go_of_kept(self, now_s: float) -> tuple[list[int], float | None]:
-        """See `WholeSlabs.expire`, whose answer this is."""
+        """Release segments that expire at `now_s`; returns the result of `WholeSlabs.expire`."""
         idle, left_s = self._slabs.expire(now_s)
         for owner in idle:
             self._channel.send(shared.PayloadReleased(owner))

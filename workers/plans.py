@@ -1,7 +1,7 @@
-"""Where the outputs of a batch lie in its block, and the headers that say so; remembered for the next such batch.
+"""The places of a batch's outputs in its block, and the headers that name these places; kept for the next such batch.
 
-Pure. Runs in a worker. Batches of the same shapes get the same headers, byte for byte, so packing them once is enough:
-44k → 32k instructions a request in batches of 32, 124k → 95k for requests that run alone (identity, 16 floats).
+Pure. Runs in a worker. Batches of equal shapes get equal headers, byte for byte, so packing them once is enough: 44k →
+32k instructions a request in batches of 32, 124k → 95k for requests that run alone (identity, 16 floats).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ MAX_PLAN_BYTES = 8192
 _ALIGNMENT = 64
 _NO_PARAMETERS: Parameters = {}
 
-#: One output, the rows of all requests of a batch: name, datatype (wire number), shape, bytes. A tuple and nothing more
-#: because one is made for each batch.
+#: One output of a batch, the rows of all its requests: name, datatype (wire number), shape, bytes. A plain tuple, as
+#: one is made for each batch.
 Column: TypeAlias = tuple[str, int, tuple[int, ...], int]
 Pack: TypeAlias = Callable[[object], bytes]
 _pack: Pack = msgpack.Packer(use_bin_type=True).pack
@@ -36,37 +36,36 @@ _pack: Pack = msgpack.Packer(use_bin_type=True).pack
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All offsets are in bytes from the block's start. The headers lie behind the outputs and end at `end`."""
+    """The layout of a batch's answers. All offsets are in bytes from the block's start. The headers lie behind the
+    outputs and end at `end`."""
 
-    offsets: tuple[int, ...]  # of the columns
+    offsets: tuple[int, ...]  # where each column begins
     headers_offset: int
     headers: bytes
-    spans: tuple[int, ...]  # of each request's header
+    spans: tuple[int, ...]  # where each request's header is, packed
     end: int
 
 
 class Plans:
-    """A model's plans, for one thread. Those of parameters and of strings, which differ each time, are not kept.
-
-    `states` has the model's implicit states, where it has any.
-    """
+    """A model's plans, for one thread. Plans with parameters or strings, which differ each time, are not kept.
+    `states` has the model's implicit states, if it has any."""
 
     def __init__(self, signature: Signature, states: SequenceTensors | None = None) -> None:
         self.signature = signature
         self.states = states
         self.outputs = tuple(signature.outputs.items())
         self.has_strings = any(spec.datatype is BYTES for spec in signature.outputs.values())
-        # A TensorRef and the form of shoal.request.pack_response, made without its tuples and with one packer.
+        # Makes the same bytes as shoal.request.pack_response, but without making a TensorRef, and with one packer.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
         self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan]("batch_plan", MAX_PLANS)
 
     def of_another_thread(self) -> "Plans":
-        """Plans for the same model."""
+        """New plans for this model, for use by another thread."""
         return Plans(self.signature, self.states)
 
     def encoded(self, output: str, array: Array) -> bytes:
-        """An output of strings in its wire form. Raises InternalError for text that UTF-8 cannot tell."""
+        """An output of strings in its wire form. Raises InternalError for text that UTF-8 cannot represent."""
         try:
             return encode_strings(array)
         except UnicodeEncodeError as error:
@@ -81,7 +80,7 @@ class Plans:
         columns: tuple[Column, ...],
         parameters: Parameters | None = None,
     ) -> Plan:
-        """What `make_plan` says."""
+        """The plan that `make_plan` makes for these arguments, kept or new."""
         if parameters or self.has_strings:
             return make_plan(start, shares, columns, parameters or _NO_PARAMETERS, self._pack)
         key = (start, shares, columns)
@@ -96,10 +95,11 @@ class Plans:
 def make_plan(
     start: int, shares: Sequence[Share], columns: Sequence[Column], parameters: Parameters, pack: Pack = _pack
 ) -> Plan:
-    """The columns one behind the other from `start` on, each 64-byte aligned, then the requests' headers.
+    """A plan in which the columns lie one behind another from `start` on, each 64-byte aligned, and the requests'
+    headers behind them.
 
-    The rows of the requests stand in their order, and are all that a column has. One request has all of a column,
-    whatever its shape.
+    A column is the rows of all requests, in the requests' order, and nothing else. A single request gets whole columns,
+    whatever their shape.
     """
     total = sum([rows for rows, _ in shares])
     refs: list[list[tuple[str, int, tuple[int, ...], int, int]]] = [[] for _ in shares]

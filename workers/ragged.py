@@ -1,8 +1,8 @@
 """Batches whose inputs are not rows below each other: ragged inputs, and tensors made from the batch itself.
 
     ragged input   all elements of all requests, one request behind the other: one dimension
-    batch_input    an input that no client sends: it says where in the others each request is
-    batch_output   an output with one dimension, of which each request has as many elements as one of its inputs says
+    batch_input    an input that no client sends: the position of each request in the other inputs
+    batch_output   an output with one dimension, of which each request has as many elements as one of its inputs gives
 
 Triton's rules. Pure. Runs in a worker.
 """
@@ -21,7 +21,7 @@ from shoal.workers.answers import Answers, lacks_rows
 from shoal.workers.requests import Request, log_prefix
 from shoal.workers.tensors import Array
 
-#: One input: its shape in each request of the batch.
+#: The shapes of one input in each request of the batch.
 _Shapes: TypeAlias = Sequence[tuple[int, ...]]
 
 
@@ -50,7 +50,7 @@ class RaggedBatches:
     def __init__(self, config: Config) -> None:
         self._signature = signature = Signature.from_config(config)
         self.inputs = frozenset(name for name, spec in signature.inputs.items() if spec.ragged)
-        #: Inputs that are made from the batch.
+        #: Inputs that are made from the batch, with their datatypes.
         self.made: Mapping[str, Datatype] = {
             name: BY_CONFIG_NAME[made["data_type"]] for made in config["batch_input"] for name in made["target_name"]
         }
@@ -59,7 +59,7 @@ class RaggedBatches:
             for made in config["batch_input"]
             for name in made["target_name"]
         ]
-        #: Outputs that are divided → the inputs whose shapes they have.
+        #: Outputs that are divided by shape → the inputs that determine the shape.
         self.scattered: Mapping[str, str] = {
             name: made["source_input"][0] for made in config["batch_output"] for name in made["target_name"]
         }
@@ -85,7 +85,7 @@ class RaggedBatches:
         return gathered
 
     def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """By ragged input: where each row ends in it, as an index of its elements."""
+        """By ragged input: where each row ends in it, as an index of its elements (int64)."""
         ends = {}
         for name in self.inputs.intersection(requests[0].form.inputs):
             shapes = [_shape(request, name) for request in requests]

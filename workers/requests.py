@@ -1,7 +1,7 @@
-"""A request as a backend sees it: its tensors as arrays that look into the client's block.
+"""A request as a backend sees it: its tensors as arrays over the client's block.
 
-Pure. Runs in a worker. The front end has checked the request against the model; here only what would make this
-process fail or mix up rows is checked again, because it stands in memory that another process can write.
+Pure. Runs in a worker. The front end has checked the request against the model; here only errors that would make this
+process fail or mix up rows are checked for again, because the request stands in memory that another process can write.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,32 +19,33 @@ from shoal.request import NO_SEQUENCE, Parameters, check_parameters, check_seque
 from shoal.shm.layout import B
 from shoal.workers.tensors import Array, open_strings, open_tensor
 
-#: Headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150). Of those that lend,
-#: fewer: models' change from request to request, while clients fill the same arrays again and again.
+#: Most headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150). Fewer of those
+#: with lent tensors: models' blocks change from request to request, while clients fill their arrays again and again.
 MAX_FORMS, MAX_LENT_FORMS = 512, 64
 MAX_FORM_BYTES = 1024
 _NO_RECORD = (0,) * 16
 
-#: What one request is to have of its batch's outputs: its rows (1 where the model has no batch dimension) and the
-#: outputs it wants (empty = all). A plain tuple, because it is part of the key of a plan.
+#: The share of one request in its batch's outputs: its rows (1 if the model has no batch dimension) and the outputs
+#: that it wants (empty = all). A plain tuple, because it is part of the key of a plan.
 Share: TypeAlias = tuple[int, tuple[str, ...]]
-#: How the block is found that a reference names, on behalf of a request that lies in another: None where it is stale.
+#: A function from a block's reference, and the reference of the block of the request that names it, to the block's
+#: memory; None if the reference is stale.
 OpenBlock: TypeAlias = Callable[[int, int], memoryview | None]
-#: Where an input is to be gathered, by its name and size in bytes.
+#: A function from an input's name and size in bytes to the memory in which the input is gathered.
 Stage: TypeAlias = Callable[[str, int], memoryview]
-#: Like OpenBlock, on behalf of one request: the block of a reference, None if it is stale.
+#: A function from a block's reference to its memory, for one request; None if the reference is stale.
 OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
-#: Where an input lies in a block: its spec, shape, offset and size in bytes.
+#: An input in a block: its spec, shape, offset and size in bytes.
 InputForm: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a header says, found true of the model and of one block.
+    """The contents of a request's header, checked against the model and one block.
 
-    Where it `is_plain`, it is true of every block that reaches to `end`. Not so with strings, of which each block has
-    others; nor worth keeping with an id or parameters, which change from request to request.
+    If it `is_plain`, it holds for every block that reaches to `end`. That is not so with strings, of which each block
+    has others; and a form with an id or parameters, which change from request to request, is not worth keeping.
     """
 
     id: str
@@ -57,11 +58,11 @@ class Form:
     is_plain: bool
     correlation_id: int | str
     flags: int
-    lent: Mapping[str, int]  # the blocks of the inputs that lie in others than the header's; NO_BLOCK: in none
+    lent: Mapping[str, int]  # blocks of the inputs that do not lie in the header's block; NO_BLOCK: in no block
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the form fits further requests, but for lent tensors, whose blocks must be found each time."""
+        """Whether the form fits further requests, except for lent tensors, whose blocks must be opened each time."""
         return bool(self.lent) and not (self.id or self.parameters or self.correlation_id or self.flags)
 
     def wants(self, output: str) -> bool:
@@ -70,15 +71,15 @@ class Form:
         return not requested or output in requested
 
     def open(self, block: memoryview) -> dict[str, Array | memoryview]:
-        """The inputs of a plain form, read-only, in a block that reaches to its end."""
+        """The inputs of a plain form, as read-only arrays over a block that reaches to its end."""
         inputs: dict[str, Array | memoryview] = {}
         for name, shape, dtype, offset in self.views:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
         return inputs
 
     def open_lent(self, block: memoryview, open_lent: OpenLent) -> dict[str, Array | memoryview]:
-        """The inputs of any form, in this block and in those that it names, which are looked up again. Raises
-        InternalError where one is gone, or too small."""
+        """The inputs of any form, in this block and in those that it names, which are opened again. Raises
+        InternalError if one is gone, or too small."""
         tensors = {}
         for name, (spec, shape, offset, nbytes) in self.inputs.items():
             ref = self.lent.get(name)
@@ -104,20 +105,21 @@ class Request:
         self.position = position  # within the batch
         self.form = form
         self.block = block
-        self.record = record  # its BATCH_ITEM
+        self.record = record  # the request's BATCH_ITEM
         self._hears_cancel = hears_cancel
-        # Changed by the first look at them: a batch of several is gathered without an array for each.
+        # Changed by their first use: a batch of several requests is gathered without an array for each.
         self._tensors = tensors
         self._inputs: dict[str, Array] | None = None
 
     @property
     def id(self) -> str:
-        """What the client calls it; "" = nothing."""
+        """The client's id of the request; "" = none."""
         return self.form.id
 
     @property
     def tensors(self) -> Mapping[str, Array | memoryview]:
-        """Tensors in place, read-only and valid until the request's answer is published; strings in wire form."""
+        """The request's tensors by name, as read-only arrays over shared memory, valid until the request's answer is
+        published; strings in wire form."""
         tensors = self._tensors
         if tensors is None:
             tensors = self._tensors = self.form.open(self.block)
@@ -140,47 +142,47 @@ class Request:
 
     @property
     def parameters(self) -> Parameters:
-        """The client's parameters, a copy."""
+        """A copy of the client's parameters."""
         return dict(self.form.parameters)
 
     @property
     def key(self) -> int:
-        """What all processes call it."""
+        """The request's key, its name in all processes."""
         return self.record[B.KEY]
 
     @property
     def refs(self) -> tuple[int, ...]:
-        """The blocks that its tensors lie in, its own first."""
+        """References to the blocks that the request's tensors lie in, its own first."""
         return (self.record[B.BLOCK], *self.form.lent.values())
 
     @property
     def batch(self) -> int:
-        """The number of its batch."""
+        """The number of the request's batch."""
         return self.record[B.BATCH]
 
     @property
     def correlation_id(self) -> int | str:
-        """The sequence it belongs to; 0 or "" = none."""
+        """The id of the sequence that the request belongs to; 0 or "" = none."""
         return self.form.correlation_id
 
     @property
     def flags(self) -> int:
-        """Triton's: 1 starts a sequence, 2 ends it."""
+        """Triton's sequence flags: 1 starts a sequence, 2 ends it."""
         return self.form.flags
 
     @property
     def priority(self) -> int:
-        """The client's; 0 = the model's default."""
+        """The priority that the client gave; 0 = the model's default."""
         return self.record[B.PRIORITY]
 
     @property
     def timeout_us(self) -> int:
-        """The client's; 0 = none."""
+        """The timeout that the client gave, in µs; 0 = none."""
         return self.record[B.TIMEOUT_US]
 
     @property
     def accepted_ns(self) -> int:
-        """When the server accepted it, in monotonic ns."""
+        """When the server accepted the request, in monotonic ns."""
         return self.record[B.ACCEPTED_NS]
 
     @property
@@ -190,7 +192,8 @@ class Request:
 
     @property
     def deadline_ns(self) -> int:
-        """Like `answer_by_ns`, or when the client's timeout has passed, if that is sooner."""
+        """The monotonic time in ns after which the answer comes too late, by `answer_by_ns` or the client's timeout,
+        whichever is sooner; 0 = never."""
         timeout_us, answer_by_ns = self.record[B.TIMEOUT_US], self.answer_by_ns
         if not timeout_us:
             return answer_by_ns
@@ -203,12 +206,12 @@ class Request:
         self._tensors = tensors
 
     def is_cancelled(self) -> bool:
-        """Whether the client does not wait any more, as far as is known now."""
+        """Whether the client does not wait any more, as far as this worker knows now."""
         return self._hears_cancel(self.key)
 
 
 class RequestReader:
-    """Opens requests to one model. Plain forms are kept by the bytes of their headers: clients send the same again.
+    """Reader of requests to one model. Plain forms are kept by the bytes of their headers: clients repeat them.
 
     That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32.
     """
@@ -227,8 +230,8 @@ class RequestReader:
         self._lent_forms = Memo[bytes, Form]("lent_request_form", MAX_LENT_FORMS)
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
-        """The request with this header, its tensors in `block`. Raises InternalError where it is damaged or not for
-        this model."""
+        """The request with this header, its tensors in `block`. Raises InternalError if the header is damaged or not
+        for this model."""
         form = self._forms.entries.get(header)
         if form is not None and form.end <= len(block):
             return Request(position, form, block, None, record, self._hears_cancel)
@@ -246,9 +249,9 @@ class RequestReader:
 def read_form(
     header: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
 ) -> tuple[Form, dict[str, Array | memoryview]]:
-    """What a header says, and the tensors as they lie there.
+    """The form of a header, and the tensors where they lie.
 
-    Raises InternalError where it is damaged or not for this model.
+    Raises InternalError if the header is damaged or not for this model.
     """
     specs, batching = signature.inputs, signature.max_batch_size > 0
     forms: dict[str, InputForm] = {}
@@ -299,7 +302,8 @@ def read_form(
 
 
 def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
-    """Requests are batched by what the configuration leaves open, so what it fixes must be as it says."""
+    """Check a shape against the configuration: requests are batched by the dimensions that it leaves open, so the
+    others must be as configured. Raises ValueError if they are not."""
     dims = spec.model_dims
     seen = shape[1:] if batching else shape
     if type(shape) is not tuple or len(seen) != len(dims):
@@ -319,10 +323,11 @@ def _open_lent(name: str, ref: int, open_lent: OpenLent) -> memoryview:
 
 
 def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str, Array]:
-    """The requests' tensors, one below the other; those of a single request as they are, without a copy.
+    """The inputs of a batch, the requests' tensors one below the other; those of a single request as they are, without
+    a copy.
 
-    Nothing may be said by `why_not_joined` against any of them. With `stage` all but strings is copied to where that
-    says, once, even of a single request.
+    `why_not_joined` must be "" for all of them. With `stage` all tensors but strings are copied into the memory that it
+    returns, even those of a single request.
     """
     first = requests[0]
     is_alone = len(requests) == 1
@@ -355,7 +360,7 @@ def _put(stage: Stage, name: str, parts: Sequence[memoryview]) -> memoryview:
 
 
 def why_not_joined(first: Form, other: Form, ragged: Collection[str] = ()) -> str:
-    """Why a request cannot stand below another in one batch; "" where it can. In `ragged` inputs shapes may differ."""
+    """Why a request cannot stand below another in one batch; "" if it can. In `ragged` inputs shapes may differ."""
     if first.inputs.keys() != other.inputs.keys():
         return f"inputs {', '.join(other.inputs)} cannot be batched with inputs {', '.join(first.inputs)}"
     for name, (_, shape, _, _) in first.inputs.items():
@@ -369,10 +374,10 @@ def why_not_joined(first: Form, other: Form, ragged: Collection[str] = ()) -> st
 
 
 def is_wanted(output: str, requests: Sequence[Request]) -> bool:
-    """Whether any of them asks for this output; the first does as a rule."""
+    """Whether any of these requests wants this output; the first usually does."""
     return requests[0].form.wants(output) or any(request.form.wants(output) for request in requests)
 
 
 def log_prefix(request_id: str) -> str:
-    """How Triton introduces a sentence about one request."""
+    """Triton's beginning of a sentence about one request."""
     return f"[request id: {request_id or '<id_unknown>'}] "

@@ -1,10 +1,10 @@
-"""Answers one request for as long as its model likes: any number of responses, from any thread, then the end.
+"""The sender of the responses to one request: any number of responses, from any thread, then the end.
 
     open ── send, fail (not final) ──→ open
     open ── send, fail (final), finish, reschedule ──→ closed
 
-Runs in a worker. The batch that such a request came with counts as executed when `execute` has returned (READY); who
-answers too fast for a client waits, so that no request takes more than WINDOW blocks.
+Runs in a worker. The batch that such a request came with counts as executed when `execute` has returned (READY). A
+model that sends faster than its client reads waits, so that no request takes more than WINDOW blocks.
 """
 
 import functools
@@ -24,13 +24,15 @@ from shoal.workers.memory import Memory
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Output
 
-#: Responses to one request whose blocks its client has not given back (ours: a client that lags by a few dozen tokens
-#: is usual, and 32 of the smallest blocks are 128 KiB).
+#: Most responses to one request whose blocks its client has not released (ours: a client that lags by a few dozen
+#: tokens is usual, and 32 of the smallest blocks are 128 KiB).
 WINDOW = 32
-#: What a client has to read in the time that clients are waited for, while its request keeps the instance from others
-#: (ours: with 10 s that is a response every 1.25 s, and others wait no longer than 10 s for a client that stops).
+#: Number of responses that a client must read within the time that clients are waited for, while its request keeps the
+#: instance from others (ours: with 10 s that is a response every 1.25 s, and others wait no longer than 10 s for a
+#: client that stops).
 READ_IN_TIME = 8
-#: Batches whose requests are answered after `execute` has returned; beyond, the instance gets no further one (ours).
+#: Most batches whose requests are answered after `execute` has returned; beyond, the instance gets no further batch
+#: (ours).
 MAX_OPEN_BATCHES = 256
 
 _log = logging.getLogger(__name__)
@@ -39,32 +41,32 @@ _CLOSED = "Unable to send response. Response sender has been closed."
 
 
 class ResponseSender(ABC):
-    """See the module. Thread-safe; responses go out in the order of the calls."""
+    """The sender of the responses to one request. Thread-safe; responses go out in the order of the calls."""
 
     @abstractmethod
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
-        """One response. May wait for the client to read earlier ones; dropped where the client is gone.
+        """Send one response. May wait for the client to read earlier ones; the response is dropped if the client is
+        gone.
 
-        Raises UnavailableError where that takes too long, and the request has failed with it; InternalError where the
-        sender is closed, and for outputs that cannot be written.
+        Raises UnavailableError if that takes too long, which fails the request; InternalError if the sender is closed,
+        and for outputs that cannot be written.
         """
 
     @abstractmethod
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
-        """An error in place of a response. Without effect on a sender that is closed."""
+        """Send an error in place of a response. No effect on a sender that is closed."""
 
     @abstractmethod
     def fail_later(self, error: ShoalError) -> None:
-        """`fail`, soon and by another thread: for finalizers, which run in the middle of anything, whatever is locked
-        there."""
+        """Send an error soon, from another thread: for finalizers, which run at any point, whatever locks are held."""
 
     @abstractmethod
     def finish(self) -> None:
-        """The end, without a response. Without effect on a sender that is closed."""
+        """End the request without a further response. No effect on a sender that is closed."""
 
     @abstractmethod
     def reschedule(self) -> None:
-        """The request goes back into its queue and will be executed again. Raises InternalError if it is closed."""
+        """Return the request to its queue, to be executed again. Raises InternalError if the sender is closed."""
 
     @property
     @abstractmethod
@@ -74,7 +76,7 @@ class ResponseSender(ABC):
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether the request has not had its end."""
+        """Whether the request's end has not been sent yet."""
 
 
 class UnheardResponseSender(ResponseSender):
@@ -82,7 +84,7 @@ class UnheardResponseSender(ResponseSender):
 
     def __init__(self, failed: Callable[[ShoalError], None]) -> None:
         self._failed = failed
-        # Changed by the end, which may come from a finalizer: of all that can be waited for, these alone allow that.
+        # Changed by the end, which may come from a finalizer: SimpleQueue alone of all queues allows that.
         self._is_open = True
         self._end: SimpleQueue[None] = SimpleQueue()
 
@@ -106,7 +108,7 @@ class UnheardResponseSender(ResponseSender):
         self.finish()
 
     def wait(self) -> None:
-        """Wait until the request has ended. Called once."""
+        """Wait until the request has ended. To be called once."""
         self._end.get()
 
     @property
@@ -119,33 +121,34 @@ class UnheardResponseSender(ResponseSender):
 
 
 class OpenBatches:
-    """The batches of one instance that are answered after they were executed. All under the memory's lock."""
+    """The batches of one instance that are answered after their execution. Used under the memory's lock."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        # Changed by OpenBatch: how many are open; what is to be said for those that are too many.
+        # Changed by OpenBatch: the number of open batches; READY records that wait until fewer are open.
         self.num_open = 0
         self.unready: deque[tuple[int, ...]] = deque()
-        #: Ring the own bell when none is open any more: the loop wants to end.
+        #: Whether to wake the loop, which is about to end, when no batch is open any more.
         self.must_wake = False
-        #: What must not wait where it comes up, for a thread that may.
+        #: Work that must not wait in the thread where it arises, for a thread that may.
         self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._has_thread = False
 
     def start(self) -> None:
-        """There are senders from now on."""
+        """Start the thread for `later`; called with every sender."""
         if not self._has_thread:
             self._has_thread = True
             threading.Thread(target=_do_all, args=(self._later,), name="senders", daemon=True).start()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have the other thread do it. Waits for nothing, and may interrupt itself, as finalizers do."""
+        """Have another thread do this work. Never waits, and may interrupt itself, as finalizers do."""
         self._later.put(work)
 
     def say(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
-        """Tell the batcher, then do what is to be done `then`.
+        """Publish a record to the batcher, then call `then`.
 
-        What there is no room for in time is said later, however long that takes: it would never be sent again.
+        If there is no room in time, the record is published later, however long that takes: a lost one would never be
+        sent again.
         """
         if not self.memory.say(words):
             self.later(lambda: self.say(words, then))
@@ -156,13 +159,13 @@ class OpenBatches:
 def _do_all(jobs: "SimpleQueue[Callable[[], None]]") -> None:
     while True:
         try:
-            jobs.get()()  # not kept while the next one is awaited
+            jobs.get()()  # without a name, which would keep the job while the next one is awaited
         except Exception:  # noqa: BLE001 - the thread's rim: later responses would wait for ever
             _log.exception("a request could not be ended")
 
 
 class OpenBatch:
-    """One batch, some of whose requests are answered by senders. `senders` are by position."""
+    """One batch, some of whose requests are answered by senders. `senders` are by the requests' positions."""
 
     def __init__(self, batches: OpenBatches, number: int) -> None:
         self.start_ns = batches.memory.begun_ns or time.monotonic_ns()
@@ -182,7 +185,8 @@ class OpenBatch:
             self._batches.num_open += self._num_open == 1
 
     def executed(self, times: tuple[int, ...]) -> None:
-        """`execute` has returned: the instance can take the next batch, if not too many are open."""
+        """Report that `execute` has returned, so that the instance can take the next batch, unless too many are
+        open."""
         batches = self._batches
         with batches.memory.lock:
             if not self._num_open:
@@ -194,11 +198,11 @@ class OpenBatch:
                 batches.unready.append(ready)
 
     def later(self, work: Callable[[], None]) -> None:
-        """See OpenBatches."""
+        """Have another thread do this work; see OpenBatches."""
         self._batches.later(work)
 
     def end(self, last: tuple[int, ...]) -> None:
-        """Tell the batcher of the end of one of its requests."""
+        """Publish the last record of one of the batch's requests."""
         self._batches.say(last, self._ended)
 
     def _ended(self) -> None:
@@ -218,13 +222,14 @@ class OpenBatch:
 
 
 class OneAnswer(Protocol):
-    """What a sender needs of `WrittenAnswers`."""
+    """The methods of `WrittenAnswers` that a sender uses."""
 
     @property
     def spans(self) -> Sequence[int]: ...
 
     def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
-        """See there, as for the others."""
+        """Add the outputs of the request; this and the other methods are described in `Answers` and
+        `WrittenAnswers`."""
         ...
 
     def fail_all(self, error: ShoalError) -> None: ...
@@ -235,25 +240,28 @@ class OneAnswer(Protocol):
 
 
 class WrittenResponseSender(ResponseSender):
-    """The sender of a client's request: responses are written into blocks of the worker's slab."""
+    """The sender of a client's request: responses are written into blocks of the worker's slab. Raises as
+    `ResponseSender` describes."""
 
     def __init__(
         self, request: Request, batch: OpenBatch, memory: Memory, make_answers: Callable[[], OneAnswer]
     ) -> None:
-        """`make_answers` makes those to the request alone, which lie in a block of their own."""
+        """`make_answers` makes an object for one response of the request, in a block of its own."""
         self._request = request
         self._batch = batch
         self._memory = memory
         self._make_answers = make_answers
         self._turn = threading.RLock()
         memory.open_keys.add(request.key)
-        # Changed by the methods: blocks of responses that have not been freed; how long its client is still waited for;
-        # whether the end is still to come.
+        # Changed by the methods: blocks of responses that have not been freed; how long (s) the client is still waited
+        # for; whether the end is still to come.
         self._window: set[int] = set()
         self._patience_s = memory.block_wait_s
         self._is_open = True
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
+        """Send one response. Raises InternalError if the sender is closed, UnavailableError if there is no memory or
+        the client does not read for too long."""
         with self._turn:
             if not self._is_open:
                 raise InternalError(_CLOSED)
@@ -289,6 +297,7 @@ class WrittenResponseSender(ResponseSender):
                 self._say(0, NO_BLOCK, 0, final=True)
 
     def reschedule(self) -> None:
+        """Return the request to its queue. Raises InternalError if the sender is closed."""
         with self._turn:
             if not self._is_open:
                 raise InternalError(_CLOSED)

@@ -1,9 +1,10 @@
-"""The segments of other processes that a worker's requests may lie in: announced ones, and those it asks for.
+"""The segments of other processes that a worker's requests may lie in: announced ones, and those that the worker
+requests.
 
-Front ends' are announced, but no front end waits until this worker, which may be executing, has mapped them. So a
-segment that a request names and that is not known is asked for, be it a front end's, a large payload's, a guest's, or
-that of a worker whose model lends tensors to others. Runs in a worker; opened by the thread that runs its loop,
-announced by whichever listens.
+Front ends' segments are announced, but no front end waits until this worker, which may be executing a batch, has mapped
+them. So a segment that is named and not known is requested, be it a front end's, a large payload's, a guest's, or that
+of a worker whose model lends tensors to others. Runs in a worker; opened by the thread that runs its loop, announced by
+any thread that receives messages.
 """
 
 import select
@@ -16,12 +17,12 @@ from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
 
-#: Another thread may take the message that one waits for: look after so long whether it has (ours).
+#: Another thread may receive the awaited message: pause in ms between looks whether it has (ours).
 _LOOK_MS = 10
 
 
 def listen_until(is_done: Callable[[], bool], channel: Channel, listen: Callable[[], None], wait_s: float) -> None:
-    """Have `listen` obey the next message of the channel, again and again, until `is_done` or for `wait_s`.
+    """Have `listen` apply the channel's messages until `is_done`, for at most `wait_s` seconds.
 
     The thread that runs the worker's loop and those of response senders may wait here at once.
     """
@@ -33,38 +34,38 @@ def listen_until(is_done: Callable[[], bool], channel: Channel, listen: Callable
             listen()
 
 
-#: How long the supervisor may take to lend a segment (ours; usual is a millisecond).
+#: Seconds that the supervisor may take to send a requested segment (ours; usual is a millisecond).
 BORROW_WAIT_S = 10.0
 
 
 class Segments:
-    """By owner id."""
+    """Mapped segments of other processes, by owner id."""
 
     def __init__(self) -> None:
-        # Set by connect: where to ask, and how the supervisor's next message is obeyed.
+        # Set by connect: the channel for requests, and the function that applies the supervisor's next message.
         self._channel: Channel | None = None
         self._listen: Callable[[], None] = lambda: None
-        # Changed by add and remove; by open, which owner is being asked for (0 = none).
+        # Changed by add and remove; `_wanted`, the segment being requested (0 = none), also by open.
         self._views: dict[int, SlabView] = {}
-        self._guests: dict[int, int] = {}  # of those that guests write: whose they are
+        self._guests: dict[int, int] = {}  # segment that a guest writes → the guest
         self._wanted = 0
 
     def connect(self, channel: Channel, listen: Callable[[], None]) -> None:
-        """From now on segments that are not known can be asked for."""
+        """Request unknown segments by this channel from now on."""
         self._channel, self._listen = channel, listen
 
     def has(self, owner: int) -> bool:
-        """Whether that segment is known; each owner id is one segment's until `remove`."""
+        """Whether a segment is known; an owner id belongs to one segment until `remove`."""
         return owner in self._views
 
     def add(self, owner: int, view: SegmentView) -> None:
-        """Requests may lie in that segment from now on."""
+        """Let requests lie in a segment from now on; the view is kept."""
         self._views[owner] = SlabView(view)
         self._settle(owner)
 
     def add_guests(self, owner: int, guest: int, fd: int) -> None:
-        """Requests of a guest may lie there; takes the descriptor. It may have written over the head of the segment:
-        then nothing can be read in it."""
+        """Let requests of a guest lie in a segment; takes over the descriptor. A guest may have damaged the
+        segment's header: then no request in it can be read."""
         self._guests[owner] = guest
         try:
             self.add(owner, SegmentView.attach(fd))
@@ -72,20 +73,21 @@ class Segments:
             self._settle(owner)
 
     def remove(self, owner: int) -> None:
-        """Forget a segment whose owner is gone, or was never there; requests that lie there fail."""
+        """Forget a segment whose owner is gone, or never existed; requests that lie in it fail."""
         self._views.pop(owner, None)
         self._guests.pop(owner, None)
         self._settle(owner)
 
     def open(self, ref: int) -> memoryview | None:
-        """A block of another process, read-only; None where it is stale or its owner is gone."""
+        """A block of another process, as read-only bytes; None if the reference is stale or the block's owner is
+        gone. The block stays its owner's."""
         owner = ref >> OWNER_SHIFT
         view = self._views.get(owner) or self._borrow(owner)
         return view.open(ref) if view is not None else None
 
     def open_lent(self, ref: int, borrower: int) -> memoryview | None:
-        """Open a block that a request in the block `borrower` names; a guest's request can only name the guest's
-        own."""
+        """A block that a request in the block `borrower` names; None if it is gone. A guest's request can only name
+        the guest's own blocks."""
         block = self.open(ref)
         guest = self._guests.get(ref_owner(borrower), 0)
         return block if not guest or self._guests.get(ref_owner(ref)) == guest else None

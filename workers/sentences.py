@@ -1,4 +1,4 @@
-"""The sentence of an error, as it lies in a block for its client. Pure; runs in a worker."""
+"""The sentence of an error, as it lies in a block for the client. Pure; runs in a worker."""
 
 import re
 
@@ -11,13 +11,13 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # a traceback has
 
 
 def sentence_bytes(error: ShoalError) -> bytes:
-    """In UTF-8, cut at MAX_SENTENCE_BYTES."""
+    """An error's sentence in UTF-8, with control characters escaped, cut at MAX_SENTENCE_BYTES."""
     data = _CONTROL_CHARACTERS.sub(_escape, str(error)).encode(errors="replace")
     return data if len(data) <= MAX_SENTENCE_BYTES else data[:MAX_SENTENCE_BYTES].decode(errors="ignore").encode()
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says. Its class is a model's own, and so is what goes wrong when it is asked."""
+    """The text of an exception. The exception's class may be a model's own, and its `str` may fail."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - whatever a model raises must become an answer

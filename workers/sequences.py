@@ -1,13 +1,13 @@
 """What the model of a sequence batcher is given beside its clients' tensors, and what it leaves for the next request.
 
     control tensors   START, END, READY and the correlation id, where the configuration names an input for them
-    rows              of slots that have nothing to run, below the highest one, where a slot is a row: another request's
-                      tensors, not READY, of no sequence, never answered (Triton's direct strategy)
-    states            of the slot's sequence: what its last request has left, or the initial value
+    rows              of slots that have no request, below the highest one that has, if a slot is a row: another
+    request's tensors, not READY, of no sequence, never answered (Triton's direct strategy)
+    states            of the slot's sequence: the output of its last request, or the initial value
 
 So backends see inputs and outputs like any other. A state stays in this process, since its sequence stays with this
-instance: at most one per slot, copied once, out of memory that the backend may use again, and read where it lies.
-Runs in a worker.
+instance: at most one per slot, copied once, out of memory that the backend may use again, and read in place. Runs in
+a worker.
 """
 
 import math
@@ -29,14 +29,14 @@ from shoal.shm.layout import NO_BLOCK, B, Record
 from shoal.workers.requests import InputForm, Request
 from shoal.workers.tensors import Array, encode_strings, open_strings
 
-#: In a model's directory; Triton's.
+#: Name of the directory of initial states in a model's directory (Triton's).
 DIRECTORY = "initial_state"
-#: Largest file of strings, whose size no shape tells (as of warm-up's).
+#: Largest file of strings in bytes, whose size does not follow from a shape (the limit of warm-up files, too).
 MAX_STRINGS_BYTES = 64 << 20
 
 
 class BooleanControl(NamedTuple):
-    """A tensor that says one of two things."""
+    """A control tensor with one of two values."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class BooleanControl(NamedTuple):
 
 
 class State(NamedTuple):
-    """An implicit state."""
+    """An implicit state of a model."""
 
     input_name: str
     output_name: str
@@ -57,7 +57,8 @@ class SequenceTensors:
     """The control and state tensors of one instance."""
 
     def __init__(self, config: Config, version_dir: str) -> None:
-        """For a model with `sequence_batching`. Raises ShoalError for an initial state that cannot be read."""
+        """Read the configuration of a model with `sequence_batching`. Raises ShoalError for an initial state that
+        cannot be read."""
         given = sequences.with_sequence_tensors(config)
         signature = Signature.from_config(given)
         batching = config["sequence_batching"]
@@ -83,10 +84,11 @@ class SequenceTensors:
             )
             for state in sequences.states(config)
         )
-        # Changed by complete: by slot, the id of the sequence that has it; those that have lost theirs without END.
+        # Changed by complete: by slot, the id of the sequence in it; ids of sequences that have lost their slot without
+        # END.
         self._ids: dict[int, int | str] = {}
         self._ended: list[int | str] = []
-        # Changed by keep: by slot, of which sequence the states are, by their inputs' names.
+        # Changed by keep: by slot, the sequence whose states are kept, and the states by their inputs' names.
         self._kept: dict[int, tuple[int, dict[str, Array]]] = {}
 
     def _form(self, spec: TensorSpec, dims: tuple[int, ...]) -> InputForm:
@@ -95,7 +97,7 @@ class SequenceTensors:
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def with_gaps(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The batch's records by slots, where a slot is a row; those without a request have no KEY."""
+        """The batch's records, one per slot if a slot is a row; slots without a request get a record without KEY."""
         if not self._fills_rows:
             return records
         by_slot = {slot_of(record): record for record in records}
@@ -104,7 +106,7 @@ class SequenceTensors:
         return [by_slot.get(slot, tuple(gap)) for slot in range(max(by_slot) + 1)]
 
     def complete(self, request: Request) -> None:
-        """Give it the tensors that its client does not send."""
+        """Add the tensors to a request that its client does not send."""
         record, form = request.record, request.form
         is_ready = record[B.KEY] != 0
         flags = record[B.FLAGS] & FLAGS
@@ -140,14 +142,16 @@ class SequenceTensors:
             self._ids[slot] = correlation_id
 
     def ended(self) -> list[int | str]:
-        """The sequences that have ended without END, as is known when another gets their slot; each is told once."""
+        """Ids of the sequences that have ended without END, which shows when others get their slots; each is
+        returned once."""
         ended, self._ended = self._ended, []
         return ended
 
     # -- out --------------------------------------------------------------------------------------------------------
 
     def keep(self, requests: Sequence[Request], outputs: Mapping[str, Array]) -> None:
-        """What the model has answered to these, each a row, is their sequences' next state. Raises InternalError."""
+        """Keep the states among the outputs, a row for each request, for the next requests of their sequences.
+        Raises InternalError for a state of another datatype or shape."""
         for row, request in enumerate(requests):
             record = request.record
             if not record[B.KEY]:
@@ -178,7 +182,7 @@ class SequenceTensors:
 
 
 def slot_of(record: Sequence[int]) -> int:
-    """The slot that a request of a batch has."""
+    """The slot of a request in a batch."""
     return (record[B.FLAGS] >> SLOT_SHIFT) - 1
 
 
@@ -188,7 +192,7 @@ def _correlation(correlation_id: int | str, form: InputForm) -> Array:
         array: Array = np.empty(shape, BYTES.dtype)
         array[...] = str(correlation_id or "").encode("utf-8", "surrogatepass")
         return array
-    # Guests are not asked, and 32 bits are what is left of 64, as in Triton.
+    # A guest's id may be of the wrong type; as in Triton, 32 of its 64 bits are kept.
     number = correlation_id if isinstance(correlation_id, int) else 0
     return np.full(shape, number & 2**64 - 1, np.uint64).astype(datatype.dtype)
 
@@ -197,7 +201,7 @@ def _correlation(correlation_id: int | str, form: InputForm) -> Array:
 
 
 def _initial(state: Config, spec: TensorSpec, leading: tuple[int, ...], model: str, version_dir: str) -> Array:
-    """What a sequence begins with: the configuration's, or zeros with each variable dimension 1, as in Triton."""
+    """The initial state of a sequence: the configuration's, or zeros with each variable dimension 1, as in Triton."""
     given = state["initial_state"][0] if state["initial_state"] else {}
     dims = tuple(max(dim, 1) if not given else dim for dim in given.get("dims", spec.dims))
     shape = leading + dims

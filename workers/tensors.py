@@ -1,6 +1,6 @@
-"""Tensors in memory ↔ arrays: opening those in a client's block, encoding strings.
+"""Tensors in memory ↔ arrays: opening tensors in a client's block, encoding strings.
 
-Pure. Runs in a worker. What lies in a client's block is looked at in place and read-only; nothing here writes to it.
+Pure. Runs in a worker. A tensor in a client's block is read in place; nothing here writes to a block.
 """
 
 from typing import Any, TypeAlias
@@ -20,10 +20,11 @@ Output: TypeAlias = tuple[str, Datatype, Array]
 def open_tensor(
     spec: TensorSpec, shape: tuple[int, ...], offset: int, nbytes: int, block: memoryview
 ) -> Array | memoryview:
-    """The tensor as a read-only array: a view of the block, or a copy where it is off its element alignment.
+    """A tensor of `nbytes` bytes at `offset` in a block, as a read-only array: a view of the block, or a copy if the
+    offset is not aligned to the elements.
 
-    Of BYTES the wire form, for `open_strings`: not every model looks at it. Raises InternalError where shape, size and
-    block do not fit together.
+    A BYTES tensor is returned in wire form, for `open_strings`, since not every model uses it. Raises InternalError if
+    shape, size and block do not fit together.
     """
     dtype = spec.datatype.dtype
     try:
@@ -46,7 +47,7 @@ def open_tensor(
 
 
 def open_strings(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    """The object array of bytes that a BYTES tensor is. Raises InternalError where shape and data do not agree."""
+    """A BYTES tensor as an object array of bytes. Raises InternalError if shape and data do not agree."""
     try:
         elements = decode_bytes_tensor(data)
         array: Array = np.empty(len(elements), BYTES.dtype)
@@ -59,10 +60,10 @@ def open_strings(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
 
 
 def encode_strings(array: Array) -> bytes:
-    """An array in the wire form of a BYTES tensor: bytes as they are, of anything else its text in UTF-8, as Triton's
-    Python backend has it.
+    """An array in the wire form of a BYTES tensor: bytes as they are, any other element as its text in UTF-8, as in
+    Triton's Python backend.
 
-    Raises UnicodeEncodeError for a text that UTF-8 cannot tell (half of a surrogate pair).
+    Raises UnicodeEncodeError for a text that UTF-8 cannot represent (half of a surrogate pair).
     """
     elements = array.ravel().tolist()
     kinds = set(map(type, elements))

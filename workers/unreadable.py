@@ -1,4 +1,4 @@
-"""Why a model's file cannot be what its framework expects: it may not be read, or Git LFS has left a pointer for it.
+"""The reason why a framework could not read a model's file: missing permission, or a pointer of Git LFS in its place.
 
 Frameworks say "system error number 13" or "Protobuf parsing failed". Runs in a worker, after a load has failed.
 """
@@ -10,13 +10,13 @@ from itertools import islice
 from shoal.errors import ShoalError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-#: How many files of a model that is a directory are looked at (ours).
+#: Most files that are checked of a model that is a directory (ours).
 _MOST_FILES = 256
 
 
 def explained(error: ShoalError, path: str) -> ShoalError:
-    """The failed load of a model from this file, or directory of files; with a second sentence where one of them is the
-    cause."""
+    """The error of a failed load from this file, or directory of files, with a second sentence if one of the files
+    is the cause."""
     for file in islice(_files(path), _MOST_FILES):
         if reason := _reason(file):
             return type(error)(f"{str(error).rstrip('.')}. {reason}")

@@ -1,9 +1,9 @@
-"""What an instance runs before it is called ready: the samples of model_warmup, or else zeros of the smallest shape.
+"""Warms up an instance before it is ready: runs the samples of model_warmup, or else zeros of the smallest shape.
 
-A sample runs as a client's batch would, through the backend's `execute`; no scheduler sees it, it is not counted, its
-answers are dropped. One that fails fails the load, since it was asked for. The zeros only pay for what frameworks do at
-their first run (memory, kernels); they may not suit the model, so their failure is only logged. Runs in a worker, while
-it loads.
+A sample runs as a client's batch would, through the backend's `execute`; but no scheduler knows of it, it is not
+counted, and its answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros are
+run only because frameworks do extra work at their first run (memory, kernels); they may not suit the model, so their
+failure is only logged. Runs in a worker, while it loads.
 """
 
 import logging
@@ -31,21 +31,22 @@ from shoal.workers.tensors import Array
 
 _log = logging.getLogger(__name__)
 
-#: In a model's directory; Triton's.
+#: Name of the directory of samples' data in a model's directory (Triton's).
 DIRECTORY = "warmup"
-#: Largest file of strings, whose size no shape tells (ours: what --http-max-input-size allows in a request by default).
+#: Largest file of strings in bytes, whose size does not follow from a shape (ours: the default of
+#: --http-max-input-size).
 MAX_STRINGS_BYTES = 64 << 20
 
 
 def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
-    """Run all samples of a model that is loaded; they have passed the checks of `shoal.model_config.warmup`.
+    """Run all samples of a loaded model; they have passed the checks of `shoal.model_config.warmup`.
 
     Raises InvalidArgumentError with Triton's sentences, InternalError for a file that cannot be read.
     """
     plans = Plans(signature)
     for sample in samples(model.config):
         name, batch_size = sample["name"], sample["batch_size"]
-        # Before there are any: a number in a file must not decide how many are made.
+        # Checked before requests are made: a number in a file must not determine how many.
         if batch_size > max(1, signature.max_batch_size):
             raise _failed(
                 name,
@@ -66,7 +67,7 @@ def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model:
     try:
         backend.execute(requests, answers)
         answers.wait_for_senders()
-    except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is why it cannot be loaded
+    except Exception as error:  # noqa: BLE001 - whatever a model raises is the reason why it cannot be loaded
         answers.fail_all(as_shoal_error(error, model.name, model.instance_name))
     return answers.errors
 
@@ -81,7 +82,7 @@ def _failed(sample: str, sentences: Sequence[str]) -> InvalidArgumentError:
 
 
 def _requests(sample: Config, model: Model, signature: Signature) -> list[Request]:
-    """One batch: `batch_size` requests of one row each, all of the same data."""
+    """The requests of one batch: `batch_size` requests of one row each, all with equal data."""
     body, tensors = bytearray(), list[TensorRef]()
     leading = (1,) if signature.max_batch_size > 0 else ()
     for name, given in sample["inputs"].items():
@@ -97,7 +98,7 @@ def _requests(sample: Config, model: Model, signature: Signature) -> list[Reques
 
 
 def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
-    # Zeros of a string are the four bytes of its length: it is empty.
+    # The zeros of a string are the four bytes of its length: an empty string.
     nbytes = math.prod(given["dims"]) * (spec.datatype.itemsize or 4)
     if INPUT_DATA_FILE in given:
         return _read(given[INPUT_DATA_FILE], spec, nbytes, model)
@@ -109,7 +110,7 @@ def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
 
 
 def _read(filename: str, spec: TensorSpec, nbytes: int, model: Model) -> bytes:
-    """The data of one input; what a file has beyond its `nbytes` is left alone, as in Triton."""
+    """The data of one input; bytes of the file beyond `nbytes` are ignored, as in Triton."""
     directory = Path(os.path.realpath(Path(model.version_dir).parent / DIRECTORY))
     path = Path(os.path.realpath(directory / filename))
     what = f"warmup data file '{filename}' for input '{spec.name}' in model '{model.name}'"
@@ -134,7 +135,8 @@ def _read(filename: str, spec: TensorSpec, nbytes: int, model: Model) -> bytes:
 
 
 def run_zeros(run: Callable[[dict[str, Array]], object], signature: Signature, instance_name: str) -> None:
-    """One run on the smallest inputs, for backends that profit from it and models that have no samples."""
+    """Run a model once on the smallest inputs, for backends that profit from it and models that have no samples. A
+    failure is only logged."""
     inputs = smallest_inputs(signature)
     if inputs is None:
         return
@@ -145,7 +147,8 @@ def run_zeros(run: Callable[[dict[str, Array]], object], signature: Signature, i
 
 
 def smallest_inputs(signature: Signature) -> dict[str, Array] | None:
-    """One row of zeros per input that must be given, variable dimensions 1; None where a text must be guessed."""
+    """One row of zeros per required input, variable dimensions 1; None if an input has strings, which would have to
+    be guessed."""
     required = [spec for spec in signature.inputs.values() if not spec.optional]
     if any(spec.datatype is BYTES for spec in required):
         return None

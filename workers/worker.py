@@ -1,8 +1,8 @@
 """Entry of a worker process, one model instance: join, pin, load, warm up, map the memory, loop.
 
-Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; everything it needs comes over the control socket.
-It exits 0 when it is told to stop or has told why it cannot load, and at once when the supervisor is gone or its GPU
-answers it no more.
+Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; all settings come over the control socket. The
+process exits with 0 after StopWorker or a failed load that it has reported, and at once when the supervisor has gone or
+the GPU is lost to this process.
 """
 
 import faulthandler
@@ -37,12 +37,12 @@ from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
 
-# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+# Not __name__: with -m this module is __main__, and the log is configured for shoal.
 _log = logging.getLogger("shoal.workers.worker")
 
 
 def main() -> int:
-    """A worker's whole life; its exit status."""
+    """Run a worker from start to end. Returns its exit status."""
     die_with_parent()
     faulthandler.enable()
     fault.install("worker")
@@ -51,14 +51,15 @@ def main() -> int:
         with control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"]))) as channel:
             serve(channel)
     except GONE:
-        return 1  # the supervisor is gone, and with it everyone who could be answered
+        return 1  # the supervisor is gone, and with it all clients
     except DeviceLostError:
         os._exit(EXIT_DEVICE_LOST)  # at once: frameworks that tidy up on a lost device abort, or hang
     return 0
 
 
 def serve(channel: Channel) -> None:
-    """From the load message to the stop message. Raises EOFError when the supervisor is gone."""
+    """Serve from the LoadModel message to StopWorker. Raises EOFError when the supervisor has gone, DeviceLostError
+    when the GPU is lost."""
     order = _receive(channel, LoadModel)
     if order is None:
         return
@@ -85,7 +86,8 @@ def serve(channel: Channel) -> None:
 
 
 def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
-    """Run on the instance's cores only, and say so in the title and the log; `gpu` is what the server calls its GPU."""
+    """Restrict this process to the instance's cores, and show them in the title and the log; `gpu` is the server's
+    number of its GPU."""
     os.sched_setaffinity(0, device.cores)
     where = f"GPU {gpu}" if device.kind == "KIND_GPU" else f"CPU {format_cores(device.cores)}"
     set_title(f"worker {instance_name} ({where})")
@@ -95,12 +97,13 @@ def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
     )  # fmt: skip
 
 
-#: What a worker works with; the last of these only where there is a sequence batcher.
+#: A loaded model: its backend, its signature, and the tensors of a sequence batcher if it has one.
 Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None]
 
 
 def load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
-    """Load and warm up what `order` says; None where the supervisor says stop meanwhile. Raises what goes wrong."""
+    """Load and warm up the model of `order`; None if StopWorker comes meanwhile. Raises whatever the backend or the
+    channel raises."""
     config = order.config
     backend = backends.create(runs_on(config))
     if not order.is_config_final:
@@ -118,12 +121,12 @@ def load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
 
 
 def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
-    """`load`, its outcome told to the supervisor; None where there is nothing to go on with."""
+    """Load the model and report the outcome to the supervisor; None if it failed or StopWorker came."""
     try:
         loaded = load(channel, order, device)
     except GONE:
         raise
-    except Exception as error:  # noqa: BLE001 - the rim: whatever a model file provokes is the reason of its failure
+    except Exception as error:  # noqa: BLE001 - whatever a model file provokes is the reason of its failure
         if not isinstance(error, ShoalError):
             _log.error("model '%s' cannot be loaded", order.name, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
@@ -136,7 +139,7 @@ def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
 
 
 def _model(order: LoadModel, config: Config) -> Model:
-    if runs_on(config) != "python":  # whose models are told of their configuration, and look at no tensor in it
+    if runs_on(config) != "python":  # Python models are given the configuration as written
         config = sequences.with_sequence_tensors(config)
     return Model(
         name=order.name,
@@ -150,13 +153,13 @@ def _model(order: LoadModel, config: Config) -> Model:
 
 
 def map_memory(granted: MemoryGranted, oversize: OversizeBlocks) -> Memory:
-    """The worker's shared memory; takes the descriptors."""
+    """The worker's shared memory; takes over the descriptors of `granted`."""
     segment, link = Segment.attach(granted.segment), SegmentView.attach(granted.link)
     return Memory(segment, link, Doorbell(granted.bell), Doorbell(granted.batcher_bell), oversize)
 
 
 def _receive(channel: Channel, kind: type[M]) -> M | None:
-    """The supervisor's next message, which must be of this type; None where it says stop instead."""
+    """The supervisor's next message, which must be of this type; None if it is StopWorker instead."""
     message, _ = channel.receive(Kinds[M | StopWorker](kind, StopWorker))
     return None if isinstance(message, StopWorker) else message
 

@@ -1,10 +1,10 @@
 """Prediction of a request's wait, learned from past executions; a request that would be late is refused at once.
 
-The batcher sees an instance at work for as long as its executions take: from when it was given one, or had finished the
-one before, until it is free again. Queued rows are shared out among the instances like water among vessels, each filled
-already with its present executions. Pure policy, runs in the batcher; models without deadlines have none. Rules: no
-request is refused before enough is known, nor while an instance is idle, so an estimate that is wrong, or has become
-so, is corrected by the executions that it permits.
+An execution is timed by the batcher: from when the instance was given it, or had finished the one before, until the
+instance is free again. Queued rows are shared out among the instances like water among vessels, each filled already
+with its present executions. Pure policy, runs in the batcher; models without deadlines have none. Rules: no request is
+refused before enough is known, nor while an instance is idle, so an estimate that is wrong, or has become so, is
+corrected by the executions that it permits.
 """
 
 from collections import deque
@@ -14,19 +14,20 @@ from shoal.errors import UnavailableError
 
 #: Executions that are remembered: after half as many a new speed is the typical one (ours).
 WINDOW = 16
-#: How many of the slowest, and of the quickest per row, are ignored: a pause of the machine is no speed (ours).
+#: How many of the slowest executions per row, and of the quickest, are ignored: a pause of the machine is no speed
+#: (ours).
 TRIM = 2
 #: With fewer executions known, no request is refused (ours).
 MIN_KNOWN = 4
-#: A queue is assumed to be so much longer than it looks: under overload each admitted request is the last one that
-#: could be in time, and a late one is executed in vain. (Simulated, executions of 10 ms that drift between 7 and 16, 10
-#: times the capacity of one instance, 200 ms: at 1 8 % of the capacity is late, at 1.25 3 %; more refuses punctual
-#: requests.)
+#: By this factor the predicted wait is raised: under overload each admitted request is the last one that could be in
+#: time, and a late one is executed in vain. (Simulated with executions of 10 ms that drift between 7 and 16, a load of
+#: 10 times the capacity of one instance and deadlines of 200 ms: with 1, 8 % of the capacity goes to late requests,
+#: with 1.25, 3 %; a higher factor refuses punctual requests.)
 CAUTION = 1.25
 
 
 class LateError(UnavailableError):
-    """The refusal of a request that would be late: the time it needs, and the time it has."""
+    """The refusal of a request that would be late: the time it needs, and the time it has, in ns."""
 
     def __init__(self, needed_ns: int, left_ns: int) -> None:
         super().__init__(f"{needed_ns} ns are needed, {left_ns} ns are left")
@@ -49,10 +50,10 @@ class Admission:
 
     def __init__(self) -> None:
         # Changed by add_instance, remove_instance, begin and complete. Instance → when its first execution began, and
-        # the rows of all it has, in order. An instance that was there before is added with its next execution.
+        # the rows of all its executions, in order. An instance that was there before is added with its next execution.
         self._instances: dict[int, tuple[int, deque[int]]] = {}
         self._executions: deque[_Execution] = deque(maxlen=WINDOW)
-        # Derived from the above when they are needed.
+        # Derived from `_executions` when needed.
         self._is_stale = False
         self._ns_per_row = 0.0
         self._execution_ns = 0
@@ -62,7 +63,7 @@ class Admission:
         self._instances.setdefault(instance, (0, deque()))
 
     def remove_instance(self, instance: int) -> None:
-        """Remove an instance that executes nothing any more, or nothing that is waited for."""
+        """Remove an instance that executes no batch any more, or none whose answer is waited for."""
         self._instances.pop(instance, None)
 
     def begin(self, instance: int, rows: int, now_ns: int) -> None:
@@ -87,7 +88,7 @@ class Admission:
         return self._execution_ns
 
     def wait_ns(self, rows_before: int, now_ns: int) -> int:
-        """In how many ns an instance would begin a request behind `rows_before` queued rows; 0 while unknown."""
+        """The time in ns until an instance would begin a request behind `rows_before` queued rows; 0 while unknown."""
         self._work_out()
         if not self._execution_ns or not self._instances:
             return 0
@@ -103,8 +104,8 @@ class Admission:
         return int(CAUTION * (water_ns + filled_ns) / len(frees_ns))
 
     def _free_in_ns(self, since_ns: int, executions: deque[int], now_ns: int) -> float:
-        """In how many ns an instance ends all its executions; one that takes longer than usual is assumed to end
-        now."""
+        """The time in ns until an instance ends all its executions; one that takes longer than usual is assumed to
+        end now."""
         if not executions:
             return 0
         ahead_ns = self._ns_per_row * (sum(executions) - executions[0])

@@ -1,8 +1,9 @@
-"""The number of rows that arrive within a time after an event, such as a batch, learned from all its occasions.
+"""The number of rows that arrive within a time after an event, such as the end of a batch, learned from all its
+occasions.
 
-A rate would suffice for arrivals that are independent of the server. Clients that wait for an answer before they ask
-again are not: they come in a burst after each batch. So arrivals are counted by how long after the event they came, in
-spans that double, each occasion counting for less than the next. Pure.
+A rate would suffice for arrivals that are independent of the server. Clients that wait for an answer before they send
+the next request are not: their requests come in a burst after each batch. So arrivals are counted by how long after the
+event they came, in spans that double, each occasion counting for less than the next. Pure.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ RATE_NS = 500_000_000
 
 
 class ArrivalProfile:
-    """`begin` an occasion, `add` the rows that arrive until the next one; `expected` predicts."""
+    """Arrivals after an event: `begin` an occasion, `add` the rows that arrive until the next one; `expected`
+    predicts."""
 
     __slots__ = ("_rows", "_total", "_weight", "begun_ns")
 
@@ -42,14 +44,14 @@ class ArrivalProfile:
             self._weight = 1.0
 
     def add(self, rows: int, now_ns: int) -> None:
-        """Count rows that arrive now."""
+        """Count `rows` rows that arrive at `now_ns`."""
         span = ((now_ns - self.begun_ns) >> _SHIFT).bit_length()
         if span < _NUM_SPANS:
             self._rows[span] += rows * self._weight
 
     def expected(self, now_ns: int, horizon_ns: float) -> Iterator[tuple[float, float, float]]:
-        """Predictions for times up to the horizon, which comes last: the time from now (ns), how many rows arrive until
-        then, and the sum of their times."""
+        """Predictions for times up to the horizon, which comes last: the time from now (ns), the number of rows that
+        arrive until then, and the sum of the times of their arrivals from now (ns)."""
         elapsed = now_ns - self.begun_ns
         span = (elapsed >> _SHIFT).bit_length()
         passed_ns = rows = moments = 0.0
@@ -78,7 +80,7 @@ class ArrivalRate:
         self.per_ns = 0.0
 
     def add(self, rows: int, now_ns: int) -> None:
-        """Count rows that arrive now."""
+        """Count `rows` rows that arrive at `now_ns`."""
         self._rows += rows
         self._num_arrivals += 1
         if self._num_arrivals >= 64:
@@ -86,7 +88,7 @@ class ArrivalRate:
             if passed_ns > 0:
                 self.per_ns = self._rows / passed_ns
             if passed_ns > RATE_NS:
-                # Whatever the pause: earlier arrivals count as half of the next span, at the last rate.
+                # However long the pause was, earlier arrivals count as half of the next span, at the last rate.
                 self._rows = self.per_ns * (RATE_NS // 2)
                 self._since_ns = now_ns - RATE_NS // 2
             self._num_arrivals = 0

@@ -1,6 +1,6 @@
 """The reasons for the sizes of a model's last batches: an int for each, in a ring. Pure; kept by batching schedulers.
 
-Counting is done only on request; forming a batch costs a single `append`, of `noted(rows, reason)`.
+Reasons are counted only on request; forming a batch costs a single `append`, of `noted(rows, reason)`.
 """
 
 from collections import Counter, deque
@@ -15,7 +15,7 @@ NUM_TOLD = 32
 
 
 class BatchReason(IntEnum):
-    """Why a batch has no more rows, or why it went."""
+    """Why a batch has no more rows, or why it was formed when it was."""
 
     INSTANCE_IDLE = 0
     FULL = 1
@@ -45,12 +45,12 @@ MEANINGS = {
 
 
 def account() -> deque[int]:
-    """An empty ring."""
+    """An empty ring for the reasons of NUM_COUNTED batches."""
     return deque(maxlen=NUM_COUNTED)
 
 
 def noted(rows: int, reason: int) -> int:
-    """The int to append for a batch. (Written out where batches are formed: a call costs as much as the rest.)"""
+    """The int to append for a batch. (Batching schedulers have this written out: a call costs as much as the rest.)"""
     return rows << REASON_BITS | reason
 
 

@@ -1,8 +1,8 @@
 """The contract of a scheduler.
 
 Rules: a scheduler is given the time and reads no clock; it neither blocks nor logs, and knows nothing of tensors. Every
-request that was added leaves exactly once: in a batch, cancelled, expired or drained. The batcher asks a scheduler by
-methods, never by its class: a policy may stand behind others (`forwarding.py`). One scheduler a model; runs in the
+request that was added leaves exactly once: in a batch, cancelled, expired or drained. The batcher uses a scheduler by
+its methods, never by its class: a policy may stand behind others (`forwarding.py`). One scheduler a model; runs in the
 batcher, which calls it after every burst of records:
 
     add and complete what came in · expire(now) · take(now) until None · sleep until next_deadline_ns() or a bell
@@ -18,9 +18,9 @@ from shoal.reasons import Reason
 
 
 class Sequences(Protocol):
-    """What a sequence batcher does beyond other schedulers."""
+    """The methods of a sequence batcher that other schedulers do not have."""
 
-    #: Whether an execution ends with its responses; otherwise, for a decoupled model, when the instance says so.
+    #: Whether an execution ends with its responses; otherwise, for a decoupled model, when the instance reports so.
     waits_for_answers: bool
     #: Whether the model may give requests back for one execution more.
     is_iterative: bool
@@ -32,11 +32,12 @@ class Sequences(Protocol):
         ...
 
     def add_again(self, request: QueuedRequest) -> None:
-        """Queue an executing request for one execution more: next of its sequence, and without START."""
+        """Queue a request that is being executed for one execution more: as the next of its sequence, and without
+        START."""
         ...
 
     def give_back(self, instance: int, request: QueuedRequest) -> None:
-        """Take back a request that an instance, which is about to be removed, had been given and had not begun."""
+        """Queue a request again that an instance, which is about to be removed, had been given and had not begun."""
         ...
 
     def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
@@ -53,7 +54,8 @@ class Sequences(Protocol):
 
 
 class Scheduler(Protocol):
-    """Decides which requests run, when, and on which instance. `now_ns` never goes back."""
+    """The policy that decides which requests of a model run, when, and on which instance. `now_ns` (monotonic) never
+    decreases."""
 
     __slots__ = ()
 
@@ -67,8 +69,8 @@ class Scheduler(Protocol):
         ...
 
     def rows_before(self, request: QueuedRequest) -> int | None:
-        """Rows that would be executed before this request's batch, if it came now; None if the wait depends on
-        others."""
+        """Rows that would be executed before this request's batch if the request came now; None if the wait depends
+        on other requests."""
         ...
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
@@ -76,24 +78,22 @@ class Scheduler(Protocol):
         ...
 
     def add_first(self, request: QueuedRequest) -> None:
-        """Accept again a request whose instance died: before all others, and in a batch of its own.
+        """Accept a request again whose instance died: before all others, and in a batch of its own.
 
-        It runs alone, because it may be what killed the instance.
-
-        In a batch of its own, because it may be what killed the instance.
+        The request runs alone, because it may be what killed the instance.
         """
         ...
 
     def take(self, now_ns: int) -> Batch | None:
-        """The next batch, its instance busy from now on; None if no batch may run now. Call until None."""
+        """The next batch, its instance busy from now on; None if no batch may run now. To be called until None."""
         ...
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """Remove and return the requests that have expired and are to be rejected. Must come before take()."""
+        """Remove and return the requests that have expired and are to be rejected. To be called before take()."""
         ...
 
     def cancel(self, key: int) -> bool:
-        """Whether the request still had no instance; then it is removed. False: it is running, or unknown."""
+        """Remove a request that has no instance yet. False if the request is running, or unknown."""
         ...
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
@@ -101,11 +101,12 @@ class Scheduler(Protocol):
         ...
 
     def next_deadline_ns(self) -> int | None:
-        """When expire() and take() must be called again though nothing arrives; None: not before something does."""
+        """When expire() and take() must be called again though no record arrives; None: only after one has arrived."""
         ...
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
-        """Add an instance, idle, or with executions that another scheduler gave it; no effect if it is known."""
+        """Add an instance, idle or with `num_running` executions that another scheduler gave it; no effect if it is
+        known."""
         ...
 
     def remove_instance(self, instance: int) -> None:
@@ -116,7 +117,7 @@ class Scheduler(Protocol):
         """Remove and return all requests without an instance, oldest first: the model is gone."""
         ...
 
-    # --- of interest for only some schedulers ---
+    # --- overridden by only some schedulers ---
 
     @property
     def rejects(self) -> bool:
@@ -124,7 +125,7 @@ class Scheduler(Protocol):
         return False
 
     def expiry_ns(self, request: QueuedRequest) -> int:
-        """When the model's policy would refuse the request for having waited; 0 = never."""
+        """When the model's policy would refuse the request for having waited too long; 0 = never."""
         return 0
 
     @property

@@ -1,8 +1,9 @@
-"""Deadlines in front of any scheduler: one that would be late is refused at once, and one that has become late leaves.
+"""Deadlines in front of any scheduler: a request that would be late is refused at once, one that has become late
+leaves.
 
-A model gets this in front of its scheduler with the first request that has a deadline, so others do not pay for it.
-Rules: a request leaves the queue, whatever the instances do, once it could not be executed in time any more, as far as
-execution times are known, and else at its deadline; a request that was given to an instance is executed. While an
+A model gets this in front of its scheduler with the first request that has a deadline, so other models do not pay for
+it. Rules: a request leaves the queue, whatever the instances do, once it could not be executed in time any more, as far
+as execution times are known, and else at its deadline; a request that was given to an instance is executed. While an
 instance is idle no request is refused. See `Scheduler` for the contract of each method. Pure policy, runs in the
 batcher.
 """
@@ -17,19 +18,19 @@ from shoal.batcher.scheduling.forwarding import ForwardingScheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
 
-#: Stale deadlines, of requests that have left, are removed once there are this many more of them than others (ours).
+#: Stale deadlines, of requests that have left, are removed once they outnumber the others by this many (ours).
 _MAX_STALE = 64
 
 
 class _Waiting(NamedTuple):
-    """When a request leaves; the serial number tells it from an earlier request of the same key."""
+    """A request that has a deadline; the serial number tells it from an earlier request of the same key."""
 
     request: QueuedRequest
     serial: int
 
 
 class DeadlineScheduler(ForwardingScheduler):
-    """Wraps another scheduler, which need not know of deadlines."""
+    """Deadlines in front of another scheduler, which need not know of them."""
 
     __slots__ = ("_admission", "_deadlines", "_serial", "_waiting")
 
@@ -38,7 +39,7 @@ class DeadlineScheduler(ForwardingScheduler):
         self._admission = Admission()
         # Changed by every method that adds or removes requests.
         self._waiting: dict[int, _Waiting] = {}
-        #: A heap of (when it leaves, serial number, key); including requests that have left, until they reach the top.
+        #: A heap of (when a request leaves, serial number, key); requests that have left stay until they reach the top.
         self._deadlines: list[tuple[int, int, int]] = []
         self._serial = count()
 
@@ -53,7 +54,8 @@ class DeadlineScheduler(ForwardingScheduler):
             self._watch(request, leave_ns)
 
     def _admit(self, request: QueuedRequest, now_ns: int) -> int:
-        """When a new request leaves the queue; 0 = never. Raises LateError if it would be late."""
+        """The time at which a new request will leave the queue; 0 = never. Raises LateError if the request would be
+        late."""
         deadline_ns = request.deadline_ns
         expiry_ns = self._scheduler.expiry_ns(request)
         if not (deadline_ns or expiry_ns):
@@ -129,7 +131,7 @@ class DeadlineScheduler(ForwardingScheduler):
         return self._scheduler.drain()
 
     def _next_ns(self) -> int | None:
-        """When the next request leaves; None if none does."""
+        """The time at which the next request leaves; None if none does."""
         deadlines = self._deadlines
         while deadlines and not self._is_current(deadlines[0]):
             heappop(deadlines)

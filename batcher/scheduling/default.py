@@ -2,8 +2,8 @@
 
 Triton's rule: every request is its own payload and is executed alone, first come first served, by the next free
 instance. Requests are never merged, even if max_batch_size > 1, and there is no queue policy; only the server's own
-bound applies. If executions are so short that handing over the next one takes longer, instances get a few ahead, as
-Triton's prefetch theirs. Pure policy, runs in the batcher.
+bound applies. If executions are so short that handing over the next one takes longer, an instance gets a few ahead, as
+Triton's prefetch. Pure policy, runs in the batcher.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ dynamic batcher at one wake-up:
     5  nothing pending: done
     6  the batch cannot grow, or has the largest preferred size: all pending go
     7  delay exceeded, or none configured: all pending go
-    8  the open payload has no preferred size: all pending join it, so that an instance finds as much as there is
+    8  the open payload has no preferred size: all pending join it, so that an instance takes all that wait
     9  else sleep until the delay is exceeded or enough has arrived
 
 Rules: nothing survives a wake-up but the queue, the payloads and when to wake next; the queue's order of service is
@@ -179,7 +179,8 @@ class DynamicBatchScheduler(Scheduler):
         return len(self._payloads) < slots
 
     def _form(self, now_ns: int) -> bool:
-        """One wake-up of the batcher, with a queue that is not empty. Whether requests have moved; else it sleeps."""
+        """Do one wake-up of the batcher, with a queue that is not empty. Whether requests have moved; otherwise the
+        batcher sleeps."""
         payload = self._open
         payload_rows, shape_key = (0, 0) if payload is None else (payload.rows, payload.shape_key)
         num_pending = pending_rows = num_best = 0
@@ -244,8 +245,8 @@ class DynamicBatchScheduler(Scheduler):
     def _pick_up(self, now_ns: int) -> Payload:
         """The first payload, for an idle instance.
 
-        With a delay configured, Triton's instance also merges the payloads behind it that have been waiting longer
-        than that, up to max_batch_size, where no difference in shape lies between them.
+        With a delay configured, Triton's instance also merges the payloads behind the first that have been waiting for
+        longer than the delay, up to max_batch_size, as long as all have one shape.
         """
         payload = self._payloads[0]
         self._remove(payload)
@@ -271,7 +272,8 @@ class DynamicBatchScheduler(Scheduler):
 
 
 class PolicyBatchScheduler(DynamicBatchScheduler):
-    """Dynamic batching with a queue in which requests expire and overtake each other: they stay in it until they run.
+    """Dynamic batching with a queue in which requests expire and overtake each other: they stay in the queue until they
+    run.
 
     A class of its own, so that models without such a policy do not pay for it.
     """

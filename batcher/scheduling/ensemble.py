@@ -1,13 +1,14 @@
-"""The order of an ensemble's steps: which may start, and which results are needed no more. Pure policy, in the batcher.
+"""The order of an ensemble's steps: which may start, and which results are no longer needed. Pure policy, in the
+batcher.
 
-Rules: a step starts once, as soon as all its tensors are there, and only if an output that was asked for depends on it;
-steps that do not depend on each other run at once. A step's result is needed until the last step that reads of it has
-ended, or, where it has an output in it, until the request is answered. Models, blocks and errors are unknown here.
+Rules: a step starts once, as soon as all its tensors are there, and only if a requested output depends on it; steps
+that do not depend on each other run at once. A step's result is needed until the last step that reads it has ended, or,
+if it has a requested output in it, until the request is answered. Models, blocks and errors are unknown here.
 
 A decoupled step answers any number of times, and steps that depend on it run once for each answer: its *origin* is that
 step. So a request has a run of the steps without an origin, and one run more for each answer. A result that an answer
-could need stays until the runs that come of it have ended. A decoupled step starts only when all other tensors that its
-followers read are there, too.
+could need stays until the runs that were begun by it have ended. A decoupled step starts only when all other tensors
+that its followers read are there, too.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -43,7 +44,7 @@ class Graph:
         self.reads = [frozenset([tensor for _, tensor in step.inputs]) for step in self.steps]
         self.sources = [self._writers_of(tensors) for tensors in self.reads]
         self.decoupled = frozenset(decoupled)
-        #: By step: the decoupled step on whose answers it depends, or None. Checked before: there is at most one.
+        #: By step: the decoupled step on whose answers the step depends, or None. There is at most one, as was checked.
         self.origins: Sequence[int | None] = [None] * len(self.steps)
         if self.decoupled:
             self.origins = [self._origin(step) for step in range(len(self.steps))]
@@ -114,7 +115,7 @@ class Graph:
         missing: frozenset[str],
         running: frozenset[int],
     ) -> "Stage":
-        """The stage with these properties: one object however it was reached, unless too many are kept."""
+        """The stage with these properties: always the one kept object, unless too many are kept."""
         key = wanted, frozenset(waiting.items()), frozenset(readers.items()), missing, running
         stage = self._stages.get(key)
         if stage is None:
@@ -124,7 +125,7 @@ class Graph:
         return stage
 
     def may_keep(self) -> bool:
-        """Whether one stage or transition more may be kept; n steps that run at once end in 2^n orders."""
+        """Whether one more stage or transition may be kept; n steps that run at once can end in 2^n orders."""
         self._num_kept += 1
         return self._num_kept <= MAX_KEPT
 
@@ -142,8 +143,8 @@ class Graph:
 
 
 class Stage:
-    """How far one request, or many, are in the steps of one origin: a value. Transitions are computed once and kept:
-    requests repeat, and a lookup takes a tenth of the time."""
+    """The progress of a request in the steps of one origin, as a value that many requests share. Transitions are
+    computed once and kept: requests repeat, and a lookup takes a tenth of the time."""
 
     __slots__ = ("_following", "_graph", "_readers", "_waiting", "_wanted", "missing", "running")
 
@@ -158,8 +159,8 @@ class Stage:
     ) -> None:
         self._graph = graph
         self._wanted = wanted
-        #: Steps that have not started → the tensors they still wait for; steps → how many readers of their results have
-        #: not ended.
+        #: Steps that have not started → the tensors that they still wait for; steps → how many readers of their results
+        #: have not ended.
         self._waiting = waiting
         self._readers = readers
         #: The outputs that have not been written.
@@ -170,10 +171,8 @@ class Stage:
         self._following: dict[tuple[int | None, tuple[str, ...]], Following] = {}
 
     def after(self, step: int | None, written: tuple[str, ...]) -> Following:
-        """The transition when a step has ended, having written these tensors; None: a request has come with them.
-
-        A request's tensors are all that the ensemble will have: optional inputs may be missing.
-        """
+        """The transition when a step has ended, having written these tensors. With `step` None: a request has come
+        with these tensors, which are all that the ensemble will have; optional inputs may be missing."""
         following = self._following.get((step, written))
         if following is None:
             following = self._follow(step, frozenset(written))

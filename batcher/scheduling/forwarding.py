@@ -1,4 +1,4 @@
-"""A scheduler in front of another one: every question and every event reaches the policy behind it.
+"""A scheduler in front of another one: every call reaches the policy behind it.
 
 Subclasses override the methods that they change. Each method of `Scheduler` must be forwarded here, or the policy would
 be hidden by its wrappers. Pure policy, runs in the batcher.
@@ -12,7 +12,7 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 
 
 class ForwardingScheduler(Scheduler):
-    """Forwards every method to another scheduler. See `Scheduler` for the contract of each."""
+    """A scheduler that forwards every method to another one. See `Scheduler` for the contract of each."""
 
     __slots__ = ("_scheduler",)
 

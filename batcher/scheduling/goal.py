@@ -2,14 +2,14 @@
 
 Two questions arise each time an instance is idle and requests wait:
 
-How many rows?  As many as pay: the size that is fastest per row (`LatencyCurve`), if its oldest request is answered
-within the target then; else the size that answers the most requests in time, per time, of those sizes that keep up:
-smaller batches than that answer a few in time, and make all later ones late.
+How many rows?  As many as pay: the size that is fastest per row (`LatencyCurve`), if the oldest request of the batch is
+answered within the target then; else, of the sizes that keep up with the arrivals, the one that answers the most
+requests in time, per time: smaller batches answer a few in time, and make all later ones late.
 
-Now, or later?  Later only if the requests concerned wait less in all. Those that are here lose the wait, and what the
-larger batch takes longer; those that are expected meanwhile (`ArrivalProfile`) save waiting for the instance to be idle
-again. Arrivals that come at random never make that a gain; bursts do, and clients that ask again when answered do. And
-never so late that the target would be missed.
+Now, or later?  Later only if the requests concerned wait less in all. Requests that are here lose the wait, and the
+longer execution of a larger batch; requests that are expected meanwhile (`ArrivalProfile`) need not wait for the
+instance to be idle again. Arrivals that come at random never make that a gain; bursts do, and clients that send the
+next request when answered do. And never so late that the target would be missed.
 
 If latency grows with rows as fast as rows do, one request at a time is best, and batching is off by itself. Rules:
 those of the dynamic batcher, with the same queue and instances. Pure policy, runs in the batcher.
@@ -27,19 +27,19 @@ from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 
 #: The least share of all requests' wait that waiting must save (ours): expectations are no promises.
 _GAIN = 0.05
-#: The share of the target kept for the unmeasured: the way to the client, executions slower than usual (ours).
+#: The share of the target reserved for what is not measured: the way to the client, slower executions (ours).
 _RESERVE = 0.1
-#: The time in ns within which a backlog should be worked off (simulated: half a second sees too late that a load grows;
-#: the target is too strict if it is short and requests come in bursts).
+#: The time in ns within which a backlog should be worked off (simulated: with half a second, a growing load is noticed
+#: too late; the latency target itself would be too strict if it is short and requests come in bursts).
 _BACKLOG_NS = 250_000_000
 #: Arrivals are assumed to be at most this share of a model's capacity (ours).
 _MAX_LOAD = 0.95
-#: The worth of a late answer, as a share of one in time: if all are late, the most are answered.
+#: The worth of a late answer, as a share of one in time: if all are late, as many as possible are answered.
 _LATE = 0.1
 
 
 class Goal:
-    """What is learned of one model, and the two decisions. Times are in ns."""
+    """The measurements of one model, and the two decisions. Times are in ns."""
 
     __slots__ = (
         "_after_batch", "_after_first", "_begun", "_is_after_batch", "_rate", "_target_ns", "company_rows", "curve",
@@ -51,15 +51,15 @@ class Goal:
         self._target_ns = target_ns * (1 - _RESERVE)
         self.max_rows = max_rows
         self.curve = LatencyCurve(max_rows)
-        # Changed by the methods below. Arrivals after one that found the queue empty, and after a batch that left some
-        # queued, and whether the last event was such a batch; instance → rows and start of its execution.
+        # Changed by the methods below. Arrivals after one that found the queue empty; arrivals after a batch that left
+        # requests queued, and whether the last event was such a batch; instance → rows and start of its execution.
         self._after_first = ArrivalProfile()
         self._after_batch = ArrivalProfile()
         self._is_after_batch = False
         self._rate = ArrivalRate()
         self._begun: dict[int, tuple[int, int]] = {}
         self.num_instances = 0
-        #: Set by `wait_ns`: the number of rows that are expected to be there in the end.
+        #: Set by `wait_ns`: the number of rows that are expected to be there when the wait ends.
         self.company_rows = 0
 
     @property
@@ -68,7 +68,8 @@ class Goal:
         return self._rate.per_ns * 1e9
 
     def arrives(self, rows: int, now_ns: int, *, finds_queued: bool, finds_idle: bool) -> None:
-        """A request arrives; it finds others queued, or an instance idle that could run it at once."""
+        """Note that a request of `rows` rows arrives. `finds_queued`: others are queued; `finds_idle`: an instance
+        could run it at once."""
         self._rate.add(rows, now_ns)
         if finds_queued or now_ns < self._after_first.begun_ns + self.curve.ns(1):
             self._after_first.add(rows, now_ns)  # part of the same burst, though a batch may have gone meanwhile
@@ -79,15 +80,13 @@ class Goal:
             self._is_after_batch = finds_queued or not finds_idle
 
     def begins(self, instance: int, rows: int, now_ns: int) -> None:
-        """An instance has been given a batch."""
+        """Note that an instance has been given a batch."""
         self._begun[instance] = rows, now_ns
 
     def ends(self, instance: int, now_ns: int, *, finds_queued: bool) -> None:
-        """An instance has executed its batch; with `finds_queued` it could execute the next at once.
+        """Note that an instance has executed its batch; with `finds_queued` it could execute the next at once.
 
         The execution counts from when it was given until now, transfers included.
-
-        What counts is how long it was not free for others, the ways there and back included.
         """
         begun = self._begun.pop(instance, None)
         if begun is not None:
@@ -139,7 +138,7 @@ class Goal:
         return wanted if self._keeps_up(wanted, queued_rows) else self.curve.best_rows(rows, in_a_hurry=True)
 
     def wait_ns(self, rows: int, oldest_ns: int, now_ns: int) -> int:
-        """How long (ns) the `rows` that are here should wait for others; 0: not at all. Sets `company_rows`, too."""
+        """How long (ns) the `rows` that are here should wait for others; 0: not at all. Also sets `company_rows`."""
         curve = self.curve
         alone_ns = curve.ns(rows)
         left_ns = self._target_ns - (now_ns - oldest_ns)
@@ -187,17 +186,19 @@ class Goal:
     def _cost(
         self, rows: float, took_ns: float, later: float, wait_ns: float, middle_ns: float, beyond: float
     ) -> float:
-        """The total wait of requests from now on: those of a batch that begins after `wait_ns`, and those that come too
-        late for it, about `middle_ns` from now, and run after it; a wait beyond the target counts double."""
+        """The total wait of requests from now on: those of a batch that begins after `wait_ns`, and those that come
+        too late for that batch, about `middle_ns` from now, and run after it; a wait beyond the target counts
+        double."""
         next_ns = wait_ns + took_ns / max(1, self.num_instances)
         after_ns = next_ns + (self.curve.ns(min(self.max_rows, max(1, round(later)))) if later else 0.0)
         late_ns = self._target_ns if after_ns - middle_ns > self._target_ns else 0.0
         return rows * (wait_ns + took_ns) + later * (after_ns - middle_ns + late_ns) + beyond * after_ns
 
     def _congestion(self, rows: int) -> float:
-        """How many times as many requests a delay affects as come during it: each of them makes the next batch longer.
+        """How many times as many requests a delay affects as arrive during it: each of them makes the next batch
+        longer.
 
-        By how much longer is the slope of the curve or, if batches are full, the cost of a row in a full one.
+        By how much longer is the slope of the curve or, if batches are full, the cost of a row in a full batch.
         """
         curve = self.curve
         more = min(2 * rows, curve.most_rows)
@@ -207,11 +208,10 @@ class Goal:
 
 
 class GoalBatchScheduler(DynamicBatchScheduler):
-    """The dynamic batcher with the two decisions in place of its nine rules; see `Scheduler` for each method.
+    """Batching by a latency target: the dynamic batcher with two decisions in place of its nine rules. See `Scheduler`
+    for the contract of each method.
 
     Without __slots__, since Python does not join two classes that have some.
-
-    Without slots, since Python does not join two classes that have some.
     """
 
     def __init__(self, max_batch_size: int, target_ns: int, queue: RequestQueue | PolicyQueue) -> None:

@@ -1,6 +1,6 @@
 """The instances of one model: which of them are idle, longest idle first, and how fast they are.
 
-Numbers only: what an instance is and what it runs is the batcher's business. Pure policy, runs in the batcher.
+Instances are numbers here; workers and their batches are the batcher's business. Pure policy, runs in the batcher.
 """
 
 from collections import deque
@@ -9,25 +9,26 @@ from collections import deque
 #: wake takes 5 to 30 us, and three are needed per execution).
 FAST_NS = 250_000
 #: An execution shorter than this costs less than waking even one process: it goes to an instance that is awake, though
-#: another is idle (measured with eight instances on two cores: 0.2 wakes per request instead of 1, half the worker's
-#: CPU).
+#: another is idle (measured with eight instances on two cores: 0.2 wakes per request instead of 1, half of the worker's
+#: CPU time).
 TINY_NS = 50_000
 #: Executions that a fast instance may have at once: the running one and those that lie ready in its ring.
 MAX_AHEAD = 8
 #: An execution that takes longer than this is slow: those behind it in a ring would wait longer than for the wakes that
 #: work ahead saves, and cannot move to another instance (ours).
 SLOW_NS = 1_000_000
-#: After a slow execution none of several instances works ahead for so many times as long: off for models whose slow
-#: executions take a tenth of the time, and still on if an execution is interrupted now and then (measured: with 4
-#: instances on 2 crowded cores, 3 a second took 1 to 12 ms instead of 0.02; at 100 times a request cost the batcher 33
-#: us instead of 21).
+#: After a slow execution, several instances do not work ahead for so many times as long. With this value, work ahead
+#: is off for models whose slow executions take a tenth of the time, and still on if an execution is interrupted now
+#: and then (measured: with 4 instances on 2 crowded cores, 3 executions a second took 1 to 12 ms instead of 0.02; with
+#: a value of 100 a request cost the batcher 33 us instead of 21).
 CALM_TIMES = 10
 #: The longest such pause of work ahead (ours).
 MAX_CALM_NS = 10_000_000_000
 
 
 class Instances:
-    """Idle and busy instances. Taking and completing are O(1), or O(busy) for short executions; others are rare."""
+    """Idle and busy instances of a model. Taking and completing are O(1), or O(busy) for short executions; others
+    are rare."""
 
     __slots__ = ("_begun_ns", "_busy", "_calm_until_ns", "_mean_ns", "idle")
 
@@ -36,7 +37,7 @@ class Instances:
         #: Truthy while some instance is idle.
         self.idle: deque[int] = deque()
         self._busy: dict[int, int] = {}  # instance → number of executions it was given and has not completed
-        #: Instance → when its running execution was given to it, or could begin; only if it may work ahead.
+        #: Instance → when its running execution was given to it, or could begin; only if the instance may work ahead.
         self._begun_ns: dict[int, int] = {}
         self._mean_ns = 2 * FAST_NS  # ns of an execution, mean of the last few; not fast until proven by six of them
         self._calm_until_ns = 0  # until then no instance works ahead, since an execution was slow
@@ -45,7 +46,7 @@ class Instances:
         return len(self.idle) + len(self._busy)
 
     def add(self, instance: int, num_running: int = 0) -> None:
-        """Add an instance, idle unless it has executions already; no effect if it is known."""
+        """Add an instance, idle unless it has `num_running` executions already; no effect if it is known."""
         if instance in self._busy or instance in self.idle:
             return
         self._begun_ns[instance] = 0
@@ -69,11 +70,12 @@ class Instances:
         return instance
 
     def take_or_work_ahead(self, now_ns: int) -> int | None:
-        """An instance for one execution more, idle or, if executions are short, busy; None if that would not pay.
+        """An instance for one execution more: idle or, if executions are short, busy; None if that would not pay.
 
-        An execution cannot move to another instance that becomes idle first, so only fast models work ahead: on the
-        instance with the fewest where none is idle, and tiny ones on the fullest that may have more, so that the others
-        can sleep. Of several instances none works ahead behind an execution that is, or may be, a slow one.
+        An execution cannot move to another instance that becomes idle first, so only fast models work ahead. If none is
+        idle, the execution goes to the instance with the fewest; a tiny one goes to the fullest instance that may have
+        more, so that the others can sleep. Of several instances none works ahead behind an execution that is, or may
+        be, a slow one.
         """
         busy, idle = self._busy, self.idle
         if busy and (mean_ns := self._mean_ns) < FAST_NS:
@@ -96,7 +98,7 @@ class Instances:
                 return instance
         if not idle:
             return None
-        instance = idle.popleft()  # as in take, whose call would cost as much again
+        instance = idle.popleft()  # the body of take: a call would cost as much again
         busy[instance] = 1
         self._begun_ns[instance] = now_ns
         return instance

@@ -1,9 +1,10 @@
 """The time that a batch of a number of rows takes on this model, learned from executed batches.
 
 Rows are told apart one by one up to 63, then 32 to an octave: compiled models step at multiples of a tile, so that a
-straight line alone would not do. A cell keeps its last few times and answers with their median, which a single hiccup
-does not move. Beyond them a line answers, fitted through all; between them, one between theirs. A size not executed for
-long is forgotten: so an unlucky one is tried again, and a changed model is learned anew.
+straight line alone would not do. Each such size, or cell, has its last few times, and their median as its estimate,
+which a single hiccup does not move. Sizes between measured cells are interpolated; sizes beyond them are estimated by a
+line fitted through all. A size not executed for long is forgotten: so an unlucky one is tried again, and a changed
+model is learned anew.
 
 The pace follows the machine: if other programs slow it down, all sizes take longer, and the curve keeps its shape.
 Otherwise a size that was last seen in a slow moment would look bad beside one that was seen in a fast one. Pure.
@@ -19,7 +20,7 @@ MAX_SAMPLES = 11
 MAX_PACES = 5
 #: Times of a size after which its batches count for the pace (ours).
 _SEEN = 3
-#: Batches after which the table is computed anew; sooner while there are few. (Measured: 60 us for 64 cells.)
+#: Batches after which the table is computed anew; fewer while few are known. (Measured: 60 us for 64 cells.)
 REFRESH_BATCHES = 16
 #: The share of a cell's weight that is left after each batch: half after 550.
 _FADE = 0.98
@@ -33,8 +34,8 @@ _FORGOTTEN = 0.05
 _KNOWN = 6
 #: By this factor the rows of a batch may exceed those that are known (ours): 1, 4, 16, 64.
 _STRIDE = 4
-#: By this share more rows at once must be faster per row, else fewer are executed (ours): batching that does not pay
-#: only makes the first of a batch wait for the last.
+#: By this share a larger batch must be faster per row than a smaller one, else the smaller one is executed (ours):
+#: batching that does not pay only makes the first of a batch wait for the last.
 PAYS = 0.05
 
 
@@ -56,7 +57,8 @@ def median(values: Collection[float]) -> float:
 
 
 class LatencyCurve:
-    """Learns by `learn`; all other methods query. Times are in ns."""
+    """The execution times of a model by batch size: `learn` adds a measurement, all other methods query. Times are
+    in ns."""
 
     __slots__ = (
         "_best", "_fastest", "_intercept_ns", "_max_rows", "_num_learned", "_pace", "_paces", "_refresh_at", "_samples",
@@ -65,18 +67,18 @@ class LatencyCurve:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        # Changed by learn alone. By cell: the last times, their weight, the estimate, and the cell that pays best of
-        # all up to it.
+        # Changed by learn alone. By cell: the last times, their weight, the estimate, the cell that pays best of all up
+        # to this one, and the cell that is fastest per row of all up to this one.
         self._samples: dict[int, deque[float]] = {}
         self._weights = [0.0] * (cell_of(max_rows) + 1)
         self._table: list[float] = []
         self._best: list[int] = []
         self._fastest: list[int] = []
         self._intercept_ns = self._slope_ns = 0.0
-        #: The factor by which batches take longer now than the table says, and that of each of the last ones.
+        #: The factor by which batches take longer now than the table says, and the factors of the last batches.
         self._pace = 1.0
         self._paces: deque[float] = deque(maxlen=MAX_PACES)
-        #: The most rows that are tried: four times as many as the most that are known.
+        #: The most rows that a batch may have: four times as many as the largest known size.
         self.most_rows = 1
         self._num_learned = 0
         self._refresh_at = 1
@@ -100,15 +102,15 @@ class LatencyCurve:
             self._refresh_at = self._num_learned + min(self._num_learned, REFRESH_BATCHES)
 
     def ns(self, rows: int) -> float:
-        """How long a batch of so many rows should take; 0 while nothing is known."""
+        """The time in ns that a batch of so many rows should take; 0 while no size is known."""
         cell = cell_of(rows)
         took_ns = self._table[cell] if cell < len(self._table) else self._intercept_ns + self._slope_ns * rows
         return self._pace * took_ns
 
     def best_rows(self, rows: int, *, in_a_hurry: bool = False) -> int:
-        """How many of `rows` should be executed at once: as many as pay, no more than are known to.
+        """How many of `rows` should be executed at once: as many as pay, and no more than are known to.
 
-        `in_a_hurry`: more wait than fit into one batch, so any gain counts that is more than noise.
+        `in_a_hurry`: more rows wait than fit into one batch, so any gain counts that is more than noise.
         """
         rows = min(rows, self.most_rows)
         cell = cell_of(rows)
@@ -145,7 +147,7 @@ class LatencyCurve:
         self._best, self._fastest = fastest(rates, PAYS), fastest(rates, PAYS / 5)
 
     def _hoped(self, seen: Sequence[int]) -> list[float]:
-        """How fast each size may be at best, in view of what is known: so sizes are tried, and steps are found.
+        """How fast (ns) each size may be at best, in view of what is known: so sizes are tried, and steps are found.
 
         If batching pays at all, an unseen size is assumed as slow as the next smaller size, and one that was seen too
         rarely as slow as the line says.
@@ -200,7 +202,7 @@ def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def fastest(rates: Sequence[float], margin: float) -> list[int]:
-    """For each cell the smallest one up to it whose rate is within the margin of the best rate up to it."""
+    """For each cell the smallest cell up to it whose rate is within the margin of the best rate up to it."""
     found, best, least = [0], 0.0, 1
     for cell in range(1, len(rates)):
         best = max(best, rates[cell])

@@ -1,6 +1,6 @@
-"""Groups of queued requests: a payload while it waits for an instance, a batch once it has one.
+"""Groups of queued requests: a payload (Triton's word) while it waits for an instance, a batch once it has one.
 
-Payload is Triton's word. Pure policy, runs in the batcher.
+Pure policy, runs in the batcher.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Payload:
         self.rows = 0
         #: Whether a request of another shape came next: this payload must not be merged with its neighbours.
         self.saturated = False
-        #: The reason for its size (batch_account.py).
+        #: The reason for the payload's size (batch_account.py).
         self.reason = 0
 
     def merge(self, other: "Payload") -> None:
@@ -43,7 +43,7 @@ class Payload:
         self.rows += other.rows
 
     def cancel(self, key: int) -> bool:
-        """Whether the request was in this payload; then it is removed, and the payload may be empty."""
+        """Remove a request from this payload, which may be empty then. False if the request is not in this payload."""
         for index, request in enumerate(self.requests):
             if request.key == key:
                 del self.requests[index]

@@ -1,9 +1,10 @@
 """A queue under Triton's queue policies: requests have levels of priority, expire, and are refused or delayed.
 
-The order of service is: level 1, those of level 1 that are late, level 2 and so on; first come, first served within
-each. Late are those that have expired under DELAY; they keep their level and expire only once.
-Rules: those of `RequestQueue`; expiry is exact, since the batcher sleeps no longer than until the next one.
-Pure policy, runs in the batcher.
+The order of service is: level 1, late requests of level 1, level 2 and so on; first come, first served within each.
+Late are the requests that have expired under DELAY; they keep their level and expire only once.
+
+It is used as `RequestQueue` is (queue.py). Requests expire exactly in time, since the batcher sleeps no longer than
+until the next one does. Pure policy, runs in the batcher.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -17,14 +18,14 @@ from typing import Any, NamedTuple
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.errors import UnavailableError
 
-#: Stale deadlines, of requests that have left, are removed once there are this many more of them than others (ours).
+#: Stale deadlines, of requests that have left, are removed once they outnumber the others by this many (ours).
 _MAX_STALE = 64
-#: Up to so many lines a level without requests keeps its two; beyond, they are removed (ours).
+#: A level without requests keeps its two lines as long as there are no more lines than this (ours).
 _KEPT_LINES = 128
 
 
 class QueuePolicy(NamedTuple):
-    """A ModelQueuePolicy; 0 = no timeout, no bound."""
+    """A model's ModelQueuePolicy; 0 = no timeout, no bound."""
 
     default_timeout_ns: int = 0
     allow_timeout_override: bool = False
@@ -33,7 +34,7 @@ class QueuePolicy(NamedTuple):
 
     @classmethod
     def from_config(cls, policy: dict[str, Any]) -> "QueuePolicy":
-        """From `default_queue_policy`, or a value of `priority_queue_policy`."""
+        """The policy in a `default_queue_policy`, or in a value of `priority_queue_policy`."""
         return cls(
             int(policy.get("default_timeout_microseconds", 0)) * 1000,
             bool(policy.get("allow_timeout_override", False)),
@@ -42,7 +43,8 @@ class QueuePolicy(NamedTuple):
         )
 
     def deadline_ns(self, request: QueuedRequest) -> int:
-        """When the request expires; 0 = never. Triton's rule: its own timeout can only shorten the default one."""
+        """When the request expires (monotonic ns); 0 = never. Triton's rule: the request's own timeout can only
+        shorten the default."""
         timeout_ns = self.default_timeout_ns
         if self.allow_timeout_override and 0 < request.timeout_us * 1000 < timeout_ns:
             timeout_ns = request.timeout_us * 1000
@@ -50,7 +52,7 @@ class QueuePolicy(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The line in which a request waits; the serial number tells it from an earlier request of the same key."""
+    """The line in which a request waits; the serial number tells the request from an earlier one of the same key."""
 
     request: QueuedRequest
     line: int
@@ -62,7 +64,8 @@ _make_place: Callable[[tuple[QueuedRequest, int, int]], _Place] = partial(tuple.
 
 
 class PolicyQueue:
-    """A request's adding, taking and expiry are O(log n), cancelling is O(1), however many levels there are."""
+    """The waiting requests of one model, with levels of priority. Adding, taking and expiry of a request are O(log
+    n), cancelling is O(1), however many levels there are."""
 
     __slots__ = (
         "_deadlines", "_default_level", "_line_rows", "_lines", "_max_total_queue", "_num_levels", "_order", "_places",
@@ -77,8 +80,8 @@ class PolicyQueue:
         default_level: int,
         max_total_queue: int,
     ) -> None:
-        """`policies` by level, `rest` for all other levels; `max_total_queue` bounds each level, so that none fills up
-        another's."""
+        """`policies` by level, `rest` for all other levels; `max_total_queue` bounds each level, so that no level
+        fills another's share."""
         self._policies = policies
         self._rest = rest
         self._num_levels = num_levels
@@ -88,18 +91,19 @@ class PolicyQueue:
         #: The requests of a level that are on time have the line 2 * level - 1, those that are late 2 * level.
         self._lines: dict[int, OrderedDict[int, QueuedRequest]] = {}
         self._line_rows: dict[int, int] = {}
-        #: The numbers of these lines, ascending, which is the order of service.
+        #: The numbers of all lines, ascending, which is the order of service.
         self._order: list[int] = []
         #: Key → place, in order of arrival.
         self._places: OrderedDict[int, _Place] = OrderedDict()
-        #: A heap of (deadline, serial number, key); including requests that have left, until they reach the top.
+        #: A heap of (deadline, serial number, key); requests that have left stay until they reach the top.
         self._deadlines: list[tuple[int, int, int]] = []
         self._serial = count()
         self.rows = 0
 
     @classmethod
     def from_config(cls, batching: dict[str, Any], max_total_queue: int) -> "PolicyQueue":
-        """From a model's `dynamic_batching`. Without levels there is one, and requests' priorities are ignored."""
+        """The queue for a model's `dynamic_batching`. Without levels there is one, and requests' priorities are
+        ignored."""
         rest = QueuePolicy.from_config(batching.get("default_queue_policy", {}))
         num_levels = int(batching.get("priority_levels", 0))
         if not num_levels:
@@ -184,7 +188,7 @@ class PolicyQueue:
         raise KeyError("the queue is empty")
 
     def cancel(self, key: int) -> bool:
-        """Whether the request was waiting here; then it is removed."""
+        """Remove a waiting request. False if the request is not here."""
         place = self._places.pop(key, None)
         if place is None:
             return False
@@ -194,7 +198,7 @@ class PolicyQueue:
         return True
 
     def oldest_arrival_ns(self) -> int:
-        """The arrival from which the queue delay counts. The queue must not be empty."""
+        """The arrival (monotonic ns) from which the queue delay counts. The queue must not be empty."""
         return next(iter(self._places.values())).request.arrival_ns
 
     def next_expiry_ns(self) -> int | None:
@@ -205,7 +209,7 @@ class PolicyQueue:
         return deadlines[0][0] if deadlines else None
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """Delay expired requests, or remove and return them, as their policy says."""
+        """Delay expired requests, or remove and return them, as their policy demands."""
         rejected = []
         while (expiry_ns := self.next_expiry_ns()) is not None and expiry_ns <= now_ns:
             _, _, key = heappop(self._deadlines)
@@ -221,7 +225,7 @@ class PolicyQueue:
         return rejected
 
     def drain(self) -> list[QueuedRequest]:
-        """Empty the queue; the requests in order of arrival."""
+        """Empty the queue, and return its requests in order of arrival."""
         requests = [place.request for place in self._places.values()]
         self._lines.clear()
         self._line_rows.clear()
@@ -232,14 +236,14 @@ class PolicyQueue:
         return requests
 
     def _left(self, line: int, rows: int) -> None:
-        """Note that a request of so many rows has left a line."""
+        """Update the counts after a request of so many rows has left a line."""
         self._line_rows[line] -= rows
         self.rows -= rows
         if len(self._order) > _KEPT_LINES:
             self._close_if_empty(line)
 
     def _is_current(self, deadline: tuple[int, int, int]) -> bool:
-        """Whether a deadline in the heap is that of a request which still waits on time."""
+        """Whether a deadline in the heap belongs to a request that still waits and is not late."""
         _, serial, key = deadline
         place = self._places.get(key)
         return place is not None and place.serial == serial

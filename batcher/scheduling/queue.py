@@ -1,4 +1,4 @@
-"""The queue of one model: requests that were accepted and are in no payload yet, in the order they are served.
+"""The queue of one model: requests that were accepted and are in no payload yet, in the order of service.
 
 Rules: a refused request was never in; one that is taken or cancelled leaves at once and for good; iteration is in order
 of service and never depends on how the order came about, so priority levels can be added behind it. Pure policy, runs
@@ -20,24 +20,24 @@ class QueuedRequest:
     `tuple.__new__` takes 2.2k, and 190 for a field.
     """
 
-    #: The batcher's number of the request; opaque here, unique among the requests of a scheduler.
+    #: The request's key in the batcher; opaque here, unique among the requests of a scheduler.
     key: int
     #: max(1, first dimension of the inputs); 1 if the model does not batch.
     rows: int
     #: Equal for requests that may share a batch; 0 if the configuration fixes every shape.
     shape_key: int
-    #: Monotonic time at which the batcher accepted it: the queue delay counts from here.
+    #: Monotonic time at which the batcher accepted the request: the queue delay counts from here.
     arrival_ns: int
     priority: int = 0
     timeout_us: int = 0
     #: Monotonic time after which the client does not wait for the answer; 0 = never.
     deadline_ns: int = 0
-    #: The word of its sequence's id, and Triton's flags, in a batch with the slot (shoal/sequences.py).
+    #: The word of the sequence's id, and Triton's flags, in a batch with the slot (shoal/sequences.py).
     correlation: int = 0
     flags: int = 0
 
     def in_sequence(self, correlation: int, flags: int) -> "QueuedRequest":
-        """A copy with these words of its sequence."""
+        """A copy with this word of the sequence's id and these flags."""
         return QueuedRequest(
             self.key, self.rows, self.shape_key, self.arrival_ns, self.priority, self.timeout_us, self.deadline_ns,
             correlation, flags,
@@ -45,7 +45,8 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """FIFO with bounds. Adding, taking the first and cancelling any one are O(1), however deep it is."""
+    """First in, first out, with bounds. Adding, taking the first and cancelling any request are O(1), however deep
+    the queue is."""
 
     __slots__ = ("_max_queue_size", "_max_total_queue", "_requests", "rows")
 
@@ -67,7 +68,7 @@ class RequestQueue:
         return iter(self._requests.values())
 
     def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
-        """Append `request`, or raise UnavailableError and change nothing.
+        """Append `request`. Raises UnavailableError, and changes nothing, if the queue is full.
 
         `num_in_payloads`: requests that left this queue and have no instance yet; they count towards the server's bound
         only, as in Triton, whose max_queue_size does not see them.
@@ -91,7 +92,7 @@ class RequestQueue:
         return request
 
     def cancel(self, key: int) -> bool:
-        """Whether the request was waiting here; then it is removed."""
+        """Remove a waiting request. False if the request is not here."""
         request = self._requests.pop(key, None)
         if request is None:
             return False
@@ -99,7 +100,7 @@ class RequestQueue:
         return True
 
     def oldest_arrival_ns(self) -> int:
-        """The arrival from which the queue delay counts. The queue must not be empty."""
+        """The arrival (monotonic ns) from which the queue delay counts. The queue must not be empty."""
         return next(iter(self._requests.values())).arrival_ns
 
     def drain(self) -> list[QueuedRequest]:

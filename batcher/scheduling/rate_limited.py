@@ -1,4 +1,5 @@
-"""A scheduler whose batches wait for the rate limiter: of every model under --rate-limit=execution_count.
+"""A scheduler whose batches wait for the rate limiter, in front of every model's scheduler under
+--rate-limit=execution_count.
 
 A batch of the model's own scheduler is staged, and leaves when its instance has been allocated the resources that it
 needs. An instance with a staged batch is busy for its own scheduler. Staged requests can be cancelled, and expire as
@@ -16,7 +17,7 @@ from shoal.batcher.scheduling.rate_limiter import RateLimiter
 
 
 class RateLimitedScheduler(ForwardingScheduler):
-    """Stages another scheduler's batches. See `Scheduler` for the contract of each method."""
+    """The staging of another scheduler's batches. See `Scheduler` for the contract of each method."""
 
     __slots__ = ("_expiring", "_left_idle", "_limiter", "_rejects", "_staged")
 
@@ -55,7 +56,7 @@ class RateLimitedScheduler(ForwardingScheduler):
         return staged + rows
 
     def take(self, now_ns: int) -> Batch | None:
-        """The next batch that may run now; others are staged meanwhile."""
+        """The next batch that may run now; batches that may not yet are staged."""
         for instance in self._staged:
             if self._limiter.begin(instance):
                 return self._unstage(instance)
@@ -80,7 +81,8 @@ class RateLimitedScheduler(ForwardingScheduler):
         return self._begin(batch)
 
     def _begin(self, batch: Batch) -> Batch:
-        """Forget the expiry of a batch's requests, which are executed now, perhaps not where they were staged."""
+        """Forget the expiry of a batch's requests, which are executed now, perhaps by another instance than they
+        were staged for."""
         if self._expiring:
             for request in batch.requests:
                 self._expiring.pop(request.key, None)

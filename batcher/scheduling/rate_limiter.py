@@ -1,11 +1,11 @@
 """The rate limiter: which of the instances with a staged batch may execute it, if they share resources.
 
-An instance with a batch is *staged* until it is *allocated* what its execution needs, and *releases* that when the
-execution has ended. Of those that are staged the one with the lowest *scaled priority* comes first, which is how often
-it has executed, times its priority: all three are Triton's. Loading and warming up count as executions, as in Triton,
-so a new instance begins with two turns. The rules on top of Triton's, so that no instance waits for ever:
+An instance with a batch is *staged* until it is *allocated* the resources that its execution needs, and *releases* them
+when the execution has ended. Of the staged instances the one with the lowest *scaled priority* comes first, which is
+how often it has executed, times its priority: all three are Triton's. Loading and warming up count as executions, as in
+Triton, so a new instance begins with two turns. The rules on top of Triton's, so that no instance waits for ever:
 
-- The instance that comes first and has to wait keeps what it needs: others may take the rest.
+- The instance that comes first and has to wait keeps the resources it needs: others may take the rest.
 - When an instance is served, those that wait for a resource of its own are put behind it by no more than two turns of
   theirs. So an instance that was idle, or has just been loaded, catches up on no more than these.
 
@@ -17,10 +17,10 @@ from operator import itemgetter
 
 from shoal.model_config.rate_limiter import Demand, Limit, Resource, capacities
 
-#: Executions that a new instance begins with: its initialization and its warm-up (Triton's).
+#: Executions that a new instance begins with: for its initialization and its warm-up (Triton's).
 _AT_FIRST = 2
-#: Most turns by which a waiting instance may be behind the one that is served (ours: the least with which a model that
-#: asked first, and was served once, gives the others of Triton's test that turn back).
+#: Most turns by which a waiting instance may be behind the one that is served (ours: the least with which Triton's own
+#: test passes, in which the other models get back the turn of the model that was served first).
 _MOST_BEHIND = 2
 
 
@@ -33,19 +33,20 @@ class _Instance:
         self.demand = demand
         self.scaled_priority = _AT_FIRST * demand.priority
         self.num_staged = self.num_running = 0
-        #: True between its allocation and the batch for which it was made.
+        #: True between the allocation of resources and the start of the batch for which they are.
         self.is_allocated = False
 
 
 class RateLimiter:
-    """All instances of all models. Allocating is O(waiting) for each that is allocated; the rest is O(1)."""
+    """The resources that all instances of all models share. Allocating is O(waiting) for each allocated instance;
+    the rest is O(1)."""
 
     def __init__(self, limits: Sequence[Limit] = ()) -> None:
         self._limits = limits
         # Changed by every method.
         self._instances: dict[int, _Instance] = {}
-        #: Instances with a staged batch that do not execute one, nor have been allocated what it needs: of two with the
-        #: same scaled priority the earlier one comes first.
+        #: Instances with a staged batch that execute none and have been allocated nothing: of two with equal scaled
+        #: priorities the earlier one comes first.
         self._waiting: dict[int, _Instance] = {}
         #: Free units of each resource; negative if a death has removed more than was free.
         self._free: dict[Resource, int] = {}
@@ -101,14 +102,15 @@ class RateLimiter:
             self._give_back(known)
 
     def hold(self, instance: int, num_running: int) -> None:
-        """Note that the instance executes `num_running` batches already, for which nothing was allocated here."""
+        """Note that the instance executes `num_running` batches already, for which no resources were allocated here."""
         if num_running and self.is_limited(instance):
             known = self._instances[instance]
             known.num_running = num_running
             self._use(known)
 
     def allocate(self) -> list[int]:
-        """Allocate to the instances that may execute their next batch. Returns them in the order in which they may."""
+        """Allocate resources to the instances that may execute their next batch. Returns them in the order in which
+        they may."""
         allocated: list[int] = []
         while self._waiting and (instance := self._next()) is not None:
             known = self._waiting.pop(instance)
@@ -120,7 +122,7 @@ class RateLimiter:
         return allocated
 
     def begin(self, instance: int) -> bool:
-        """Whether the instance has been allocated what its next batch needs; then that batch counts as begun."""
+        """Begin the instance's next batch if its resources have been allocated. False if they have not."""
         known = self._instances.get(instance)
         if known is None or not known.is_allocated:
             return False
@@ -141,7 +143,8 @@ class RateLimiter:
                 self._waiting[instance] = known
 
     def _next(self) -> int | None:
-        """The first instance for which there is enough, beside what those before it wait for."""
+        """The first instance for which there are enough free resources, beside those that the instances before it
+        wait for."""
         waiting = [(each.scaled_priority, key, each.demand.resources) for key, each in self._waiting.items()]
         waiting.sort(key=itemgetter(0))
         kept: dict[Resource, int] = {}

@@ -4,13 +4,15 @@
                       them, or waits for one in the backlog, first come first served
     any request       waits until its predecessor has been executed; then it is the slot's business (`sequence_slots`)
     END               the id is free at once, for another sequence; the slot when all has been executed
-    no request        for so long, none waiting or running: it ends by itself
+    no request        for so long, none waiting or running: the sequence ends by itself
     a cancelled one   ends its sequence, with all that waits behind: the model has missed a part
     its own timeout   counts as long as its sequence is in the backlog, and ends that
     instance's death  ends its sequences; those that it had not begun go back into the backlog, before all others
 
-Rules: an instance has at most one batch, so that nothing overtakes what runs; a slot has at most one sequence, and gets
-another when the last request of that has been executed. Every request leaves once: in a batch, or refused.
+Rules: an instance has at most one batch, so that no request overtakes a running one; a slot has at most one sequence,
+and gets another when the last request of the first has been executed. Every request leaves once: in a batch, or
+refused.
+
 Pure policy, runs in the batcher.
 """
 
@@ -56,7 +58,8 @@ class SequenceScheduler(Scheduler):
         is_iterative: bool = False,
         waits_for_answers: bool = True,
     ) -> None:
-        """`num_slots` is the number per instance. With `is_iterative`, a request of no sequence is one by itself."""
+        """`num_slots` is the number per instance. With `is_iterative`, a request of no sequence is a sequence by
+        itself."""
         self.waits_for_answers = waits_for_answers
         self._make_slots = make_slots
         self._num_slots = num_slots
@@ -64,9 +67,9 @@ class SequenceScheduler(Scheduler):
         self._max_total_queue = max_total_queue
         self.is_iterative = is_iterative
         # All mutable state. Instances; free slots, as (slot, instance) with the lowest first; sequences that requests
-        # may join, by id; those that wait for a slot, and those without requests, by number, longest first; waiting
-        # requests, in order; when sequences must leave the backlog, some of them gone; the ids of the last sequences
-        # that ended with their instance.
+        # may join, by id; sequences that wait for a slot, and sequences without requests, by number, longest first;
+        # waiting requests, in order; when sequences must leave the backlog, including some that have left; the ids of
+        # the last sequences that ended with their instance.
         self._instances: dict[int, Instance] = {}
         self._free: list[tuple[int, int]] = []
         self._live: dict[int, Sequence] = {}
@@ -79,7 +82,7 @@ class SequenceScheduler(Scheduler):
         self._ending: dict[int, deque[Sequence]] = {}
         self._refused: list[tuple[int, Reason]] = []
         self._num_sequences = 0
-        #: Slots with a new sequence or state. The batcher writes them to the instances' slot tables and clears this.
+        #: Slots with a new sequence or state. The batcher writes them to the slot tables and clears this list.
         self.changes: list[SlotChange] = []
 
     @property
@@ -90,7 +93,7 @@ class SequenceScheduler(Scheduler):
         return next(iter(self._waiting.values()))[0].arrival_ns if self._waiting else 0
 
     def rows_before(self, request: QueuedRequest) -> int | None:
-        return None  # it waits for its predecessor or a slot; and a sequence that misses a request is worthless
+        return None  # a request waits for its predecessor or a slot; and a sequence that misses a request is worthless
 
     @property
     def sequences(self) -> "SequenceScheduler":
@@ -103,7 +106,7 @@ class SequenceScheduler(Scheduler):
     # --- requests ---
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
-        """Accept a request; also raises SequenceError if it neither belongs to a sequence nor begins one."""
+        """Accept a request; also raises SequenceError if the request neither belongs to a sequence nor begins one."""
         is_alone = self.is_iterative and not request.correlation
         if is_alone:
             request = request.in_sequence(self._num_sequences + 1, START)
@@ -142,12 +145,14 @@ class SequenceScheduler(Scheduler):
         self._refused.append((request.key, Reason.SEQUENCE_LOST))
 
     def add_first(self, request: QueuedRequest) -> None:
-        if request.key not in self._waiting:  # otherwise it was given back, and begins its sequence elsewhere
+        if (
+            request.key not in self._waiting
+        ):  # otherwise `give_back` has queued it, and it begins its sequence elsewhere
             self._refused.append((request.key, Reason.SEQUENCE_LOST))  # its sequence has ended with its instance
 
     def give_back(self, instance: int, request: QueuedRequest) -> None:
-        """Take back a request that an instance, which is about to be removed, had been given and had not begun. If it
-        was the first of its sequence, the sequence has not begun either."""
+        """Queue a request again that an instance, which is about to be removed, had been given and had not begun. If
+        it was the first of its sequence, the sequence has not begun either."""
         given = self._instances.get(instance)
         sequence = None if given is None else given.running.get(request.key)
         if sequence is not None and sequence.first_key == request.key:
@@ -175,7 +180,7 @@ class SequenceScheduler(Scheduler):
         return None
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """Refuse expired requests; `refused` returns them, with a reason of their own, and this returns none."""
+        """Refuse expired requests: `refused` returns them, with a reason of their own, and this method returns none."""
         while self._idle and (sequence := next(iter(self._idle.values()))).idle_since_ns + self._max_idle_ns <= now_ns:
             self._clear(sequence)
         self._fill()
@@ -214,7 +219,7 @@ class SequenceScheduler(Scheduler):
         self._fill()
 
     def next_deadline_ns(self) -> int | None:
-        # otherwise a client that always sends a timeout would fill them
+        # otherwise a client that always sends a timeout would fill the heap
         if len(self._expiries) > 2 * len(self._waiting) + 64:
             self._expiries = [each for each in self._expiries if each[1] in self._backlog]
             heapify(self._expiries)
@@ -267,7 +272,7 @@ class SequenceScheduler(Scheduler):
         heapify(self._free)
 
     def end_restoring(self) -> None:
-        """End all sequences whose END was not added again: it is of a dead client."""
+        """End all sequences whose END was not added again, because its client has died."""
         ending, self._ending = self._ending, {}
         for sequence in [sequence for those in ending.values() for sequence in those]:
             sequence.is_over = True
@@ -319,7 +324,7 @@ class SequenceScheduler(Scheduler):
         return sequence
 
     def _note_loss(self, sequence: Sequence) -> None:
-        """Remember a sequence that ended with its instance: its further requests are refused with that reason."""
+        """Remember a sequence that ended with its instance: its further requests are refused for that reason."""
         if self._live.get(sequence.correlation) is sequence:
             self._lost.add(sequence.correlation)
 

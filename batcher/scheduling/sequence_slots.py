@@ -19,14 +19,14 @@ from shoal.batcher.scheduling.sequence_values import Sequence
 
 
 class Slots(Protocol):
-    """A strategy. An instance has one batch at a time: `take` follows `complete`."""
+    """A strategy for the slots of one instance, which has one batch at a time: `take` follows `complete`."""
 
     def offer(self, slot: int, request: QueuedRequest) -> None:
-        """Let a request run in a slot, which has none."""
+        """Let a request run in a slot that has no request."""
         ...
 
     def withdraw(self, slot: int, key: int) -> None:
-        """Take back the slot's request, if it is this one."""
+        """Remove the slot's request, if its key is `key`."""
         ...
 
     def take(self, now_ns: int) -> tuple[tuple[QueuedRequest, ...], int] | None:
@@ -38,7 +38,7 @@ class Slots(Protocol):
         ...
 
     def next_deadline_ns(self) -> int | None:
-        """When `take` must be called again though nothing is offered; None: not before."""
+        """When `take` must be called again though no request is offered; None: only after one has been offered."""
         ...
 
 
@@ -48,7 +48,7 @@ class DirectSlots:
     __slots__ = ("_delay_ns", "_num_wanted", "_ready")
 
     def __init__(self, max_queue_delay_ns: int, num_wanted: int) -> None:
-        """With `num_wanted` or more requests a batch runs before the delay has passed."""
+        """A batch runs at once with `num_wanted` or more requests, and with fewer when the delay has passed."""
         self._delay_ns = max_queue_delay_ns
         self._num_wanted = num_wanted
         self._ready: dict[int, QueuedRequest] = {}  # changed by offer, withdraw and take
@@ -111,7 +111,7 @@ class OldestSlots:
 
 
 class Instance:
-    """One instance of a sequence batcher: its slots, the sequences that have them, and the executions under way."""
+    """One instance of a sequence batcher: its slots, the sequences in them, and the running executions."""
 
     __slots__ = ("num_running", "owners", "running", "slots")
 

@@ -13,13 +13,13 @@ MAX_LOST = 1024
 
 
 class SlotState(IntEnum):
-    """A slot's state: no sequence; one; one whose END waits; one that ends with its running request."""
+    """A slot's state: no sequence; a sequence; one whose END waits; one that ends with its running request."""
 
     FREE, LIVE, ENDING, CLOSED = 0, 1, 2, 3
 
 
 class SlotChange(NamedTuple):
-    """From now on an instance's slot has this sequence, in this state; `number` is the sequence's."""
+    """A new sequence or state of an instance's slot; `number` is the sequence's."""
 
     instance: int
     slot: int
@@ -49,18 +49,18 @@ class LostSequences:
         return correlation in self._ids
 
     def add(self, correlation: int) -> None:
-        """Add a sequence: its further requests are refused with the reason."""
+        """Add the id of a sequence that ended with its instance: its further requests are refused for that reason."""
         self._ids[correlation] = None
         if len(self._ids) > MAX_LOST:
             self._ids.popitem(last=False)
 
     def discard(self, correlation: int) -> None:
-        """Remove an id: a new sequence of this id begins."""
+        """Remove an id, because a new sequence of this id begins."""
         self._ids.pop(correlation, None)
 
 
 class SequenceError(InvalidArgumentError):
-    """The refusal of a request that belongs to no sequence; `reason` is the sentence."""
+    """The refusal of a request that belongs to no sequence; `reason` names the sentence."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.name)
@@ -68,7 +68,7 @@ class SequenceError(InvalidArgumentError):
 
 
 class Sequence:
-    """One sequence; `instance` is None while it is in the backlog."""
+    """One sequence of requests; `instance` is None while the sequence is in the backlog."""
 
     __slots__ = (
         "correlation", "first_key", "has_begun", "idle_since_ns", "instance", "is_over", "is_running", "number",
@@ -83,17 +83,17 @@ class Sequence:
         self.slot = 0
         self.requests: deque[QueuedRequest] = deque()  # waiting ones
         self.is_running = False
-        self.has_begun = False  # whether its instance has been given any request of it
-        self.first_key = 0  # key of the first request that its instance was given, until that is given back
-        self.is_over = False  # whether further requests cannot join it
+        self.has_begun = False  # whether the instance has been given any request of the sequence
+        self.first_key = 0  # key of the first request that the instance was given, until that is given back
+        self.is_over = False  # whether no further requests can join the sequence
         self.idle_since_ns = 0
 
     @property
     def slot_state(self) -> SlotState:
-        """The state of its slot, as long as its requests are run one after the other."""
+        """The state of the sequence's slot, as long as its requests are run one after the other."""
         return SlotState.ENDING if self.is_over else SlotState.LIVE
 
     def change(self, state: SlotState) -> SlotChange:
-        """The change to be written to the slot table."""
+        """The slot's change to `state`, to be written to the slot table. The sequence must have a slot."""
         assert self.instance is not None, "it is in the backlog"
         return SlotChange(self.instance, self.slot, self.correlation, self.number, state)

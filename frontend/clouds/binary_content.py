@@ -14,19 +14,21 @@ from shoal.frontend.v2.binary_data import HEADER
 
 
 def asked_by_content_type(handler: Handler, content_type: str) -> Handler:
-    """A handler of Triton's API for requests of such clients; `content_type` is the type without the number."""
+    """A handler of Triton's API for requests whose Content-Type gives the length of the JSON; `content_type` is the
+    type without the number."""
     return lambda call: handler(call._replace(headers=_incoming(call.headers, content_type)))
 
 
 def told_by_content_type(handler: Handler, content_type: str) -> Handler:
-    """Like `asked_by_content_type`; responses give the length in their Content-Type, too, and nowhere else."""
+    """A handler of Triton's API whose requests and responses give the length of the JSON in their Content-Type, and
+    nowhere else."""
     asked = asked_by_content_type(handler, content_type)
     return lambda call: _outgoing(asked(call), content_type)
 
 
 def _incoming(headers: Mapping[str, str], content_type: str) -> dict[str, str]:
-    """The headers with the length in its own. Raises InvalidArgumentError, Triton's sentence, if other text precedes
-    the type."""
+    """The headers of a request, with the length in the header of Triton's API. Raises InvalidArgumentError, with
+    Triton's sentence, if other text precedes the type."""
     translated = {name: value for name, value in headers.items() if name != HEADER.lower()}
     sent = headers.get("content-type", "")
     before, is_binary, length = sent.partition(content_type)

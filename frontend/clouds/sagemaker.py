@@ -1,8 +1,8 @@
 """SageMaker's endpoint: /ping and /invocations, and /models for endpoints of many models. Runs on the road.
 
-A model of such an endpoint bears the name that SageMaker gave it, a hash, whatever its archive calls it. The supervisor
-knows which there are; an inference asks no more than the table of models. Refusals are 400, as SageMaker wants them:
-404, 409 and 507 (upon which it unloads other models) mean something to it.
+A model of such an endpoint has the name that SageMaker gave it, a hash, whatever the name in its archive. The
+supervisor has the list of these models; an inference needs the table of models alone. Refusals have status 400, as
+SageMaker expects: 404, 409 and 507 (upon which it unloads other models) have a meaning of their own for it.
 """
 
 import logging
@@ -25,9 +25,9 @@ from shoal.star.questions import NoAnswerError
 _log = logging.getLogger("shoal")
 
 BINARY_CONTENT = "application/vnd.sagemaker-triton.binary+json;json-header-size="
-#: Triton's: SageMaker itself waits 360 s for a model to be unloaded.
+#: Triton's value: SageMaker itself waits 360 s for a model to be unloaded.
 UNLOAD_TIMEOUT_S = 350.0
-#: Sentences of failures for want of memory: Triton's list, and our words for shared memory.
+#: Sentences of failures for lack of memory: Triton's list, and our words for shared memory.
 _OUT_OF_MEMORY = re.compile(
     "[Oo]ut [Oo]f [Mm]emory|OUT_OF_MEMORY|OutOfMemory|OOM|MemoryError|(?:Dst|Src) tensor is not initialized"
     "|CUDNN_STATUS_NOT_INITIALIZED|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|[Ff]ailed to allocate memory"
@@ -48,7 +48,7 @@ _NOT_FOUND = Response(404)
 
 
 def _refusing(handler: Handler) -> Handler:
-    """`handler` with SageMaker's statuses for the errors that it raises."""
+    """A handler that answers the errors of `handler` with SageMaker's statuses."""
 
     def handle(call: Call) -> Response:
         try:
@@ -87,7 +87,8 @@ def _infer(call: Call, model: str, inference_type: str) -> Response:
 
 
 def _load(call: Call) -> Response:
-    """Load the model, or the ensemble with its models, in the directory `url`. Raises InvalidArgumentError."""
+    """Load the model, or the ensemble with its models, in the directory `url`. Raises InvalidArgumentError for an
+    invalid name or directory."""
     request = read_json(call.body, call.state.http_max_input_size)
     name = door.as_string(door.member(request, "model_name"), "model_name")
     url = door.as_string(door.member(request, "url"), "url")
@@ -110,19 +111,19 @@ def _directory(url: str) -> str:
 
 
 def _unload(call: Call) -> Response:
-    """Unload a model; responds when nothing is left of it."""
+    """Unload a model; responds when its processes have ended and its memory is free."""
     try:
         call.ask("unregister", {"model": call.name}, UNLOAD_TIMEOUT_S)
     except NotFoundError:
         return _NOT_FOUND
     except NoAnswerError:
-        # Triton's words; and it responds 200 all the same: the model takes no more requests.
+        # Triton's line. As in Triton the response is 200 all the same: the model takes no more requests.
         _log.error("UNLOAD did not complete within expected %d seconds.", UNLOAD_TIMEOUT_S)
     return _DONE
 
 
 def _models(call: Call) -> Response:
-    """The models that serve, under SageMaker's names."""
+    """The models that are served, under SageMaker's names."""
     loaded = call.ask("registered", {}).items()
     return json_response(200, {"models": [_row(name, url) for name, url in loaded if _is_ready(call.state, name)]})
 

@@ -1,8 +1,8 @@
-"""Vertex AI's endpoint: a health route, and a predict route that asks the default model, or leads into Triton's API.
+"""Vertex AI's endpoint: a health route, and a predict route for the default model, or for a redirect into Triton's API.
 
-Which routes is told by the environment. The header X-Vertex-Ai-Triton-Redirect of a prediction names what is meant
-instead, like `v2/models/M/infer`; everything there is POST. Binary responses are those of Triton's API, requests have
-their length in the Content-Type. Pure; runs on the road.
+The environment determines the routes. The header X-Vertex-Ai-Triton-Redirect of a prediction names another target, like
+`v2/models/M/infer`; every request to the predict route is a POST. Binary responses are those of Triton's API, binary
+requests have the length of their JSON in the Content-Type. Pure; runs on the road.
 """
 
 import re
@@ -29,7 +29,7 @@ _REDIRECTS = (
     (re.compile(f"{_REGION}/status"), "GET"),
     (re.compile(f"{_MODEL}/infer|{_REPOSITORY}/index"), "POST"),
 )
-#: Paths that would change the server: a caller who may predict may not do that.
+#: Paths that would change the server, which a caller who may predict is not allowed to do.
 _FORBIDDEN = re.compile(f"{_REPOSITORY}/models/[^/]+/(?:un)?load|{_REGION}/(?:un)?register")
 
 _infer = asked_by_content_type(infer, BINARY_CONTENT)

@@ -1,40 +1,41 @@
-"""What a connection asks of its calls."""
+"""The interface of a gRPC connection to its calls."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 
 class Call(Protocol):
-    """A stream of the connection."""
+    """One call, which is a stream of the connection."""
 
-    #: Where the next bytes of its message may be received directly, or None.
+    #: The memory into which the next bytes of the call's message may be received directly, or None.
     @property
     def target(self) -> memoryview | None: ...
 
     def landed(self, nbytes: int) -> None:
-        """So many bytes were received into `target`."""
+        """Note that `nbytes` bytes were received into `target`."""
         ...
 
     def take(self, data: bytes | memoryview) -> None:
-        """A piece of its messages has come."""
+        """Take a piece of the call's messages."""
         ...
 
     def end(self) -> None:
-        """The client sends nothing more."""
+        """Note that the client sends nothing more."""
         ...
 
     def cancel(self) -> None:
-        """The client does not want it any more, or is gone: nothing may be sent on it."""
+        """End the call because the client does not want it any more, or is gone: nothing may be sent on it."""
         ...
 
     def expire(self, now_s: float) -> None:
-        """Look at its deadline."""
+        """End the call if its deadline has passed by `now_s` (monotonic)."""
         ...
 
     def recall(self, is_wanted: Callable[[tuple[int, int]], bool]) -> None:
-        """Copy answers that wait for others and lie in blocks that are wanted back, as far as there is room for it."""
+        """Copy answers that wait for others and lie in blocks that are wanted back, as far as there is room for
+        copies."""
         ...
 
     def end_idle(self) -> None:
-        """The server ends: so does a call that has nothing to wait for but its client."""
+        """End a call that waits for its client only, because the server stops."""
         ...

@@ -1,4 +1,4 @@
-"""A client's connection to a gRPC lane: its socket, its HTTP/2 state, its calls, and what is on its way out."""
+"""A client's connection to a gRPC lane: its socket, its HTTP/2 state, its calls, and its unsent output."""
 
 import socket
 import time
@@ -32,7 +32,7 @@ from shoal.frontend.kept_memory import KeptMemory, Pace
 from shoal.frontend.slow_readers import HOLD_S
 
 READ_BYTES = 64 * 1024
-#: In the middle of a large message; that of a client that cuts it into frames of 16 KiB is read so.
+#: Bytes of one read in the middle of a large message, as from clients that cut messages into frames of 16 KiB.
 LARGE_READ_BYTES = 512 * 1024
 #: Pieces in one gathering write, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
@@ -41,12 +41,12 @@ _OK = trailers(0)
 _BLOCKS = Blocks.of(HEADERS, _OK)
 
 Socket = socket.socket
-#: Which reply's block a piece of output lies in: its request's number, and its part.
+#: The reply whose block a piece of output lies in: its request's number, and its part.
 Token = tuple[int, int]
 
 
 class GrpcConnection:
-    """One client. What it answers leaves with `flush`."""
+    """One client's connection. Responses are queued, and leave with `flush`."""
 
     __slots__ = (
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
@@ -73,48 +73,48 @@ class GrpcConnection:
         self._kept = kept
         # Changed by the lane and by calls.
         self.calls: dict[int, Call] = {}
-        self.headers: Mapping[str, str] | None = None  # of the last call, which are shared by all that are equal
-        self.opening: Opening | Refused | bytes = b""  # what they meant
-        self.known: KnownCall | None = None  # what the last calls were like
-        self.form: Form | None = None  # of the last call that was not
-        self.is_landing = False  # a call may have a target
+        self.headers: Mapping[str, str] | None = None  # of the last call; equal headers are one object
+        self.opening: Opening | Refused | bytes = b""  # the result of parsing `headers`
+        self.known: KnownCall | None = None  # the common form of the last calls
+        self.form: Form | None = None  # the request form of the last call that was not of the form `known`
+        self.is_landing = False  # whether a call may have a target
         self.unsent: deque[bytes | memoryview] = deque()
-        self._tokens: list[Token] = []  # of what lies in `unsent`
+        self._tokens: list[Token] = []  # replies in whose blocks pieces of `unsent` lie
         self._filled_s = now_s  # when `unsent` was filled last
-        self._own_unsent_bytes = 0  # of `unsent`, since it was seen to lie in our own memory; 0 before that
-        self._waiting_bytes = 0  # of answers that wait for others of their streams, copied
-        self._counted_bytes = 0  # of what all connections keep
-        self.is_late = self.is_slow = False  # since it last had read all, responses have lain for long, or were cut
-        self._behind: dict[int, Pace] = {}  # of the streams for which there was no room when that was seen last
-        self.is_dirty = False  # something is to be sent at the end of this pass
-        self.is_ending = False  # it takes no further calls
-        self.is_shut = False  # nothing more is said
-        self.is_blocked = False  # the socket takes no more, the loop says when it does
-        self.begun_s = now_s  # when something came last
-        self.progress_s = now_s  # when the socket took something last, or there was nothing to take
-        self.silent_until_s = 0.0  # how long it may say nothing at all; 0: it has said something
-        self.pinged_s = 0.0  # when an answer to a ping was asked for; 0: none is awaited
-        self.age_ends_s = 0.0  # when it is too old; 0: never
-        self.ends_s = 0.0  # when it is closed whatever happens; 0: never
+        self._own_unsent_bytes = 0  # bytes of `unsent` once it is copied into our own memory; 0 before that
+        self._waiting_bytes = 0  # bytes of copied answers that wait for others of their streams
+        self._counted_bytes = 0  # this connection's part of `kept`
+        self.is_late = self.is_slow = False  # since the client last had read all, responses lay for long, or were cut
+        self._behind: dict[int, Pace] = {}  # streams for whose copies there was no room at the last check
+        self.is_dirty = False  # whether there is output to be sent at the end of this pass
+        self.is_ending = False  # whether no further calls are taken
+        self.is_shut = False  # whether the sending side of the socket is closed
+        self.is_blocked = False  # whether the socket takes no more; the loop waits until it does
+        self.begun_s = now_s  # when bytes came last
+        self.progress_s = now_s  # when the socket took bytes last, or there were none to send
+        self.silent_until_s = 0.0  # when a client that has sent nothing at all is disconnected; 0: it has sent
+        self.pinged_s = 0.0  # when a ping was sent whose answer is missing; 0: none is
+        self.age_ends_s = 0.0  # when the connection is too old; 0: never
+        self.ends_s = 0.0  # when the connection is closed in any case; 0: never
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to say than what is unsent."""
+        """Whether no output will follow the unsent one."""
         return self.http2.is_failed or self.http2.is_drained
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the client has not read and that are kept in memory of our own."""
+        """Number of bytes that the client has not read and that are kept in this process's own memory."""
         return max(self.http2.num_queued - self.http2.lent_bytes, 0) + self._own_unsent_bytes + self._waiting_bytes
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be kept until the client reads them."""
+        """Whether `nbytes` more bytes may be kept until the client reads them."""
         return self._kept.has_room(self.kept_bytes, nbytes)
 
     # --- bytes in and out ---
 
     def read(self) -> bytes | None:
-        """What has come; b"" at the end of the connection, None where there is nothing."""
+        """Received bytes; b"" at the end of the connection, None if there are none now."""
         try:
             return self.socket.recv(LARGE_READ_BYTES if self.is_landing else READ_BYTES)
         except BlockingIOError:
@@ -123,7 +123,8 @@ class GrpcConnection:
             return b""
 
     def read_into(self, buffers: list[memoryview]) -> int:
-        """Receive directly; the number of bytes, 0 at the end of the connection, -1 where there is nothing."""
+        """Receive directly into buffers. The number of bytes, 0 at the end of the connection, -1 if there are none
+        now."""
         try:
             return self.socket.recvmsg_into(buffers)[0]
         except BlockingIOError:
@@ -132,7 +133,7 @@ class GrpcConnection:
             return 0
 
     def flush(self, now_s: float) -> bool:
-        """Send what may go out, as far as the socket takes it. False where the client is gone."""
+        """Send output as far as the socket takes it. False if the client is gone."""
         self.is_dirty = False
         unsent, http2 = self.unsent, self.http2
         if not unsent:
@@ -159,10 +160,10 @@ class GrpcConnection:
         return True
 
     def _send_only(self, piece: bytes) -> bool:
-        """Send what is all there is. False where some of it is unsent."""
+        """Send a piece that is the whole output. False if some of it is unsent."""
         try:
             sent = self.socket.send(piece)
-        except OSError:  # the next attempt tells why
+        except OSError:  # the next attempt raises the error again
             sent = 0
         if sent == len(piece):
             return True
@@ -170,13 +171,13 @@ class GrpcConnection:
         return False
 
     def shut(self) -> None:
-        """Say that nothing more comes."""
+        """Close the sending side of the socket."""
         self.is_shut = True
         with suppress(OSError):  # gone already
             self.socket.shutdown(socket.SHUT_WR)
 
     def _send(self) -> bool:
-        """Send until the socket takes no more, or all is sent. False where the client is gone."""
+        """Send until the socket takes no more, or all is sent. False if the client is gone."""
         unsent = self.unsent
         while unsent:
             pieces = list(islice(unsent, _MAX_PIECES))
@@ -186,7 +187,7 @@ class GrpcConnection:
                 return True
             except OSError:
                 return False
-            if len(unsent) <= _MAX_PIECES and sent == sum(map(len, pieces)):  # all there is, which is usual
+            if len(unsent) <= _MAX_PIECES and sent == sum(map(len, pieces)):  # all is sent, the usual case
                 unsent.clear()
             else:
                 self._drop(sent)
@@ -194,7 +195,7 @@ class GrpcConnection:
         return True
 
     def _release(self, tokens: list[Token]) -> None:
-        """What they stand for is not needed any more, nor what lies in `unsent`."""
+        """Release the replies of these tokens: no piece of `unsent` needs their blocks any more."""
         self._release_all(tokens)
         self._tokens = []
 
@@ -203,7 +204,7 @@ class GrpcConnection:
             self._released(token)
 
     def _drop(self, nbytes: int) -> None:
-        """So many bytes have left."""
+        """Remove `nbytes` bytes that were sent from `unsent`."""
         unsent = self.unsent
         while unsent:
             first = unsent[0]
@@ -216,19 +217,20 @@ class GrpcConnection:
                 return
 
     def _count(self) -> None:
-        """Bring what all connections keep up to date."""
+        """Bring this connection's part of the kept memory up to date."""
         nbytes = self.kept_bytes
         self._kept.nbytes += nbytes - self._counted_bytes
         self._counted_bytes = nbytes
-        if not self.http2.num_queued:  # it has read all
+        if not self.http2.num_queued:  # the client has read all
             self.is_late = self.is_slow = False
 
     # --- what the client does not read ---
 
     def relieve(self, now_s: float) -> list[int]:
-        """Give back the workers' blocks that the client has let lie for HOLD_S, as far as there is room for copies.
+        """Release the workers' blocks that the client has not read for HOLD_S, as far as there is room for copies.
 
-        Returns the streams to `cut`: there is no room for theirs, and they are read too slowly to be waited for.
+        Returns the numbers of the streams to `cut`: there is no room for their copies, and they are read too slowly to
+        be waited for.
         """
         then_s, behind, slow = now_s - HOLD_S, dict[int, Pace](), list[int]()
         if self.unsent and self._filled_s < then_s:
@@ -248,9 +250,9 @@ class GrpcConnection:
         return slow
 
     def recall(self, is_wanted: Callable[[Token], bool]) -> list[tuple[float, Stream]]:
-        """Give back the workers' blocks that are wanted, as far as there is room for copies.
+        """Release the workers' blocks that are wanted back, as far as there is room for copies.
 
-        Returns the streams for which there is none, and since when each waits to be read.
+        Returns the streams for whose copies there is none, each with the time since when it waits to be read.
         """
         if self.unsent:
             self._keep_unsent()
@@ -262,9 +264,9 @@ class GrpcConnection:
         return [each for each in waiting if each[0] < inf]
 
     def keep(self, stream: Stream, queue: Queue, is_wanted: Callable[[Token], bool]) -> float:
-        """Copy what is queued of a stream, if it lies in blocks that are wanted and as far as there is room for it.
+        """Copy a stream's queued responses that lie in wanted blocks, as far as there is room for copies.
 
-        Returns since when the rest of that waits to be read; inf: there is none.
+        Returns since when the rest of them waits to be read; inf: none is left.
         """
         if queue.lent_since_s(is_wanted) < inf:
             self._keep(stream)
@@ -277,24 +279,25 @@ class GrpcConnection:
         self._count()
 
     def keep_waiting(self, nbytes: int) -> None:
-        """So many bytes more, or less, are kept of answers that wait for others."""
+        """Count `nbytes` more bytes (negative: fewer) of copied answers that wait for others of their streams."""
         self._waiting_bytes += nbytes
         self._count()
 
     def must_keep(self, stream_id: int) -> bool:
-        """Whether a response is to be copied, since it cannot leave now and its client has let others lie."""
+        """Whether a response must be copied, since it cannot leave now and its client has left others unread for
+        long."""
         return self.is_late and self._is_stuck(stream_id)
 
     def must_refuse(self, stream_id: int) -> bool:
-        """Whether a response for which there is no room is to be dropped, since it cannot leave now and others of the
-        connection were: its client would have to be waited for again."""
+        """Whether a response without room for a copy must be dropped, since it cannot leave now and others of the
+        connection were dropped: its client would have to be waited for again."""
         return self.is_slow and self._is_stuck(stream_id)
 
     def _is_stuck(self, stream_id: int) -> bool:
         return bool(self.unsent) or self.http2.is_shut(stream_id)
 
     def cut(self, stream_id: int) -> None:
-        """End a response whose client reads too slowly, in place of what is queued of it."""
+        """End a response whose client reads too slowly; its queued rest is dropped."""
         self.calls.pop(stream_id, None)
         self.is_late = self.is_slow = True
         if self.unsent:
@@ -309,9 +312,9 @@ class GrpcConnection:
         )
 
     def _keep_unsent(self) -> None:
-        """Copy what is on its way to the socket, a bounded part of all, and give back what it has come to the end of.
+        """Copy the unsent output, a bounded part of all, and release the replies that it came from.
 
-        Before anything that is queued is given back: the beginning of that may lie here.
+        To be called before queued pieces are released: the beginning of such a reply may lie here.
         """
         if not self._own_unsent_bytes:
             self.unsent = deque([bytes(each) for each in self.unsent])
@@ -335,16 +338,17 @@ class GrpcConnection:
         self.calls.clear()
 
     def go_away(self) -> None:
-        """Take no further calls; those there are go on."""
+        """Take no further calls; open ones go on."""
         self.is_ending = True
         self.http2.go_away()
 
-    # --- what calls say ---
+    # --- responses of calls ---
 
     def respond(
         self, stream_id: int, chunks: list[bytes | memoryview], token: Token | None, encoding: str = IDENTITY
     ) -> bool:
-        """The one message of a call, and its end. True where its chunks must stay until `token` is released."""
+        """Send the one message of a call, and its end. True if its chunks must stay unchanged until `token` is
+        released."""
         self.calls.pop(stream_id, None)
         nbytes = sum(map(len, chunks))
         if nbytes <= JOIN_BYTES:
@@ -357,7 +361,7 @@ class GrpcConnection:
             chunks, token = [b"".join(chunks)], None
         chunks = prefixed(chunks, encoding)
         if encoding != IDENTITY and token is not None and self.has_room(sum(map(len, chunks))):
-            token = None  # what is compressed is a copy
+            token = None  # compressed chunks are copies
         if token is not None and self.is_slow and self.must_refuse(stream_id):
             self.refuse(stream_id, _RESOURCE_EXHAUSTED, self._too_slow())
             return False
@@ -367,22 +371,22 @@ class GrpcConnection:
         return token is not None
 
     def refuse(self, stream_id: int, status: int, message: str) -> None:
-        """The end of a call that has sent nothing."""
+        """End a call that has sent nothing, with this status."""
         self.calls.pop(stream_id, None)
         self.http2.send_headers(stream_id, only_trailers(status, message), end_stream=True)
 
     def refuse_http(self, stream_id: int, block: bytes) -> None:
-        """The end of what is no call."""
+        """End a request that is no gRPC call, with an HTTP response."""
         self.http2.send_headers(stream_id, block, end_stream=True)
 
     def finish(self, stream_id: int, status: int = 0, message: str = "") -> None:
-        """The end of a call that has sent its head."""
+        """End a call that has sent its response headers."""
         self.calls.pop(stream_id, None)
         self.http2.send_trailers(stream_id, trailers(status, message) if status else _OK)
 
 
 def prefixed(chunks: list[bytes | memoryview], encoding: str = IDENTITY) -> list[bytes | memoryview]:
-    """A message in pieces, its length in front; in an encoding, it is a copy."""
+    """A message in pieces with its length in front; a copy if it is compressed."""
     if encoding != IDENTITY:
         message = compress(encoding, chunks)
         return [prefix(len(message), is_compressed=True), message]

@@ -1,4 +1,4 @@
-"""When clients stop waiting for their calls: the next deadline first. One thread, the lane's."""
+"""The deadlines of a lane's calls: the next one first. One thread, the lane's."""
 
 import heapq
 from typing import NamedTuple
@@ -8,22 +8,22 @@ from shoal.frontend.grpc.connection import GrpcConnection
 
 
 class Deadline(NamedTuple):
-    """The call may have ended long before."""
+    """A call's deadline (monotonic seconds). The call may have ended long before."""
 
     at_s: float
-    number: int  # no two are the same
+    number: int  # unique, so that the heap never compares connections
     connection: GrpcConnection
     stream_id: int
     call: Call
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the call is still there, and has not been handed to the road, which has its own clock."""
+        """Whether the call is open, and has not been handed to the road, which has its own clock."""
         return self.connection.calls.get(self.stream_id) is self.call
 
 
 class Deadlines:
-    """The deadlines of a lane's calls, if their clients named one."""
+    """The deadlines of a lane's calls whose clients gave one."""
 
     def __init__(self) -> None:
         # Changed by every method: a heap.
@@ -34,12 +34,12 @@ class Deadlines:
         return len(self._deadlines)
 
     def add(self, at_s: float, connection: GrpcConnection, stream_id: int, call: Call) -> None:
-        """The client of a call waits until then."""
+        """Add a call that expires at `at_s` (monotonic)."""
         self._num_deadlines += 1
         heapq.heappush(self._deadlines, Deadline(at_s, self._num_deadlines, connection, stream_id, call))
 
     def expire(self, now_s: float, patience_s: float) -> float:
-        """Tell the calls whose time has come; in how many seconds to look again, at most `patience_s`."""
+        """Expire the calls whose deadline has passed. Returns the seconds until the next look, at most `patience_s`."""
         deadlines = self._deadlines
         while deadlines and deadlines[0].at_s <= now_s:
             deadline = heapq.heappop(deadlines)
@@ -48,6 +48,6 @@ class Deadlines:
         return min(patience_s, max(0.0, deadlines[0].at_s - now_s)) if deadlines else patience_s
 
     def forget_ended(self) -> None:
-        """Keep those of calls that are still there: a client that grants an hour would leave an hour of them."""
+        """Remove the deadlines of ended calls: with deadlines of an hour, an hour of them would be kept."""
         self._deadlines = [each for each in self._deadlines if each.is_awaited]
         heapq.heapify(self._deadlines)

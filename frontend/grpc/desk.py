@@ -1,4 +1,4 @@
-"""What the calls of a gRPC lane ask of it: its requests, its memory, its clock, its ways to the road."""
+"""The interface of a gRPC lane to its calls: its requests, its memory, its clock, its ways to the road."""
 
 import socket
 from typing import Protocol
@@ -14,7 +14,7 @@ from shoal.shm.slab import Block
 
 
 class Listener(Protocol):
-    """A socket of a call's own."""
+    """An object with a socket of its own that the lane waits for."""
 
     fd: int
 
@@ -24,12 +24,12 @@ class Listener(Protocol):
 
 
 class Desk(Protocol):
-    """The lane, as a call sees it."""
+    """The lane, as its calls use it."""
 
     harbour: Harbour
     inference: Inference
     parking: Parking
-    now_s: float  # of this pass
+    now_s: float  # monotonic time of this pass
 
     def has_output(self, connection: GrpcConnection) -> None:
         """Note that a connection has bytes to send at the end of this pass."""
@@ -40,39 +40,39 @@ class Desk(Protocol):
         ...
 
     def free(self, block: Block) -> None:
-        """A message will not be asked."""
+        """Free the block of a received message that will not be submitted."""
         ...
 
     def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
-        """The call as its handler sees it."""
+        """The call in the form for a handler of the service."""
         ...
 
     def deadline_s(self, opening: Opening) -> float:
-        """When a call that begins now is too late: the client's deadline, or the server's."""
+        """The monotonic time at which a call that begins now is too late: the client's deadline, or the server's."""
         ...
 
     def answer_by_s(self) -> float:
-        """When the next answer of a streamed request is too late."""
+        """The monotonic time at which the next answer of a streamed request is too late."""
         ...
 
     def too_late(self, opening: Opening) -> tuple[int, str]:
-        """What a call is told whose deadline has passed."""
+        """The status and message for a call whose deadline has passed."""
         ...
 
     def no_answer(self) -> UnavailableError:
-        """What a request is told that no model has answered in time."""
+        """The error for a request that no model has answered in time."""
         ...
 
     def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        """Give the road its end of a call."""
+        """Give the road its end of a call's socket pair."""
         ...
 
     def listen(self, listener: Listener) -> None:
-        """Serve it when it can be read."""
+        """Call the listener's `serve` whenever its descriptor can be read."""
         ...
 
     def watch(self, fd: int, events: int) -> None:
-        """Wait for something else on a listener's socket."""
+        """Wait for other events of a listener's descriptor."""
         ...
 
     def forget(self, listener: Listener) -> None:

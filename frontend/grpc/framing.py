@@ -1,6 +1,6 @@
-"""gRPC over HTTP/2: what its headers, trailers, prefixes, timeouts and encodings look like. Pure; front-end processes.
+"""The headers, trailers, prefixes, timeouts and encodings of gRPC over HTTP/2. Pure; front-end processes.
 
-Header blocks are made here as plain HPACK literals, which refer to the static table only: they mean the same on every
+Header blocks are made here as plain HPACK literals, which refer to the static table only: they are valid on every
 connection, so most are made once. (gRPC's PROTOCOL-HTTP2.md.)
 """
 
@@ -13,14 +13,14 @@ from shoal.errors import UnsupportedError
 from shoal.frontend.v2.compression import inflate
 from shoal.memo import memoized
 
-#: The prefix of a message: a byte, compressed or not, and its length in four.
+#: The prefix of a message: one byte, 1 if it is compressed, and its length in four bytes.
 _PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = _PREFIX.size
 
-#: The encoding of what is not compressed.
+#: The encoding of messages that are not compressed.
 IDENTITY = "identity"
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-#: A longer message is cut: gRPC clients refuse metadata of more than 8 KiB, and with them the status.
+#: A longer status message is cut: gRPC clients refuse metadata of more than 8 KiB, and the status with it.
 _MAX_MESSAGE_BYTES = 6 * 1024
 
 _STATUS_200 = b"\x88"  # the static table's entry 8
@@ -31,7 +31,7 @@ _NOT_PLAIN = re.compile(rb"[^ -$&-~]")
 
 
 def prefix(nbytes: int, *, is_compressed: bool = False) -> bytes:
-    """What stands before a message of so many bytes."""
+    """The five bytes before a message of `nbytes` bytes."""
     return _PREFIX.pack(is_compressed, nbytes)
 
 
@@ -39,12 +39,12 @@ def prefix(nbytes: int, *, is_compressed: bool = False) -> bytes:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A field that enters no table (RFC 7541, 6.2.2)."""
+    """A header field that enters no table (RFC 7541, 6.2.2)."""
     return b"\0" + _length(name) + name + _length(value) + value
 
 
 def _length(text: bytes) -> bytes:
-    """RFC 7541, 5.1, with a prefix of seven bits."""
+    """The length of a text as an HPACK integer with a prefix of seven bits (RFC 7541, 5.1)."""
     nbytes = len(text)
     if nbytes < 127:
         return bytes((nbytes,))
@@ -57,24 +57,24 @@ def _length(text: bytes) -> bytes:
     return bytes(length)
 
 
-#: The head of every response that has messages.
+#: The header block of every response with messages.
 HEADERS = _STATUS_200 + _CONTENT_TYPE
 
 
 def headers(encoding: str) -> bytes:
-    """Response headers if messages may be compressed."""
+    """The header block of a response whose messages may be compressed by `encoding`."""
     return HEADERS if encoding == IDENTITY else HEADERS + _literal(b"grpc-encoding", encoding.encode())
 
 
 @memoized("grpc_trailers", 64)
 def trailers(status: int, message: str = "") -> bytes:
-    """The end of a response."""
+    """The header block that ends a response."""
     block = _literal(b"grpc-status", str(status).encode())
     return block + _literal(b"grpc-message", percent_encode(message)) if message else block
 
 
 def only_trailers(status: int, message: str) -> bytes:
-    """A response without messages, in one block."""
+    """The one header block of a response without messages."""
     return HEADERS + trailers(status, message)
 
 
@@ -89,9 +89,9 @@ def percent_encode(message: str) -> bytes:
 
 
 def refusal(request: Mapping[str, str]) -> bytes | None:
-    """The whole response to a request that is not gRPC, as one block; None to one that is.
+    """The whole response, as one header block, to a request that is not gRPC; None for a gRPC request.
 
-    `te: trailers` may be missing: some proxies drop it, and we send trailers anyway.
+    `te: trailers` may be missing: some proxies drop it, and trailers are sent anyway.
     """
     if request[":method"] != "POST":
         return _literal(b":status", b"405") + _literal(b"allow", b"POST")
@@ -102,7 +102,7 @@ def refusal(request: Mapping[str, str]) -> bytes | None:
 
 
 def parse_timeout(value: str) -> float:
-    """`grpc-timeout` in seconds; ValueError for what is none."""
+    """The value of a `grpc-timeout` header in seconds. Raises ValueError for any other text."""
     match = _TIMEOUT.fullmatch(value)
     if match is None:
         raise ValueError(f"no grpc-timeout: {value!r}")
@@ -113,7 +113,7 @@ def parse_timeout(value: str) -> float:
 
 
 def decompress(encoding: str, message: bytes | memoryview, limit: int) -> bytes | memoryview:
-    """A compressed message as it was before.
+    """The decompressed message.
 
     Raises UnsupportedError for an encoding other than identity, deflate and gzip; InvalidArgumentError for more than
     `limit` bytes or a damaged stream.
@@ -126,7 +126,7 @@ def decompress(encoding: str, message: bytes | memoryview, limit: int) -> bytes 
 
 
 def response_encoding(level: str, accepted: str) -> str:
-    """The encoding that a compression level means to a client that accepts those, as gRPC core has it."""
+    """The encoding for a compression level and a client that accepts `accepted`, chosen as in gRPC core."""
     supported = {name.strip() for name in accepted.split(",")}
     ranked = [name for name in ("gzip", "deflate") if name in supported]
     if level == "none" or not ranked:
@@ -135,7 +135,7 @@ def response_encoding(level: str, accepted: str) -> str:
 
 
 def compress(encoding: str, chunks: Sequence[bytes | memoryview]) -> bytes:
-    """A message, compressed."""
+    """A compressed message."""
     deflater = zlib.compressobj(wbits=_WBITS[encoding])
     compressed = [deflater.compress(chunk) for chunk in chunks]
     return b"".join((*compressed, deflater.flush()))

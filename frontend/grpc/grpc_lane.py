@@ -1,7 +1,7 @@
 """gRPC on a lane: connections, their calls, and the answers that leave at the end of each pass of the loop.
 
-It answers whatever cannot block: inference, streams of it, health, metadata, configuration, statistics. What waits for
-the supervisor, for a model's word or for memory takes the road, call by call (road_call.py).
+The lane answers whatever cannot block: inference, streams of it, health, metadata, configuration, statistics. Calls
+that wait for the supervisor, for a model's readiness check or for memory take the road, one by one (road_call.py).
 """
 
 import logging
@@ -38,7 +38,7 @@ from shoal.shm.slab import Block
 _log = logging.getLogger("shoal")
 
 _DEADLINE_EXCEEDED = 4
-#: Less is not received by itself: in a read with what follows it takes a tenth of the instructions.
+#: Fewer bytes are not received directly: in one read with the bytes that follow they take a tenth of the instructions.
 _DIRECT_BYTES = 32 * 1024
 #: Calls that are streams, by their paths; all others are unary.
 _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
@@ -49,7 +49,7 @@ _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPO
 
 
 class GrpcLane(Lane[GrpcConnection]):
-    """Every gRPC connection of one process."""
+    """Every gRPC connection of one lane."""
 
     def __init__(self, front_end: FrontEnd, host: Host) -> None:
         super().__init__(front_end, host)
@@ -68,7 +68,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []
-        self._listeners: dict[int, Listener] = {}  # sockets of calls, by their descriptors
+        self._listeners: dict[int, Listener] = {}  # by descriptor
         self._deadlines = Deadlines()
 
     # --- connections come and go ---
@@ -84,7 +84,7 @@ class GrpcLane(Lane[GrpcConnection]):
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, _IN)
-        # Our SETTINGS wait for the client's first bytes: a client of HTTP/1 is to be answered in its own words.
+        # Our SETTINGS wait for the client's first bytes: a client of HTTP/1 must get an answer in HTTP/1.
         if self._stops_at_s:
             connection.go_away()
             self.has_output(connection)
@@ -132,7 +132,7 @@ class GrpcLane(Lane[GrpcConnection]):
             self.close(connection)
 
     def _take_known(self, connection: GrpcConnection, known: KnownCall, data: bytes) -> bytes:
-        """Take the calls that are like one before, and return what follows them."""
+        """Take the calls whose bytes are of the form of an earlier call, and return the bytes that follow them."""
         position, nbytes = 0, known.nbytes
         while len(data) - position >= nbytes:
             read = known.read(data, position)
@@ -146,12 +146,12 @@ class GrpcLane(Lane[GrpcConnection]):
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
             position += nbytes
-            if not call.infer_known(known.form, id_, tensors):  # the longer way knows what to do
+            if not call.infer_known(known.form, id_, tensors):  # otherwise the call is parsed as any other
                 call.take(data[position - known.num_data : position])
         return data[position:] if position else data
 
     def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
-        """Know the next call, where this one was of the same form as the one before."""
+        """Keep the form of a call for recognising the next one, if the call before had that form, too."""
         call = connection.calls.get(connection.http2.streams.last_id)
         form = call.form if isinstance(call, UnaryCall) else None
         if form is not None and form is connection.form and isinstance(connection.opening, Opening):
@@ -159,7 +159,7 @@ class GrpcLane(Lane[GrpcConnection]):
         connection.form = form
 
     def _land(self, connection: GrpcConnection) -> bool:
-        """Receive what comes next where its call wants it; False where that may be something else."""
+        """Receive the next bytes into the memory of their call; False if they may be other bytes than its message's."""
         landing, http2 = self._landing, connection.http2
         expected = http2.expected
         call = None if expected is None else connection.calls.get(expected[0])
@@ -187,7 +187,7 @@ class GrpcLane(Lane[GrpcConnection]):
                 call = calls.get(stream_id)
                 if call is not None and data:
                     call.take(data)
-                    call = calls.get(stream_id)  # it may be another by now, or none
+                    call = calls.get(stream_id)  # `take` may have replaced or ended the call
                 if call is not None and is_end:
                     call.end()
             elif isinstance(event, RequestStarted):
@@ -208,7 +208,7 @@ class GrpcLane(Lane[GrpcConnection]):
             self.has_output(connection)
 
     def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> Call | None:
-        """The call that a head begins; None where it is refused."""
+        """The call that a request's headers begin; None if they are refused."""
         if connection.headers is not headers:
             connection.headers = headers
             connection.opening = open_call(self._state, headers, connection.peer)
@@ -225,7 +225,7 @@ class GrpcLane(Lane[GrpcConnection]):
             self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
         return call
 
-    # --- what calls ask of the lane ---
+    # --- methods for calls (Desk) ---
 
     def has_output(self, connection: GrpcConnection) -> None:
         if not connection.is_dirty:
@@ -291,7 +291,7 @@ class GrpcLane(Lane[GrpcConnection]):
                 continue  # closed in this pass; its descriptor may be another's by now
             try:
                 self._flush(connection)
-            except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
                 self._give_up(connection)
 
     def _flush(self, connection: GrpcConnection) -> None:
@@ -303,7 +303,8 @@ class GrpcLane(Lane[GrpcConnection]):
             connection.is_blocked = is_blocked
             self._poller.modify(connection.fd, _IN | _OUT if is_blocked else _IN)
         if connection.is_ending and connection.is_over and not is_blocked and not connection.is_shut:
-            # What the client had sent by then is read: closing now would reset the connection, and lose our last words.
+            # Bytes that the client has sent by then are still read: to close the socket now would reset the connection,
+            # and lose the last output.
             connection.ends_s = self.now_s + LINGER_S
             connection.shut()
 
@@ -329,7 +330,8 @@ class GrpcLane(Lane[GrpcConnection]):
             self._age(connection)
 
     def _relieve(self, connection: GrpcConnection) -> bool:
-        """Have a client that does not read keep nothing from others. False where its socket takes nothing for long."""
+        """Release memory of other processes that a client who does not read holds. False if its socket takes nothing
+        for long."""
         for stream_id in connection.relieve(self.now_s):
             self._cut(connection, stream_id)
         most_s = SEND_S if self._kept.share_bytes > 0 else HOLD_S
@@ -344,7 +346,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self.has_output(connection)
 
     def _keep_alive(self, connection: GrpcConnection) -> None:
-        """Ask a client that is silent whether it is still there."""
+        """Ping a client that is silent, and close the connection of one that does not answer."""
         settings, now_s = self._settings, self.now_s
         if connection.pinged_s:
             if now_s >= connection.pinged_s + settings.keepalive_timeout / 1000:
@@ -357,7 +359,8 @@ class GrpcLane(Lane[GrpcConnection]):
             self.has_output(connection)
 
     def _age(self, connection: GrpcConnection) -> None:
-        """An old connection is to be replaced, so that clients spread over the servers there are by now."""
+        """End a connection that has reached its maximum age, so that clients spread over the servers that there are
+        by now."""
         if 0.0 < connection.age_ends_s <= self.now_s:
             connection.go_away()
             self.has_output(connection)

@@ -1,8 +1,9 @@
-"""A call's messages on their way in: whole ones out of bytes as they come, large ones straight in shared memory.
+"""A call's incoming messages: small ones are collected from bytes as they come, large ones received directly in shared
+memory.
 
 A client may stop half-way and hold its block for as long as its call may take. So the blocks of all unfinished messages
-together take at most half of the slab, as HTTP's do: the other half serves those who are done sending. One thread, the
-lane's.
+together take at most half of the slab, as HTTP's do: the other half is for messages that have come whole. One thread,
+the lane's.
 """
 
 from collections.abc import Callable
@@ -19,15 +20,15 @@ from shoal.shm.port import Port
 from shoal.shm.slab import Block
 from shoal.star.outgoing import ALIGNMENT
 
-#: A message up to this is collected in private memory and copied into its block, if there is room; a larger one is
-#: received there.
+#: A message up to this size is collected in private memory, if there is room, and copied into its block; a larger one
+#: is received in its block.
 SMALL_BYTES = 48 * 1024
-#: Why a small one is refused.
+#: The sentence with which a small message is refused.
 NO_ROOM_FOR_UNFINISHED = "too many unfinished messages: the server has no memory left for this connection's"
 
 
 class Received(NamedTuple):
-    """A whole message: in `block`, which is the caller's now, or in private memory where that is None."""
+    """A whole message: in `block`, which is the receiver's now, or in private memory if `block` is None."""
 
     data: bytes | memoryview
     block: Block | None
@@ -36,7 +37,8 @@ class Received(NamedTuple):
 
 
 class Large(NamedTuple):
-    """A message that finds no place here. What follows `begun` is the caller's to take, or to `skip`."""
+    """A message for which there is no block here. The bytes that follow `begun` are for the receiver to take, or to
+    `skip`."""
 
     nbytes: int
     begun: bytes
@@ -47,7 +49,7 @@ Arrival: TypeAlias = Received | Large
 
 
 def whole(data: bytes | memoryview) -> Received | None:
-    """The message that these bytes are, where they are one and nothing more."""
+    """The message that these bytes are, if they are exactly one uncompressed message; else None."""
     nbytes = len(data)
     if nbytes >= PREFIX_BYTES and data[0] == 0 and int.from_bytes(data[1:PREFIX_BYTES], "big") == nbytes - PREFIX_BYTES:
         return Received(data[PREFIX_BYTES:], None, 0, False)
@@ -67,11 +69,11 @@ class Berth:
 
     @property
     def rest(self) -> memoryview:
-        """The place of what has not come yet."""
+        """The memory for the bytes that have not come yet."""
         return self.message[self.received :]
 
     def take(self, data: bytes | memoryview) -> int:
-        """Copy what belongs here; returns how much that was."""
+        """Copy received bytes, up to the message's end. Returns how many were copied."""
         taken = min(len(data), len(self.message) - self.received)
         self.message[self.received : self.received + taken] = data[:taken]
         self.received += taken
@@ -85,17 +87,18 @@ class Harbour:
         self._port = port
         self._max_nbytes = port.slab.largest_nbytes // 2
         self._largest_nbytes = port.slab.largest_nbytes // SLAB_PARTS
-        #: What unfinished messages take of private memory.
+        #: Private memory that small unfinished messages take.
         self.unfinished = KeptMemory()
         # Changed by every method.
         self._nbytes = 0
 
     def is_too_large(self, nbytes: int) -> bool:
-        """Whether there never is a place for a message of so many bytes."""
+        """Whether no block is ever large enough for a message of `nbytes` bytes."""
         return nbytes + ALIGNMENT + HEADER_BYTES > self._largest_nbytes
 
     def berth(self, nbytes: int, begun: bytes | memoryview) -> Berth | None:
-        """A place for a message of `nbytes` that starts with `begun`, its first tensor aligned; None where none is."""
+        """A block for a message of `nbytes` bytes that starts with `begun`, its first tensor aligned; None if there
+        is none."""
         # The message may be moved so that its first tensor is aligned, and the request's header goes behind it.
         needed = nbytes + ALIGNMENT + HEADER_BYTES
         if self.is_too_large(nbytes) or self._nbytes + needed > self._max_nbytes:
@@ -108,33 +111,34 @@ class Harbour:
         return Berth(block, message_offset(first_raw_offset(begun)), nbytes)
 
     def leave(self, berth: Berth) -> None:
-        """The message is complete: its block is the caller's."""
+        """Give up a block whose message is complete: it is the caller's now."""
         self._nbytes -= len(berth.block.memory)
 
     def sink(self, berth: Berth) -> None:
-        """The rest of the message will not come."""
+        """Free the block of a message whose rest will not come."""
         self.leave(berth)
         self._port.slab.free(berth.block.ref)
 
 
 class Unfinished:
-    """What the unfinished messages of one connection take of the lane's private memory.
+    """The private memory that the unfinished messages of one connection take.
 
-    They count against the connection's window, and no more than a share of the memory is lent to them: beyond that they
-    are received into blocks, however small they are.
+    They count against the connection's window, and get no more than a share of the memory: beyond that they are
+    received into blocks, however small they are.
     """
 
     __slots__ = ("_keep", "_kept", "_nbytes")
 
     def __init__(self, keep: Callable[[int], None], kept: KeptMemory) -> None:
-        """`keep` is told of changes, as Http2Connection.keep_received; `kept` are all of a lane's."""
+        """`keep` is called with changes, as Http2Connection.keep_received; `kept` is the memory of all connections
+        of a lane."""
         self._keep = keep
         self._kept = kept
         # Changed by `change`.
         self._nbytes = 0
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether all messages together may take so many bytes more."""
+        """Whether all messages together may take `nbytes` more bytes."""
         return self._kept.has_room(self._nbytes, nbytes)
 
     def change(self, nbytes: int) -> None:
@@ -145,7 +149,7 @@ class Unfinished:
 
 
 class Inbox:
-    """The incoming messages of one call. `close` it when no more are taken."""
+    """The incoming messages of one call; to be closed when no more are taken."""
 
     __slots__ = ("_berth", "_buffer", "_harbour", "_is_open", "_num_skipped", "_unfinished")
 
@@ -160,22 +164,24 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message has begun that has not come whole."""
+        """Whether no message is incomplete."""
         return not self._buffer and self._berth is None and not self._num_skipped
 
     @property
     def target(self) -> memoryview | None:
-        """Where the next bytes may be received directly; `landed` tells how many were."""
+        """The memory into which the next bytes may be received directly, followed by `landed`; None if there is
+        none."""
         return None if self._berth is None else self._berth.rest
 
     def landed(self, nbytes: int) -> Received | None:
-        """So many bytes lie in `target`. The message, where they complete it."""
+        """Note that `nbytes` bytes were received into `target`. Returns the message if they complete it."""
         assert self._berth is not None
         self._berth.received += nbytes
         return self._complete()
 
     def feed(self, data: bytes | memoryview) -> list[Arrival]:
-        """What these bytes complete. After a Large message, nothing more is taken until its rest is skipped."""
+        """The messages that these bytes complete. After a Large message, no bytes are taken until its rest is
+        skipped."""
         arrivals: list[Arrival] = []
         if self._num_skipped:
             skipped = min(self._num_skipped, len(data))
@@ -221,11 +227,11 @@ class Inbox:
         return Received(berth.message, berth.block, berth.offset, is_compressed=False)
 
     def skip(self, nbytes: int) -> None:
-        """Pass over what is still to come of a Large message."""
+        """Ignore the `nbytes` bytes that are still to come of a Large message."""
         self._num_skipped = nbytes
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Take no more bytes, and free the memory of an unfinished message."""
         self._is_open = False
         self._unfinished.change(-len(self._buffer))
         self._buffer = b""

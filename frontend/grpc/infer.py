@@ -1,8 +1,8 @@
-"""ModelInfer and ModelStreamInfer: a message into a validated request, a model's answer into a message.
+"""ModelInfer and ModelStreamInfer: a message becomes a validated request, a model's answer a message.
 
-gRPC's twin of v2/infer.py. The order of checks is Triton's: parameters, inputs and outputs by name, the inputs' data,
-the outputs' parameters, core validation. Nothing here waits or keeps anything, and no raw tensor is
-copied: on its way in it is a view of the message, on its way out of the worker's block. gRPC front ends.
+gRPC's counterpart of v2/infer.py. The order of checks is Triton's: parameters, inputs and outputs by name, the inputs'
+data, the outputs' parameters, core validation. Functions here do not wait and keep no state, and no raw tensor is
+copied: an input is a view of the message, an output a view of the worker's block. gRPC front ends.
 """
 
 from array import array
@@ -56,8 +56,8 @@ _MAX_UINT64 = 2**64 - 1
 _NO_SETTINGS = Settings({}, binary_data_output=True)
 _FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
 
-#: Fields of InferTensorContents: the typecode of an array of their elements, and the datatypes they may be of. The last
-#: is the one that is named where another comes.
+#: Fields of InferTensorContents: the typecode of an array of their elements, and their allowed datatypes. The last is
+#: the one that the error for any other names.
 _CONTENTS: tuple[tuple[str, str, tuple[Datatype, ...]], ...] = (
     ("bool_contents", "?", (BOOL,)),
     ("int_contents", "i", (INT8, INT16, INT32)),
@@ -80,7 +80,7 @@ def parse(message: bytes | memoryview) -> tuple[Any, list[memoryview]]:
 
 
 def parse_form(split: wire.Split) -> Any:
-    """The ModelInferRequest without its raw_input_contents. Raises InvalidArgumentError if malformed."""
+    """The ModelInferRequest of a split message, without its raw_input_contents. Raises InternalError if malformed."""
     try:
         request = service.ModelInferRequest.FromString(split.form)
     except DecodeError as error:
@@ -90,13 +90,14 @@ def parse_form(split: wire.Split) -> Any:
 
 
 def raws_of(message: bytes | memoryview, split: wire.Split) -> list[memoryview]:
-    """The raw tensors of a message that was split."""
+    """The raw tensors of a split message, as views of it."""
     view = memoryview(message)
     return [view[start : start + nbytes] for start, nbytes in zip(split.offsets, split.lengths, strict=True)]
 
 
 def find_model(state: ServerState, request: Any, *, is_stream: bool) -> ModelEntry:
-    """The model that a ModelInferRequest is for. Raises ShoalError."""
+    """The model that a ModelInferRequest is for. Raises ShoalError if there is none, or it is decoupled and the call
+    is not a stream."""
     entry = state.models.lookup(request.model_name, request.model_version)
     if entry.is_decoupled and not is_stream:
         raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -110,7 +111,8 @@ def prepare(
     forwarded: Forwarded = NOTHING,
     regions: Regions = NO_REGIONS,
 ) -> PreparedRequest:
-    """Validates a ModelInferRequest whose raw_input_contents are `raws`. Raises ShoalErrors with Triton's sentences."""
+    """The validated form of a ModelInferRequest whose raw_input_contents are `raws`. Raises ShoalErrors with
+    Triton's sentences."""
     id_ = checked_id(request.id)
     settings = _parse_settings(request.parameters) if request.parameters else _NO_SETTINGS
     inputs, outputs = list(request.inputs), list(request.outputs)  # upb makes an object of each, each time
@@ -193,7 +195,7 @@ def _wrong_type(key: str, expected: str) -> InvalidArgumentError:
 def _parse_input(
     model: str, tensor: Any, unread: Iterator[memoryview], regions: Regions, *, has_raws: bool
 ) -> ParsedInput:
-    """`unread` are the raw tensors that no earlier input took."""
+    """One parsed input. `unread` are the raw tensors that no earlier input took."""
     name, datatype, shape = tensor.name, BY_NAME.get(tensor.datatype), tuple(tensor.shape)
     has_contents = tensor.HasField("contents")
     if tensor.parameters and _names_region(tensor):
@@ -216,7 +218,8 @@ def _parse_input(
 
 
 def _decode_contents(model: str, name: str, datatype: Datatype | None, contents: Any) -> tuple[bytes, int]:
-    """The bytes of an input that was sent element by element; of BYTES, how many, else -1."""
+    """The bytes of an input that was sent element by element, and the number of its elements if it is BYTES, else
+    -1."""
     data, num_strings = b"", -1
     where = f"unexpected explicit tensor data for input tensor '{name}' for model '{model}'"
     for field, typecode, datatypes in _CONTENTS:
@@ -240,7 +243,7 @@ def _decode_contents(model: str, name: str, datatype: Datatype | None, contents:
 
 
 def _names_region(tensor: Any) -> bool:
-    """Whether an input or output is meant to lie in a client's shared memory."""
+    """Whether an input or output lies in a client's shared memory region, according to its parameters."""
     name, parameters = tensor.name, tensor.parameters
     has_region = "shared_memory_region" in parameters
     for key, expected in _REGION_PARAMETERS:
@@ -270,7 +273,8 @@ _REGION_PARAMETERS = (
 
 
 def _region(tensor: Any) -> tuple[str, int, int]:
-    """The name of a region, and which part of it. Negative numbers are large ones, as in Triton."""
+    """The name of a region, and offset and size of the part in it (bytes). Negative numbers become large ones, as in
+    Triton."""
     parameters = tensor.parameters
     offset = parameters["shared_memory_offset"].int64_param if "shared_memory_offset" in parameters else 0
     nbytes = parameters["shared_memory_byte_size"].int64_param
@@ -300,9 +304,10 @@ def _requested(output: Any, regions: Regions) -> RequestedOutput:
 def render(
     prepared: PreparedRequest, response: InferResponse, block: memoryview, *, final: bool | None = None
 ) -> wire.Chunks:
-    """A ModelInferResponse, or, where `final` says whether it is a stream's last, a ModelStreamInferResponse with it.
+    """A ModelInferResponse in pieces or, if `final` is given, a ModelStreamInferResponse that says whether it is the
+    last.
 
-    In pieces: tensors are views of `block`, which must live until they are sent. Raises ShoalErrors.
+    Tensors are views of `block`, which must stay unchanged until they are sent. Raises ShoalErrors.
     """
     around, raws = render_envelope(prepared, response, block, final)
     return wire.assemble(around, prepared.id, raws, is_streamed=final is not None)
@@ -311,9 +316,12 @@ def render(
 def render_envelope(
     prepared: PreparedRequest, response: InferResponse, block: memoryview, final: bool | None
 ) -> tuple[wire.Envelope, list[memoryview]]:
-    """Like `render`, but separately: the bytes around the tensors, and the tensors. Raises InvalidArgumentError."""
+    """The bytes around a response's tensors, and the tensors as views of `block`; arguments as in `render`. Raises
+    InvalidArgumentError if the response is too large."""
     outputs = [
-        wire.OutputTensor(name, datatype.name, shape, b"" if data is None else data)  # of a region: as Triton has it
+        wire.OutputTensor(
+            name, datatype.name, shape, b"" if data is None else data
+        )  # empty if in a region, as in Triton
         for name, datatype, shape, data, _ in answered(prepared, response, block)
     ]
     parameters = response.parameters if final is None else {**response.parameters, _FINAL: final}
@@ -327,14 +335,14 @@ def render_envelope(
 
 
 def empty_final(prepared: PreparedRequest) -> bytes:
-    """The ModelStreamInferResponse that says only that a request has had its last response."""
+    """The ModelStreamInferResponse that only reports that a request has had its last response."""
     entry = prepared.entry
     around = wire.envelope(entry.name, str(entry.version), {_FINAL: True}, ())
     return b"".join(wire.assemble(around, prepared.id, (), is_streamed=True))
 
 
 def stream_error(sentence: str, message: bytes | memoryview) -> bytes:
-    """The ModelStreamInferResponse that says why the request in `message` failed; it may be none at all."""
+    """The ModelStreamInferResponse with the error of the request in `message`, which may be no valid message at all."""
     try:
         request = parse_form(wire.split(message))
     except ShoalError:

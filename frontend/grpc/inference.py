@@ -1,4 +1,5 @@
-"""The requests of a gRPC lane that wait for a model, and the calls that wait for them. One thread, the lane's."""
+"""The requests of a gRPC lane that wait for a model, and the calls that wait for their answers. One thread, the
+lane's."""
 
 import time
 from collections.abc import Sequence
@@ -13,19 +14,19 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.shm.port import Port, Reply
 
-#: Largest compressed message that the lane itself unpacks: gzip takes 4 ms a MB, in which no other call is served.
+#: Largest message, in bytes, that the lane itself decompresses: gzip takes 4 ms a MB, in which no other call is served.
 MAX_UNPACKED_BYTES = 1 << 20
 
 
 class Asker(Protocol):
-    """A call that has asked a model."""
+    """A call that has submitted requests to a model."""
 
     def replied(self, number: int, asked: Asked, reply: Reply) -> None:
         """Take a reply, and release its block."""
         ...
 
     def give_up(self) -> None:
-        """A fault of ours: log it, and end the connection."""
+        """Log the exception being handled, which is a fault of this server, and end the connection."""
         ...
 
 
@@ -36,7 +37,7 @@ class Inference:
         self._state = state
         self._port = port
         self.submission = GrpcSubmission(state, port, state.grpc.header_forward_pattern)
-        #: The block of a reply is no longer read.
+        #: Releases a reply, whose block is no longer read.
         self.release = port.release
         # Changed by ask, forget and deliver.
         self._waiting: dict[int, tuple[Asker, Asked, TracedRequest | None] | None] = {}
@@ -44,9 +45,11 @@ class Inference:
     def ask(
         self, asker: Asker, opening: Opening, received: Received, begun_s: float, deadline_s: float, *, is_stream: bool
     ) -> tuple[int, Asked]:
-        """Put a request into shared memory; `asker` hears of its replies. Raises ShoalError: the block is free then.
+        """Submit a request whose message has been received; `asker` is called with its replies. Returns its number, and
+        what is kept of it until then. Raises ShoalError if it is refused: the message's block is freed then.
 
-        After `deadline_s` the client does not wait any more, if it has said when that is."""
+        After `deadline_s` (monotonic) the client does not wait any more, if it gave a deadline.
+        """
         data, block, offset, is_compressed = received
         if self._state.exiting:
             if block is not None:
@@ -75,7 +78,8 @@ class Inference:
         begun_s: float,
         deadline_s: float,
     ) -> int:
-        """Like `ask`, for a message of a form that still holds. Raises ShoalError."""
+        """Submit a request of a known form that is still valid; arguments as in `ask`. Raises ShoalError if it is
+        refused."""
         if self._state.exiting:
             refuse_while_exiting(self._state)
         number, asked = self.submission.submit_known(
@@ -85,11 +89,11 @@ class Inference:
         return number
 
     def model_of(self, received: Received) -> int:
-        """The model that a message is for; 0 where that cannot be told before it is asked."""
+        """The number of the model that a message is for; 0 if that is unknown before the message is parsed."""
         return 0 if received.is_compressed else self.submission.model_of(received.data)
 
     def asked(self, number: int) -> Asked | None:
-        """What was asked of a request that waits."""
+        """The kept part of a request that waits; None if no request of that number does."""
         waiting = self._waiting.get(number)
         return None if waiting is None else waiting[1]
 
@@ -98,7 +102,7 @@ class Inference:
         self._waiting[number] = asker, asked, trace
 
     def _trace(self, number: int, asked: Asked, opening: Opening, begun_s: float) -> TracedRequest | None:
-        """Begin a request's trace, where it is to be traced."""
+        """Begin a request's trace, if it is sampled."""
         assert self._state.tracing is not None
         trace = self._state.tracing.sample(asked.prepared, opening.metadata)
         if trace is not None:
@@ -118,11 +122,11 @@ class Inference:
             self._port.cancel(number)
 
     def release_token(self, token: tuple[int, int]) -> None:
-        """Like `release`, once the last byte has left."""
+        """Release the reply of a token, once its last byte has been sent."""
         self._port.release(*token)
 
     def deliver(self) -> None:
-        """Pass all replies that have come on to their calls."""
+        """Pass all replies that have come to their calls."""
         waiting = self._waiting
         for reply in self._port.poll():
             number = reply.number
@@ -137,12 +141,12 @@ class Inference:
                 trace.sending()
             try:
                 asker.replied(number, asked, reply)
-            except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
                 asker.give_up()
             if trace is not None and reply.is_final:
                 trace.sent()
 
 
 def deadline_ns(opening: Opening, deadline_s: float) -> int:
-    """As a REQUEST says it: nothing where the client has not said it, but the server's patience ends then."""
+    """The deadline for a REQUEST, in monotonic ns; 0 if the client gave none, so that only the server's limit holds."""
     return 0 if opening.timeout_s is None else int(deadline_s * 1e9)

@@ -1,8 +1,9 @@
-"""A ModelInfer that is one of before, byte for byte, but for its stream, its id and what its tensors hold. Pure.
+"""Recognition of a ModelInfer call that repeats an earlier one, byte for byte, but for its stream, its id and its
+tensors. Pure.
 
-Clients ask the same again and again. What HTTP/2, gRPC and protobuf mean by these bytes was found out when such a call
-came first; here it is found out that one is such a call. It saves a lane a third of its instructions for a small one
-(measured: bench/lane_cost.py). What all have in common and what differs lie in turns:
+Clients repeat their calls. The bytes of the first such call were parsed as HTTP/2, gRPC and protobuf; here later ones
+are recognised without parsing. That saves a lane a third of its instructions for a small call (measured:
+bench/lane_cost.py). Common and differing parts alternate:
 
     text        length, kind and flags of HEADERS
     4 bytes     the stream
@@ -31,19 +32,19 @@ _FLAGS, _KIND_BYTES = 4, 5
 
 
 class KnownCall(NamedTuple):
-    """The bytes that such calls have in common: HEADERS, and DATA with one message."""
+    """The bytes that calls of one form have in common: HEADERS, and DATA with one message."""
 
     layout: Struct
     texts: tuple[bytes, ...]
     nbytes: int
     num_data: int  # bytes of DATA
-    block: bytes  # of HEADERS
-    headers: Mapping[str, str]  # what it means
+    block: bytes  # the header block of HEADERS
+    headers: Mapping[str, str]  # the decoded block
     opening: Opening
     form: Form
 
     def read(self, data: bytes, position: int) -> tuple[int, bytes, Sequence[bytes]] | None:
-        """Stream, id and tensors of a call like that, whose bytes begin at `position`; None for any other bytes."""
+        """Stream, id and tensors of a call of this form, whose bytes begin at `position`; None for any other bytes."""
         pieces = self.layout.unpack_from(data, position)
         number, id_ = pieces[1], pieces[5]
         if pieces[::2] != self.texts or number != pieces[3] or not id_.isascii():
@@ -52,7 +53,7 @@ class KnownCall(NamedTuple):
 
 
 def learn(data: bytes, events: Sequence[Event], opening: Opening, form: Form) -> KnownCall | None:
-    """What calls have in common with the first one in `data`, of which came `events`; None for an unusual one."""
+    """The form of the first call in `data`, whose events were `events`; None for an unusual call."""
     started, body = events[:2]
     if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or form.template is None:
         return None

@@ -1,11 +1,11 @@
-"""gRPC's lane as gunicorn runs it."""
+"""The gRPC lane as a gunicorn worker."""
 
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.lane import LaneWorker
 
 
 class GrpcLaneWorker(LaneWorker):
-    """A lane's worker that speaks gRPC."""
+    """A gunicorn worker that is a gRPC lane."""
 
     protocol = "grpc"
     lane = GrpcLane

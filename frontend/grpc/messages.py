@@ -1,7 +1,7 @@
 """The messages of the services that Shoal answers: Triton's, as tritonclient ships them, and health's, made here.
 
-grpcio's health package is no dependency for two messages. They lie in a descriptor pool of their own, so that it may
-be imported all the same. gRPC front ends.
+grpcio's health package would be a dependency for two messages. These lie in a descriptor pool of their own, so that the
+package may still be imported. gRPC front ends.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _SERVING_STATUS = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 
 
 def _health_proto() -> descriptor_pb2.FileDescriptorProto:
-    """grpc/health/v1/health.proto, as https://github.com/grpc/grpc-proto has it."""
+    """The file grpc/health/v1/health.proto, as in https://github.com/grpc/grpc-proto."""
     file = descriptor_pb2.FileDescriptorProto(name="grpc/health/v1/health.proto", package=_PACKAGE, syntax="proto3")
     request = file.message_type.add(name="HealthCheckRequest")
     label, string = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL, descriptor_pb2.FieldDescriptorProto.TYPE_STRING

@@ -1,4 +1,4 @@
-"""How a call begins: what its head asks for, or why it is refused before a byte of its message is read. Pure."""
+"""The opening of a call: its method and settings, or its refusal before a byte of its message is read. Pure."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,17 +12,17 @@ _INVALID_ARGUMENT = 3
 
 
 class Opening(NamedTuple):
-    """A call that may go on."""
+    """The method and settings of a call that may go on."""
 
     method: Method
     metadata: Mapping[str, str]
-    timeout_s: float | None  # from its head on; None: the client waits for ever
-    encoding: str  # of its compressed messages
-    response_encoding: str  # of the model's responses; of all others "identity"
+    timeout_s: float | None  # from the call's headers on; None: the client waits for ever
+    encoding: str  # of the call's compressed messages
+    response_encoding: str  # of the model's responses; that of all others is "identity"
 
 
 class Refused(NamedTuple):
-    """A call that ends here, with gRPC's status and its message."""
+    """The status and message of a call that ends before its message is read."""
 
     status: int
     message: str
@@ -31,7 +31,7 @@ class Refused(NamedTuple):
 def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Opening | Refused | bytes:
     """The opening of a call; `headers` are the call's, with HTTP/2's pseudo headers, `peer` is the client's address.
 
-    What is no call of gRPC's at all is refused by a block of HTTP headers.
+    A request that is not gRPC is refused by a block of HTTP headers.
     """
     refused = refusal(headers)
     if refused is not None:

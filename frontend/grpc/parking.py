@@ -1,9 +1,9 @@
 """Calls that came while there was no room for their requests: they wait for replies, each model's in their order.
 
-HTTP/1.1 has one request per connection, and waits in its socket; a client of gRPC may have a thousand calls on each.
-Only what they take of the lane's memory is bounded: beyond that they are refused. Each model has a queue of its own, a
-share of that memory (shoal/shm/shares.py), and its turn when there is room again: calls to a slow model wait for that
-model alone. One thread, the lane's.
+HTTP/1.1 has one request per connection, which waits in its socket; a client of gRPC may have a thousand calls on each
+connection. Only the memory of waiting messages is bounded: beyond that, calls are refused. Each model has a queue of
+its own, a share of that memory (shoal/shm/shares.py), and its turn when there is room again: calls to a slow model wait
+for that model alone. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque
@@ -19,31 +19,32 @@ MAX_PARKED_BYTES = 64 << 20
 
 
 class Parked(Protocol):
-    """A call that waits."""
+    """A call that waits for room."""
 
     def resume(self) -> int:
-        """There is room, for all that is known: go on. Returns 0, or the model that there is no room for; then nothing
-        has happened, and the call waits on."""
+        """Submit the waiting request, since there probably is room. Returns 0, or the number of the model for which
+        there is none; then the call has not changed, and waits on."""
         ...
 
 
 class Parking:
-    """All calls of a lane that wait. `model_of` finds the model of a message; 0 where it cannot be told."""
+    """All calls of a lane that wait for room. `model_of` finds the model of a message; 0 if that is unknown."""
 
     def __init__(self, port: Port, model_of: Callable[[Received], int]) -> None:
         self._port = port
         self._model_of = model_of
-        #: By model, which calls wait and the bytes that each keeps; empty most of the time. Changed here alone.
+        #: By model, the calls that wait and the bytes of each; empty most of the time. Changed here alone.
         self.waiting: dict[int, OrderedDict[Parked, int]] = {}
-        # Changed with it: how many bytes are kept for each model; the models in the order of their turns.
+        # Changed with `waiting`: the bytes kept for each model, and for all; the models in the order of their turns.
         self._nbytes_of: dict[int, int] = {}
         self._nbytes = 0
         self._turns: deque[int] = deque()
 
     def must_wait(self, received: Received) -> int:
-        """The model that a message has to wait for: it has no room, or earlier calls to it wait. 0 where it need not.
+        """The model that a message has to wait for, because there is no room for it or earlier calls to it wait. 0 if
+        it need not wait.
 
-        0, too, where waiting would take too much memory: the request is then refused as it is asked.
+        Also 0 if waiting would take too much memory: the request is then refused when it is submitted.
         """
         port = self._port
         if not self.waiting and port.is_ample:
@@ -62,18 +63,18 @@ class Parking:
         return nbytes <= free_nbytes and may_take(self._nbytes_of.get(model, 0), free_nbytes)
 
     def park(self, call: Parked, model: int, nbytes: int) -> None:
-        """Have a call wait for a model."""
+        """Let a call wait for a model."""
         self._add(call, model, nbytes, is_first=False)
 
     def leave(self, call: Parked, model: int) -> None:
-        """A call has ended: if it waits for this model still, it does so no longer, and keeps nothing."""
+        """Forget a call that has ended, if it still waits for this model."""
         waiting = self.waiting.get(model)
         if waiting is not None and call in waiting:
             self._remove(model, waiting, waiting.pop(call))
 
     def keep(self, received: Received) -> tuple[int, int] | None:
-        """Count a message that waits behind others of its stream; None where that takes too much. `drop` what is
-        returned when it waits no longer."""
+        """Count a message that waits behind others of its stream. Returns the arguments for `drop` when it waits no
+        longer, or None if it would take too much memory."""
         model, nbytes = self._model_of(received), len(received.data)
         if not self._has_space(model, nbytes):
             return None
@@ -81,7 +82,7 @@ class Parking:
         return model, nbytes
 
     def drop(self, model: int, nbytes: int) -> None:
-        """A message that was kept for a model waits no longer."""
+        """Uncount a message that `keep` has counted."""
         self._count(model, -nbytes)
 
     def _count(self, model: int, nbytes: int) -> None:
@@ -101,7 +102,7 @@ class Parking:
         self._count(model, nbytes)
 
     def _take(self, model: int) -> tuple[Parked, int]:
-        """The call to a model that has waited longest; it waits no longer."""
+        """Remove and return the call to a model that has waited longest, with its bytes."""
         waiting = self.waiting[model]
         call, nbytes = waiting.popitem(last=False)
         self._remove(model, waiting, nbytes)
@@ -114,7 +115,8 @@ class Parking:
             self._turns.remove(model)
 
     def resume(self) -> None:
-        """Replies have come: of each model in turn, one call goes on, as long as there is room for any."""
+        """Resume waiting calls after replies have come: one call of each model in turn, as long as there is room for
+        any."""
         port, turns = self._port, self._turns
         num_refused = 0
         while num_refused < len(turns):

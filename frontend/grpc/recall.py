@@ -1,4 +1,5 @@
-"""What gRPC's clients hold of a worker's results, where the worker lacks memory: copied, or given up (slow_readers.py).
+"""Recalls of blocks on a gRPC lane: results of a worker that lacks memory are copied, or dropped if clients read too
+slowly (slow_readers.py).
 
 One thread, the lane's.
 """
@@ -23,10 +24,10 @@ class Recall:
     def recall(
         self, connections: Iterable[GrpcConnection], segments: Container[int], now_s: float, *, is_urgent: bool
     ) -> None:
-        """Copy what is unsent of results in these segments, and give them back.
+        """Copy unsent results that lie in these segments, and release them.
 
-        Where there is no room for a copy, and it is urgent, the calls that have waited for longest are cut, but none
-        before its time.
+        If there is no room for a copy, and `is_urgent`, the calls that have waited longest are cut, but none before
+        HOLD_S.
         """
 
         def is_wanted(token: Token) -> bool:

@@ -1,7 +1,7 @@
-"""Server reflection, with which grpcurl and others learn what rpcs there are: a question in, an answer out. Pure.
+"""Server reflection, from which grpcurl and others learn the server's rpcs: a question in, an answer out. Pure.
 
-Both versions of the protocol have the same messages under two names. The descriptors lie in a pool of their own, so
-that nothing is told but what this server answers, whatever else the process has loaded. gRPC front ends.
+Both versions of the protocol have equal messages under two names. The descriptors lie in a pool of their own, so that
+only this server's services are listed, whatever else the process has loaded. gRPC front ends.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from shoal.frontend.grpc import messages
 
 pb: Any = reflection_pb2
-#: A question of the stream, and its answer: messages, as in all of frontend/grpc without a type.
+#: The message classes of a question and its answer, untyped like all messages in frontend/grpc.
 Request: Any = pb.ServerReflectionRequest
 Response: Any = pb.ServerReflectionResponse
-#: Numbers of gRPC's status codes; the protocol has them in its answers.
+#: Numbers of gRPC's status codes, which the protocol uses in its answers.
 _INVALID_ARGUMENT, _NOT_FOUND, _UNIMPLEMENTED = 3, 5, 12
 
 
@@ -44,7 +44,7 @@ PATHS = frozenset(f"/{service}/ServerReflectionInfo" for service in SERVICES if 
 
 
 def answer(question: bytes | memoryview) -> bytes:
-    """The answer to one question of a stream; what is wrong with it stands in the answer."""
+    """The answer to one question of a stream; an error in the question is part of the answer."""
     request = Request()
     try:
         request.ParseFromString(bytes(question))
@@ -60,7 +60,7 @@ def answer(question: bytes | memoryview) -> bytes:
 
 
 def _answer(request: Any) -> Any:
-    """Raises KeyError for what is not there."""
+    """The answer to a parsed question. Raises KeyError for an unknown name."""
     kind = request.WhichOneof("message_request")
     if kind == "list_services":
         services = [pb.ServiceResponse(name=name) for name in SERVICES]
@@ -83,13 +83,13 @@ def _answer(request: Any) -> Any:
 def _file_of(symbol: str) -> Any:
     try:
         return _pool.FindFileContainingSymbol(symbol)
-    except KeyError:  # of an rpc, by which grpcurl describes it, a pool knows only the service
+    except KeyError:  # the symbol of an rpc, as grpcurl sends it: a pool finds only services
         service, _, method = symbol.rpartition(".")
         return _pool.FindServiceByName(service).methods_by_name[method].containing_service.file
 
 
 def _files(file: Any) -> Any:
-    """A file and all that it needs."""
+    """The descriptors of a file and of all files that it imports."""
     found: dict[str, bytes] = {}
     waiting = [file]
     for each in waiting:

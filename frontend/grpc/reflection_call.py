@@ -10,12 +10,12 @@ from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.reflection import answer
 
 _DEADLINE_EXCEEDED, _INVALID_ARGUMENT = 4, 3
-#: Answers that a client has not read yet (kilobytes each, with all descriptors): it may ask again when it has.
+#: Most bytes of answers that a client has not read yet (kilobytes each, with all descriptors).
 _MAX_UNSENT_BYTES = 1 << 20
 
 
 class ReflectionCall:
-    """A stream of questions."""
+    """A call of server reflection."""
 
     __slots__ = ("_connection", "_deadline_s", "_has_begun", "_inbox", "_opening", "_stream_id")
 
@@ -28,11 +28,11 @@ class ReflectionCall:
         self._inbox = Inbox(lane.harbour, connection.unfinished)
         self._has_begun = False
 
-    #: No question is so long.
+    #: No question is large enough to be received directly.
     target = None
 
     def landed(self, nbytes: int) -> None:
-        """Never called: there is no target."""
+        """Do nothing, since it is never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
         http2 = self._connection.http2
@@ -62,7 +62,7 @@ class ReflectionCall:
             self._finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def recall(self, is_wanted: object) -> None:
-        """Do nothing: its responses lie in our own memory."""
+        """Do nothing: answers lie in this process's own memory."""
 
     def end_idle(self) -> None:
         self._finish()

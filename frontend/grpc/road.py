@@ -1,7 +1,7 @@
-"""The road for gRPC: grpcio's own server in one process, on the handlers that the lanes have, too.
+"""The road for gRPC: grpcio's own server in one process, with the lanes' handlers.
 
-It answers where clients speak TLS, and where a flag asks for it. The supervisor execs it with an address whose port it
-holds bound. A call takes a thread of a pool and may wait there; a stream takes one more, for what its client sends.
+It serves if clients speak TLS, or a flag asks for it. The supervisor execs it with an address whose port is bound by
+the supervisor. A call takes a thread of a pool and may wait there; a stream takes one more, for its client's messages.
 """
 
 import logging
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
-#: Threads for each of the HTTP road's: a stream keeps one for as long as it lives, and must not keep probes waiting.
+#: Threads for each thread of the HTTP road's: a stream keeps one as long as it lasts, and must not keep probes waiting.
 THREADS_PER_ROAD_THREAD = 4
 _MAX_INT32 = 2**31 - 1
-#: grpcio says how much time is left where the client has set no limit, too: a few centuries.
+#: For clients that have set no limit, grpcio reports a remaining time of a few centuries.
 _NEVER_S = 1e9
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-#: What gRPC's levels come to for clients that take both encodings, as all do.
+#: The encodings for gRPC's compression levels, for clients that accept both encodings, as all do.
 _COMPRESSIONS = {
     "none": None, "low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate,
 }  # fmt: skip
 
 
 class RoadService(grpc.GenericRpcHandler):
-    """Every rpc, from bytes to bytes."""
+    """All rpcs, from bytes to bytes."""
 
     def __init__(self, state: ServerState, transport: PortTransport) -> None:
         self._state = state
@@ -76,7 +76,7 @@ class RoadService(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(partial(self._answer, method))
 
     def drain(self) -> None:
-        """The server ends: what has been asked is answered, and no stream waits for more."""
+        """Let no stream wait for more requests, because the server ends; requests that have come are answered."""
         for stream in tuple(self._streams):
             stream.drain()
 
@@ -89,12 +89,12 @@ class RoadService(grpc.GenericRpcHandler):
             if method.path == MODEL_INFER:
                 return self._infer(call, request, context, begun_ns)
             return run(method, call, request)
-        except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told
+        except Exception as error:  # noqa: BLE001  outermost: an unexpected exception is logged and answered
             refused = _told(error, method)
         return _abort(context, refused)
 
     def _call(self, method: Method, context: Any) -> GrpcCall:
-        """Raises ShoalError where it is not allowed."""
+        """The call in the form for its handler. Raises ShoalError if it is not allowed."""
         left_s = context.time_remaining()
         deadline_ns = time.monotonic_ns() + int(left_s * 1e9) if left_s is not None and left_s < _NEVER_S else 0
         call = GrpcCall(self._state, self._transport, metadata_of(context), peer_of(context), deadline_ns)
@@ -137,7 +137,7 @@ class RoadService(grpc.GenericRpcHandler):
             try:
                 yield from answers(self._call(method, context), requests, context)
                 return
-            except Exception as error:  # noqa: BLE001  the rim, as above
+            except Exception as error:  # noqa: BLE001  outermost, as above
                 refused = _told(error, method)
             _abort(context, refused)
 
@@ -161,7 +161,7 @@ def _reflect(_call: GrpcCall, requests: Iterable[bytes], _context: Any) -> Itera
 
 @contextmanager
 def _called_off(context: Any, tell: Tell) -> Iterator[None]:
-    """Meanwhile, the thread that waits for the answer to a call is told when the call's client has gone."""
+    """A context in which the thread that waits for the answer to a call is notified when the call's client has gone."""
     call_off = partial(tell, None)
     if not context.add_callback(call_off):
         call_off()
@@ -169,7 +169,7 @@ def _called_off(context: Any, tell: Tell) -> Iterator[None]:
 
 
 def _told(error: Exception, method: Method) -> ShoalError:
-    """What the client hears of an error."""
+    """The error for the client for an exception."""
     if isinstance(error, ShoalError):
         return error
     _log.error("no answer to %s", method.path, exc_info=error)
@@ -177,14 +177,14 @@ def _told(error: Exception, method: Method) -> ShoalError:
 
 
 def _abort(context: Any, error: ShoalError) -> NoReturn:
-    """End the call. A long sentence is cut, as the lanes' are: clients would refuse the whole answer."""
+    """End the call with an error. A long sentence is cut, as the lanes' are: clients would refuse the whole answer."""
     sentence = unquote(percent_encode(str(error)).decode("ascii"))
     context.abort(_STATUS_CODES[error.grpc_status], sentence)
     raise AssertionError("abort raises")
 
 
 def metadata_of(context: Any) -> Mapping[str, str]:
-    """A call's metadata but for what is binary; values of one key are joined by commas."""
+    """A call's metadata without binary values; values of one key are joined by commas."""
     metadata: dict[str, str] = {}
     for key, value in context.invocation_metadata():
         if isinstance(value, str):
@@ -193,7 +193,7 @@ def metadata_of(context: Any) -> Mapping[str, str]:
 
 
 def peer_of(context: Any) -> str:
-    """The client's IP address, of `ipv4:127.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
+    """The client's IP address, from a peer like `ipv4:127.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
     _, _, address = unquote(context.peer()).partition(":")
     return address.rpartition(":")[0].strip("[]")
 
@@ -203,7 +203,7 @@ def peer_of(context: Any) -> str:
 
 
 def server_options(state: ServerState) -> list[tuple[str, int]]:
-    """grpcio's names for the settings."""
+    """The server's settings under grpcio's names."""
     settings = state.grpc
     options = {
         "so_reuseport": 1,  # the supervisor holds the port
@@ -224,7 +224,8 @@ def server_options(state: ServerState) -> list[tuple[str, int]]:
 
 
 def listen(server: Any, settings: GrpcSettings, address: str) -> int:
-    """Bind the address; from now on connections are let in, and answered once the server is started. Its port."""
+    """Bind the address. Connections are let in from now on, and answered once the server is started. Returns the
+    port."""
     if not (settings.use_ssl or settings.use_ssl_mutual):
         return int(server.add_insecure_port(address))
     key, certificate = Path(settings.server_key).read_bytes(), Path(settings.server_cert).read_bytes()
@@ -251,21 +252,22 @@ def main() -> None:
 
 
 def serve(stopping: threading.Event) -> None:
-    """From the supervisor's word on."""
+    """Serve from the supervisor's start signal until `stopping`, then exit. Raises EOFError if the supervisor is
+    gone."""
     front_end, welcome = enter("grpc road")
     transport = PortTransport(front_end)
     service = RoadService(front_end.state, transport)
     threads = ThreadPoolExecutor(int(os.environ["SHOAL_ROAD_THREADS"]) * THREADS_PER_ROAD_THREAD, "shoal-grpc")
     server = grpc.server(threads, [service], options=server_options(front_end.state))
     listen(server, front_end.state.grpc, os.environ["SHOAL_GRPC_ADDRESS"])
-    front_end.settle(welcome)  # not before: clients are told then that they may connect
+    front_end.settle(welcome)  # after `listen`: from then on the server counts as ready
     transport.shared.start("shoal-port")
     server.start()
     stopping.wait()
     ended = server.stop(int(os.environ["SHOAL_GRACEFUL_TIMEOUT_S"]))
     service.drain()
     ended.wait()
-    os._exit(0)  # a thread that still waits for a model, whose client is gone, would hold the process
+    os._exit(0)  # a thread that still waits for a model, whose client is gone, would keep the process alive
 
 
 if __name__ == "__main__":

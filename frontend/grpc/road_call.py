@@ -1,8 +1,8 @@
-"""A unary call that the road answers, since that waits: for the supervisor, for a model, or for memory.
+"""A unary call that the road answers, because it waits: for the supervisor, for a model, or for memory.
 
-The call becomes a request of HTTP/1.1 on a socket pair, whose other end the road is handed as if it were a client's
-connection (tunnel.py). What comes is passed on as it comes: neither side keeps more than a window of it. One thread,
-the lane's, which never waits for it.
+The call becomes a request of HTTP/1.1 on a socket pair, whose other end is handed to the road as if it were a client's
+connection (tunnel.py). Bytes are passed on as they come: neither side keeps more than a window of them. One thread, the
+lane's, which never waits for the road.
 """
 
 import select
@@ -20,14 +20,15 @@ from shoal.frontend.slow_readers import SEND_S
 
 _INTERNAL = 13
 _READ_BYTES = 256 * 1024
-#: So much of a response that the client has not read stops it being read from the road; less, where there is no room.
+#: Bytes of a response that the client has not read, beyond which no more are read from the road; fewer if there is no
+#: room.
 _MAX_UNSENT_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 64 * 1024
 _LOST = "the front end that answers this call has ended, or has ended the call; the server's log says why"
 
 
 class RoadCall:
-    """A call that was handed over, until it has been answered."""
+    """A call that was handed over to the road, until it has been answered."""
 
     def __init__(
         self,
@@ -47,11 +48,11 @@ class RoadCall:
         self._socket.setblocking(False)
         self.fd = self._socket.fileno()
         # Changed as the call goes on.
-        self._missing = message.nbytes  # of the message, and not taken yet
+        self._missing = message.nbytes  # bytes of the message that have not come yet
         self._unsent = bytearray()
-        self._num_uncredited = 0  # of what came: until the road has taken it, the client may send no more than a window
-        self._answer = bytearray()  # its head, until that is whole
-        self._num_left = -1  # of its body; -1: its head is not whole
+        self._num_uncredited = 0  # bytes that came and that the road has not taken: they count against the window
+        self._answer = bytearray()  # the beginning of the answer's head, until that is whole
+        self._num_left = -1  # bytes of the answer's body to come; -1: its head is not whole
         self._events = select.EPOLLIN
         self._pace, self._progress = Pace(), Pace(1, SEND_S)  # of a client for which the road waits
         lane.listen(self)
@@ -60,14 +61,14 @@ class RoadCall:
 
     # --- the message goes out ---
 
-    #: Bytes are passed on, not kept.
+    #: None, since the message is passed on, not kept.
     target = None
 
     def landed(self, nbytes: int) -> None:
-        """Never called: there is no target."""
+        """Do nothing, since it is never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
-        """Take the message; bytes after it are ignored."""
+        """Pass on a piece of the message; bytes after its end are ignored."""
         data = data[: self._missing]
         self._missing -= len(data)
         self._unsent += data
@@ -86,7 +87,7 @@ class RoadCall:
                 sent = self._socket.send(self._unsent)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the answer, or its absence, says more
+            except OSError:  # the answer, or its absence, decides
                 sent = len(self._unsent)
             del self._unsent[:sent]
             self._connection.http2.keep_received(-sent)
@@ -152,7 +153,7 @@ class RoadCall:
         self._end()
         self._connection.finish(self._stream_id)
 
-    # --- it ends otherwise ---
+    # --- other ends of the call ---
 
     def cancel(self) -> None:
         self._end()
@@ -169,7 +170,8 @@ class RoadCall:
             self._lane.has_output(self._connection)
 
     def _is_too_slow(self, now_s: float) -> bool:
-        """Whether the client keeps a thread of the road waiting: for long, or where there is no room for what waits."""
+        """Whether the client keeps a thread of the road waiting: for too long, or without room for the unsent
+        response."""
         queue = self._connection.http2.streams.queue_of(self._stream_id)
         if self._events & select.EPOLLIN or queue is None:
             self._pace, self._progress = Pace(), Pace(1, SEND_S)

@@ -1,4 +1,4 @@
-"""ModelInfer as the road does it: parse, prepare, submit, wait, render. Lanes have their own way (submission.py)."""
+"""ModelInfer on the road: parse, prepare, submit, wait, render. Lanes do it without waiting (submission.py)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Rendered(NamedTuple):
-    """A ModelInferResponse in pieces, some of them views of the block of the `answer`."""
+    """A ModelInferResponse in pieces, some of them views of the block of the `answer`, until that is released."""
 
     chunks: wire.Chunks
     answer: "Answer"
 
 
 def model_infer(call: GrpcCall, message: bytes | memoryview, run: "Callable[[PreparedRequest], Answer]") -> Rendered:
-    """Answer a ModelInferRequest; `run` is the transport's infer. Raises ShoalError."""
+    """Answer a ModelInferRequest; `run` is the transport's infer. Raises ShoalError if it is refused or fails."""
     refuse_while_exiting(call.state)
     request, raws = infer.parse(message)
     forwarded = forwarded_metadata(call.state.grpc.header_forward_pattern, call.metadata)

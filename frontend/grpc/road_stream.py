@@ -1,8 +1,8 @@
-"""ModelStreamInfer as grpcio's server does it: one thread reads requests, another asks, answers, and waits for both.
+"""ModelStreamInfer on grpcio's server: one thread reads requests, another submits them, answers, and waits for both.
 
-Answers of ordinary models leave in the order of their requests, those of decoupled ones as they come. What goes wrong
-with a request is an answer, too, and the stream goes on. Both threads are the call's own; nothing grows without bound:
-so many requests are open at once, and a worker waits that has too many answers under way.
+Answers of ordinary models leave in the order of their requests, those of decoupled ones as they come. A request's error
+is an answer, too, and the stream goes on. Both threads are the call's own; all queues are bounded: a stream has a limit
+of open requests, and a worker waits that has too many answers under way.
 """
 
 import queue
@@ -26,7 +26,7 @@ from shoal.shm.port import Reply
 
 #: Requests of one stream that wait for their answers at once (ours: a stream's client keeps tens in flight).
 MAX_OPEN = 256
-#: What is told to the thread that answers, beside requests and replies.
+#: Events for the thread that answers, beside requests and replies.
 _END, _GONE, _DRAIN = object(), object(), object()
 
 
@@ -37,11 +37,11 @@ class Waiting(NamedTuple):
     prepared: PreparedRequest
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     trace: TracedRequest | None
-    deadline_s: float  # of its next answer
+    deadline_s: float  # of the request's next answer
 
 
 class Stream:
-    """One call on the road; its `answers` are the responses."""
+    """One streaming call on the road; `answers` yields its responses."""
 
     def __init__(self, call: GrpcCall, transport: PortTransport) -> None:
         self._call = call
@@ -60,7 +60,8 @@ class Stream:
     # --- other threads ---
 
     def read(self, requests: Iterable[bytes], is_broken: type[Exception]) -> None:
-        """Pass on what the client sends until it has ended; `is_broken` is raised where it is gone."""
+        """Pass on the client's messages until it has ended; `is_broken` is the exception that means that the client
+        is gone."""
         try:
             for message in requests:
                 self._room.acquire()
@@ -68,15 +69,15 @@ class Stream:
                     return
                 self._events.put(message)
         except is_broken:
-            return  # the thread that reads its responses is told as well
+            return  # the thread that answers is notified by `call_off`
         self._events.put(_END)
 
     def call_off(self) -> None:
-        """The client is gone, or the call was answered."""
+        """End the stream, because the client is gone or the call was answered."""
         self._events.put(_GONE)
 
     def drain(self) -> None:
-        """End as soon as what was asked has been answered."""
+        """End the stream as soon as all requests that have come are answered."""
         self._events.put(_DRAIN)
 
     # --- the thread that answers ---
@@ -108,7 +109,7 @@ class Stream:
         return not self._open and not len(self._order)
 
     def _next_event(self) -> Any:
-        """None where a deadline has passed."""
+        """The next event; None if a deadline has passed."""
         timeout_s = None
         if self._open:
             timeout_s = max(0.0, min([each.deadline_s for each in self._open.values()]) - time.monotonic())
@@ -118,7 +119,8 @@ class Stream:
             return None
 
     def _ask(self, message: bytes, gone: "tuple[Waiting, ModelGoneError] | None" = None) -> Iterator[bytes]:
-        """`gone` is for a request that a model had which was reloaded before it came there."""
+        """Submit a request. `gone` is for one that was sent to a model which was reloaded before the request came
+        there."""
         ticket = None if gone is None else gone[0].ticket
         try:
             request, raws = infer.parse(message)
@@ -152,7 +154,7 @@ class Stream:
     def _replied(self, reply: Reply) -> Iterator[bytes]:
         waiting = self._open.get(reply.number)
         if waiting is None or (waiting.ticket is not None and not reply.is_final):
-            self._transport.drop(reply)  # given up; or of one that answers once, where only the last is one
+            self._transport.drop(reply)  # a request given up, or not the last reply of a model that answers once
             return
         prepared, trace = waiting.prepared, waiting.trace
         if not reply.is_final:
@@ -177,7 +179,7 @@ class Stream:
                 trace.sent()
 
     def _rendered(self, prepared: PreparedRequest, reply: Reply) -> bytes | None:
-        """The message for a reply, where there is one. Raises the error that stands in its place."""
+        """The message for a reply, None if there is none to send. Raises the reply's error."""
         answer, error, is_final = self._transport.part(prepared, reply)
         if error is not None:
             raise error
@@ -214,7 +216,7 @@ class Stream:
                 self._transport.drop(event)
 
     def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> Iterator[bytes]:
-        """An answer that says what went wrong; with the client's leave, the whole stream's end."""
+        """Answer a request with an error or, if the client asked for that, end the whole stream with it."""
         if self._ends_at_error:
             raise error
         yield from self._in_order(message, ticket)
@@ -226,5 +228,5 @@ class Stream:
 
 
 def _told(prepared: PreparedRequest, error: ShoalError) -> bytes:
-    """The answer that a request has failed."""
+    """The message that reports a failed request."""
     return wire.stream_error(str(error), prepared.id, prepared.entry.name, str(prepared.entry.version))

@@ -1,8 +1,9 @@
-"""The rpcs of a Triton server: one table of who answers which, what each needs, and the handlers of all that are unary.
+"""The rpcs of a Triton server: one table of all rpcs with their handlers and needs, and the handlers of those that are
+unary.
 
-What an rpc finds, and how it is refused, is what HTTP's handlers find and refuse: frontend/v2 has the rules, here are
-the messages. ModelInfer, ModelStreamInfer and reflection stand in the table without a handler: their servers have a way
-of their own. Pure but for what a call asks the supervisor; front-end processes.
+Results and refusals are those of HTTP's handlers: frontend/v2 has the rules, this module the messages. ModelInfer,
+ModelStreamInfer and reflection are in the table without a handler, since lane and road serve them differently. Pure but
+for questions to the supervisor; front-end processes.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,18 +35,18 @@ SERVICE = "inference.GRPCInferenceService"
 MODEL_INFER, MODEL_STREAM_INFER = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 _MAX_UINT32 = 2**32 - 1
 
-#: A message of tritonclient's: they are made when the module is loaded, and have no class that type checkers know.
+#: A message of tritonclient's; their classes are made when the module is loaded, so type checkers do not know them.
 Message = Any
 
 
 class GrpcCall(NamedTuple):
-    """One call on its way to its handler. `peer` is the client's IP address, or "" where it has none."""
+    """One call on its way to its handler. `peer` is the client's IP address, or "" if it has none."""
 
     state: ServerState
     transport: "Transport | None"  # None on the lane
     metadata: Mapping[str, str]
     peer: str
-    deadline_ns: int = 0  # after which its client does not wait, monotonic; 0 = it has not said; lanes have their own
+    deadline_ns: int = 0  # the client's deadline, monotonic; 0 = none; unused on lanes
 
     @property
     def road(self) -> "Transport":
@@ -54,13 +55,13 @@ class GrpcCall(NamedTuple):
         return self.transport
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see Transport. For handlers that wait."""
+        """Ask the supervisor a question (see Transport). For handlers that wait. Raises ShoalError if it refuses."""
         return self.road.ask(verb, arguments, timeout_s)
 
 
 Handler = Callable[[GrpcCall, Message], Message]
-#: Whether `run` would wait, for the supervisor or for a model, so that only the road may: from the server's state and
-#: the request's bytes. Raises InternalError.
+#: A function from the server's state and the request's bytes: whether `run` would wait, for the supervisor or for a
+#: model, so that only the road may call it. Raises InternalError for a malformed request.
 Waits = Callable[[ServerState, bytes | memoryview], bool]
 
 
@@ -73,24 +74,24 @@ def _always(_state: ServerState, _request: bytes | memoryview) -> bool:
 
 
 class Method(NamedTuple):
-    """An rpc. `group` is what access to it is restricted by; `handler` is None for those that are no unary call."""
+    """An rpc. `group` is the name by which access to it can be restricted; `handler` is None if it is no unary call."""
 
     path: str
     request: type[Message]
     handler: Handler | None
-    group: str  # "" = by nothing
+    group: str  # "" = unrestricted
     waits: Waits = _never
-    is_administrative: bool = False  # it changes what is served
+    is_administrative: bool = False  # whether the rpc changes what is served
 
 
 class NotAllowedError(UnavailableError):
-    """The caller may not do this, though others may. Triton has no code for it, gRPC has PERMISSION_DENIED."""
+    """The caller may not make this call, though others may. Triton has no code for that, gRPC has PERMISSION_DENIED."""
 
     grpc_status = 7
 
 
 def find(path: str) -> Method:
-    """The rpc that a call's `:path` means. Raises UnsupportedError."""
+    """The rpc of a call's `:path`. Raises UnsupportedError if there is none."""
     method = METHODS.get(path)
     if method is None:
         raise UnsupportedError(f"unknown method '{path[:200]}': this server has those of {SERVICE}")
@@ -98,8 +99,8 @@ def find(path: str) -> Method:
 
 
 def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> None:
-    """Raise UnavailableError for a caller who lacks the metadata that the method needs, or may not change what is
-    served. Keys are in lower case."""
+    """Raise UnavailableError for a caller who lacks the metadata that the method needs, NotAllowedError for one who
+    may not change what is served. Keys are in lower case."""
     restrictions = state.grpc.restricted_protocol
     if restrictions and (key := missing(restrictions, method.group, metadata)):
         raise UnavailableError(f"This protocol is restricted, expecting header '{key}'")
@@ -108,25 +109,26 @@ def check_access(method: Method, state: ServerState, metadata: Mapping[str, str]
 
 
 def refuse_while_exiting(state: ServerState) -> None:
-    """Raise UnavailableError where no more inference is accepted."""
+    """Raise UnavailableError if the server is ending and accepts no more inference."""
     if state.exiting:
         raise shutting_down()
 
 
 def shutting_down() -> UnavailableError:
-    """Why not, in Triton's words."""
+    """The error of a server that is ending, in Triton's words."""
     return UnavailableError("GRPC server is shutting down and has stopped accepting new requests.")
 
 
 def run(method: Method, call: GrpcCall, request: bytes | memoryview) -> bytes:
-    """Answer a unary call to which `check_access` has nothing to say; both are messages' bytes. Raises ShoalError."""
+    """Answer a unary call that `check_access` has passed; request and answer are messages' bytes. Raises ShoalError
+    if it is refused."""
     assert method.handler is not None, "whoever serves it has a way of its own"
     answer: bytes = method.handler(call, parse(method.request, request)).SerializeToString()
     return answer
 
 
 def parse(message: type[Message], data: bytes | memoryview) -> Message:
-    """The message these bytes are. Raises InternalError, as gRPC's own servers do."""
+    """The message in these bytes. Raises InternalError for other bytes, as gRPC's own servers do."""
     try:
         return message.FromString(data)
     except DecodeError as error:
@@ -146,8 +148,8 @@ def _server_ready(call: GrpcCall, _request: Message) -> Message:
 
 
 def _model_ready(call: GrpcCall, request: Message) -> Message:
-    """A model or version that is not loaded is not ready, which is no error here: clients ask in a loop until it is.
-    Over HTTP the same question is answered 404, as in Triton."""
+    """Whether a model is ready. A model or version that is not loaded is not ready, which is no error here: clients
+    ask in a loop until it is. Over HTTP that answer is 404, as in Triton."""
     call.state.require_ready()
     if request.version:
         parse_version(request.version)  # raises InvalidArgumentError
@@ -180,8 +182,8 @@ def _model_statistics(call: GrpcCall, request: Message) -> Message:
 
 
 def _health_check(call: GrpcCall, request: Message) -> Message:
-    """gRPC's own health protocol, which Kubernetes speaks. A service that is no model's name means the server: Triton
-    looks at none, and clients name whatever they like."""
+    """Answer gRPC's own health protocol, which Kubernetes speaks. A service that is no model's name means the
+    server: Triton ignores the name, and clients send any."""
     name = request.service
     if _is_known(call.state, name):
         is_serving = bool(call.state.models.ready_entries(name)) and is_model_ready(call.state, call.ask, name, None)
@@ -296,7 +298,7 @@ def _trace_setting(call: GrpcCall, request: Message) -> Message:
 
 
 def _trace_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
-    """The settings as HTTP's JSON would have them: no value is null."""
+    """The settings as in HTTP's JSON: an empty value is null."""
     changes: dict[str, Any] = {}
     for name, setting in settings.items():
         values = list(setting.value)
@@ -318,11 +320,12 @@ def _log_settings(call: GrpcCall, request: Message) -> Message:
 
 
 def _log_settings_waits(_state: ServerState, request: bytes | memoryview) -> bool:
-    return len(request) > 0  # a message without settings only asks
+    return len(request) > 0  # a message without settings changes nothing
 
 
 def _log_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
-    """The settings as arguments of log.configure, in Triton's order of refusals; others are ignored. All or none."""
+    """The settings as arguments of log.configure, checked in Triton's order; unknown ones are ignored. Raises
+    ShoalError if any is refused."""
     if "log_file" in settings:
         raise UnsupportedError("log file location can not be updated through network protocol")
     changes: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """A call of ModelStreamInfer: many requests and many more answers on one stream. One thread, the lane's.
 
-Answers of ordinary models leave in the order of their requests, those of decoupled ones as they come. What goes wrong
-with a request is an answer, too, and the stream goes on. Nothing grows without bound: so many requests are open at
-once, further messages are left to the stream's window; so many of a request's answers are on their way, further ones
-are left to its worker, which waits.
+Answers of ordinary models leave in the order of their requests, those of decoupled ones as they come. A request's error
+is an answer, too, and the stream goes on. All queues are bounded: a stream has a limit of open requests, and further
+messages stay in the client, by the stream's window; a request has a limit of unread answers, and its worker waits
+before it sends further ones.
 """
 
 import logging
@@ -30,8 +30,8 @@ _log = logging.getLogger("shoal")
 _INTERNAL = 13
 #: Requests of one stream that wait for their answers at once (ours: a stream's client keeps tens in flight).
 MAX_OPEN = 256
-#: Large answers of one stream that lie in workers' memory while the client reads; further ones are copied (ours: a
-#: quarter of what a sender may have on its way). What waits on a connection without a look at whether there is room.
+#: Most large answers of one stream that lie in workers' memory while the client reads; further ones are copied (ours: a
+#: quarter of a sender's window). Bytes that may be queued on a connection without a check for room.
 _MAX_LENT, _READ_SOON_BYTES = 8, 64 * 1024
 
 
@@ -52,14 +52,14 @@ class Waiting(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A message for which there was no memory to wait in: its error is sent at its turn."""
+    """A message for which there was no memory to wait in: its error is sent when its turn comes."""
 
     message: bytes
     error: ShoalError
 
 
 class StreamCall:
-    """A stream until both sides have ended it."""
+    """A call of ModelStreamInfer, until both sides have ended it."""
 
     __slots__ = (
         "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
@@ -77,13 +77,13 @@ class StreamCall:
         self._order: StreamOrder[Answer | None] = StreamOrder()
         self._open: dict[int, Waiting] = {}  # by the request's number
         self._backlog: deque[Received | Large | Refusal] = deque()  # whole messages that must wait
-        self._kept: deque[tuple[int, int]] = deque()  # of each of them, what parking has counted
+        self._kept: deque[tuple[int, int]] = deque()  # for each message of the backlog, what parking has counted
         self._num_uncredited = 0
         self._num_kept = 0  # bytes of the backlog that count against the connection's window
-        self._has_begun = False  # its head was sent
-        self._has_ended = False  # the client sends nothing more
+        self._has_begun = False  # whether the response headers were sent
+        self._has_ended = False  # whether the client sends nothing more
         self._is_over = False
-        self._waits_for = 0  # the model that has no room for the next one
+        self._waits_for = 0  # the model that has no room for the next message
 
     # --- requests come in ---
 
@@ -112,7 +112,7 @@ class StreamCall:
         self._work_off()
 
     def _work_off(self) -> None:
-        """Ask what has come, as far as the bound and the room allow."""
+        """Submit the messages that have come, as far as limit and room allow."""
         if not self._waits_for and (model := self._ask_all(is_our_turn=False)):
             self._waits_for = model
             self._lane.parking.park(self, model, 0)  # its messages are counted one by one
@@ -135,8 +135,8 @@ class StreamCall:
         return 0
 
     def _ask_all(self, *, is_our_turn: bool) -> int:
-        """Ask what has come; then the client may send as much again. Returns 0, or the model that has no room before a
-        reply has come."""
+        """Submit messages of the backlog; when all are submitted, the client may send as many bytes again. Returns
+        0, or the model that has no room before a reply has come."""
         backlog, parking = self._backlog, self._lane.parking
         while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
             arrival = backlog[0]
@@ -158,8 +158,8 @@ class StreamCall:
         return 0
 
     def _keep_backlog(self) -> None:
-        """Have what has come and must wait take none of the memory that all models share, and of that for what waits no
-        more than its model's part: beyond that it is refused at its turn."""
+        """Move waiting messages out of the memory that all models share. In the memory for waiting messages they
+        take no more than their model's share: beyond that they are refused when their turn comes."""
         backlog, kept, lane = self._backlog, self._kept, self._lane
         for position in range(len(kept), len(backlog)):
             arrival, counted = backlog[position], (0, 0)
@@ -174,14 +174,14 @@ class StreamCall:
             kept.append(counted)
 
     def _count_backlog(self) -> None:
-        """Have what is not consumed count against the connection's window, and no more."""
+        """Count the unconsumed bytes of the backlog against the connection's window."""
         nbytes = self._num_uncredited if self._backlog else 0
         if nbytes != self._num_kept:
             self._connection.http2.keep_received(nbytes - self._num_kept)
             self._num_kept = nbytes
 
     def _ask(self, received: Received) -> int:
-        """Returns 0, or the model that has no room for the request before a reply has come."""
+        """Submit a request. Returns 0, or the model that has no room for the request before a reply has come."""
         lane = self._lane
         try:
             number, asked = lane.inference.ask(
@@ -227,7 +227,7 @@ class StreamCall:
         self._end_if_done()
 
     def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> Answer:
-        """A message of the stream; a copy, where that gives the model its memory back before the client has read."""
+        """A message of the stream; a copy, if copying releases the worker's memory before the client has read."""
         connection = self._connection
         if token is None:
             return Answer(chunks, token)
@@ -273,7 +273,7 @@ class StreamCall:
             http2.send_headers(self._stream_id, headers(encoding))
         chunks = prefixed(answer.chunks, encoding)
         if encoding != IDENTITY and answer.token is not None and connection.has_room(sum(map(len, chunks))):
-            self._lane.inference.release(*answer.token, prompt=False)  # what is compressed is a copy
+            self._lane.inference.release(*answer.token, prompt=False)  # compressed chunks are copies
             answer = Answer(chunks, None)
         http2.send_data(self._stream_id, chunks, answer.token, self._lane.now_s)
         if http2.num_queued > _READ_SOON_BYTES and self._must_end(answer):
@@ -281,14 +281,14 @@ class StreamCall:
             connection.cut(self._stream_id)
 
     def _must_end(self, answer: Answer) -> bool:
-        """Whether a message that was just queued finds no room, and the client is not to be waited for."""
+        """Whether there is no room for a message that was just queued, and the client must not be waited for."""
         connection = self._connection
         if answer.token is None:
             return not connection.has_room(0)
         return connection.must_refuse(self._stream_id) and not connection.has_room(sum(map(len, answer.chunks)))
 
     def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> None:
-        """An answer that says what went wrong; with the client's leave, the whole stream's end."""
+        """Answer a request with an error or, if the client asked for that, end the whole stream with it."""
         if self._opening.metadata.get("triton_grpc_error") == "true":
             self._stop()
             self._finish(error.grpc_status, str(error))
@@ -314,7 +314,7 @@ class StreamCall:
             connection.http2.send_headers(self._stream_id, HEADERS)
         connection.finish(self._stream_id, status, message)
 
-    # --- it ends otherwise ---
+    # --- other ends of the call ---
 
     def end_idle(self) -> None:
         if not (self._open or self._backlog or len(self._order)):
@@ -340,7 +340,7 @@ class StreamCall:
             self._lane.has_output(self._connection)
 
     def _expire_request(self, number: int) -> None:
-        """A request's answer is too late; the stream goes on."""
+        """Answer a request whose model is too late with an error; the stream goes on."""
         inference = self._lane.inference
         waiting, asked = self._open.pop(number), inference.asked(number)
         inference.forget(number)
@@ -354,7 +354,7 @@ class StreamCall:
         self._lane.close(self._connection)
 
     def _stop(self) -> None:
-        """Cancel all requests: the client waits no more."""
+        """Cancel all requests, because the client waits no more."""
         self._is_over = True
         self._inbox.close()
         inference = self._lane.inference

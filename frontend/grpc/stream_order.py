@@ -1,6 +1,6 @@
 """A stream's responses in order: those of ordinary models as their requests came, all others at once. Pure.
 
-Source: Triton's ModelStreamInfer. Requests that may have several answers take no part in the order.
+As in Triton's ModelStreamInfer. Requests that may have several answers take no part in the order.
 """
 
 from collections import deque
@@ -19,20 +19,20 @@ class StreamOrder(Generic[T]):
         # Changed by every method.
         self._next_ticket = 0
         self._tickets: deque[int] = deque()  # of requests whose answer has not gone out
-        self._answers: dict[int, T] = {}  # those that must wait for an earlier one
+        self._answers: dict[int, T] = {}  # answers that must wait for an earlier one
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def enter(self) -> int:
-        """A request has come; its answer will be told by this ticket."""
+        """The ticket of a request that has come, for its answer."""
         ticket = self._next_ticket
         self._next_ticket += 1
         self._tickets.append(ticket)
         return ticket
 
     def answer(self, ticket: int, answer: T) -> list[T]:
-        """What may go out now that this answer is there, in order."""
+        """The answers that may go out now that this one has come, in order."""
         tickets, answers = self._tickets, self._answers
         if len(tickets) == 1:
             tickets.clear()
@@ -44,7 +44,7 @@ class StreamOrder(Generic[T]):
         return ready
 
     def change(self, changed: Callable[[T], T]) -> None:
-        """Put what is `changed` of each answer that waits in its place."""
+        """Replace each waiting answer by `changed` of it."""
         for ticket, answer in self._answers.items():
             self._answers[ticket] = changed(answer)
 

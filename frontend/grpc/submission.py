@@ -1,10 +1,10 @@
 """ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. For the lane.
 
-gRPC's twin of frontend/http/submission.py. Clients ask the same again and again: but for the id and the tensors, the
-messages are equal, byte for byte. What parsing and validating that came to is kept (a Form) and used again where it,
-the models and the tensors' sizes are the same, as is what stands around the tensors of the response. The id, a new one
-each time where perf_analyzer asks, is put in between. BYTES tensors, typed contents and whatever else depends on the
-data take the long way.
+gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests: but for the id and the tensors, the
+messages are equal, byte for byte. The result of parsing and validating such a message is kept (a Form) and used again
+if the message, the models and the tensors' sizes are equal, as are the bytes around the tensors of the response. The
+id, a new one each time from perf_analyzer, is put in between. BYTES tensors, typed contents and everything else that
+depends on the data are parsed each time.
 """
 
 import time
@@ -42,39 +42,39 @@ _MAX_ID_LENGTHS = 32
 
 
 class KnownResponse(NamedTuple):
-    """A response but for its id and tensors, and where these lie in the worker's block."""
+    """A response without its id and tensors, and the places of the tensors in the worker's block."""
 
     around: wire.Envelope
     spans: tuple[tuple[int, int], ...]
-    end: int  # of the last tensor
+    end: int  # end of the last tensor
 
 
 class InBlock(NamedTuple):
-    """How a request whose id has so many bytes is written into its block, at once."""
+    """The layout by which a request with an id of a certain length is written into its block, at once."""
 
-    layout: Struct  # of the tensors, and of the packed InferRequest: in front of the id, the id, behind it
+    layout: Struct  # of the tensors, and of the packed InferRequest in three parts: before the id, the id, after it
     head: bytes
     tail: bytes
-    span: int  # of the packed InferRequest
+    span: int  # span of the packed InferRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A request of which all is known but its id and the tensors' bytes."""
+    """A request of which everything is known but its id and the tensors' bytes."""
 
     prepared: PreparedRequest  # without an id and the tensors' bytes
     template: wire.Template | None
     is_decoupled: bool
-    num_changes: int  # of the models until then: after another one the name may mean another version, or none
-    refs: tuple[TensorRef, ...]  # in a block that it is copied into
+    num_changes: int  # number of changes of the models until then: after another, the name may mean another version
+    refs: tuple[TensorRef, ...]  # places in a block that the request is copied into
     header_offset: int
-    header: tuple[bytes, bytes]  # the packed InferRequest, in front of the id and behind it
+    header: tuple[bytes, bytes]  # the packed InferRequest, before the id and after it
     in_block: Memo[int, InBlock]  # by the id's length
-    #: By the worker's packed InferResponse, whether it is streamed, and the last one.
+    #: Responses by the worker's packed InferResponse, whether they are streamed, and whether they are the last.
     responses: dict[tuple[bytes, bool, bool], KnownResponse]
 
     def place(self, id_nbytes: int) -> InBlock:
-        """How such a request is written where its id has so many bytes."""
+        """The layout of such a request with an id of `id_nbytes` bytes."""
         head, tail = self.header
         packed = _packed(" " * id_nbytes)
         head += packed[: len(packed) - id_nbytes]
@@ -91,7 +91,7 @@ class Form:
 
 
 class Asked(NamedTuple):
-    """What is kept of a request until its last reply has come."""
+    """The part of a request that is kept until its last reply has come."""
 
     id: str
     form: Form | None
@@ -99,7 +99,7 @@ class Asked(NamedTuple):
 
     @property
     def prepared(self) -> PreparedRequest:
-        """The request; where it was known, without its tensors."""
+        """The request; without its tensors if it was of a known form."""
         return self.found if self.form is None else replace(self.found, id=self.id, inputs=())
 
 
@@ -110,7 +110,8 @@ class GrpcSubmission:
         self._state = state
         self._port = port
         self._header_forward_pattern = header_forward_pattern
-        # Changed by submit: forms by what is known of a message and its tensors' sizes; the last one by its model.
+        # Changed by submit: forms by the message without id and tensors, and the tensors' sizes; and each model's last
+        # form.
         self._forms = Memo[tuple[bytes, tuple[int, ...]], Form]("grpc_form", _MAX_FORMS)
         self._latest = Memo[bytes, Form]("grpc_latest", _MAX_FORMS)
 
@@ -124,11 +125,11 @@ class GrpcSubmission:
         is_stream: bool,
         deadline_ns: int = 0,
     ) -> tuple[int, Asked]:
-        """Put a ModelInferRequest into shared memory; visible to the batcher at the port's next flush.
+        """Submit a ModelInferRequest; visible to the batcher at the port's next flush. Returns the request's number,
+        and the argument for `response` with its replies.
 
-        Returns its number, and what is asked of `response` with its replies. `message` lies in `block` from `offset`
-        on (see `message_offset`), or in private memory where that is None; the block is used, or freed. Raises
-        ShoalError, and the block is free then.
+        `message` lies in `block` from `offset` on (see `message_offset`), or in private memory if `block` is None. The
+        block is the port's from now on. Raises ShoalError if the request is refused; the block is freed then.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -160,7 +161,7 @@ class GrpcSubmission:
             raise
 
     def model_of(self, message: bytes | memoryview) -> int:
-        """The model that a message is for; 0 where there is none, or it is no message."""
+        """The number of the model that a message is for; 0 if there is none, or the message is malformed."""
         form = self._latest.entries.get(_model_field(message))
         if form is not None and form.num_changes == self._state.models.num_changes:
             return form.prepared.entry.model_id
@@ -172,7 +173,8 @@ class GrpcSubmission:
     def _submit_as_latest(
         self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
     ) -> tuple[int, Asked] | None:
-        """The shortest way: for a message that looks like the last one about the same model; None for others."""
+        """Submit a message that looks like the last one to its model, without walking its fields; None for any other
+        message."""
         form = self._latest.entries.get(_model_field(message))
         if form is None or form.template is None or not self._is_valid(form, is_stream=is_stream):
             return None
@@ -195,7 +197,7 @@ class GrpcSubmission:
     def submit_known(
         self, form: Form, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
     ) -> tuple[int, Asked]:
-        """Like `submit`, for a message of this form."""
+        """Submit a message of this form; see `submit`."""
         layout, head, tail, span = form.in_block.entries.get(len(id_)) or form.place(len(id_))
         block = self._port.allocate(layout.size, form.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
@@ -214,7 +216,7 @@ class GrpcSubmission:
         *,
         is_stream: bool,
     ) -> tuple[int, Asked]:
-        """The long way."""
+        """Submit a message whose form is not known: it is parsed and validated."""
         request = infer.parse_form(split)
         entry = infer.find_model(self._state, request, is_stream=is_stream)
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
@@ -231,7 +233,7 @@ class GrpcSubmission:
         return number, asked
 
     def _keep_form(self, split: wire.Split, message: bytes | memoryview, prepared: PreparedRequest) -> Form | None:
-        """Remember what this message came to, if its tensors are all raw and none has to be walked."""
+        """Keep the form of this message, if its tensors are all raw and none has to be walked."""
         if not split.offsets or len(split.form) > _MAX_FORM_NBYTES or prepared.has_regions:
             return None
         if any(each.datatype is BYTES for each in prepared.inputs):
@@ -240,10 +242,10 @@ class GrpcSubmission:
         for each in prepared.inputs:
             refs.append(TensorRef(each.name, each.datatype.wire, each.shape, place, len(each.data)))
             place = aligned(place + len(each.data))
-            inputs.append(each._replace(data=_NO_DATA))  # it is a view of this one request's message
+            inputs.append(each._replace(data=_NO_DATA))  # the data is a view of this one request's message
         kept = replace(prepared, id="", inputs=tuple(inputs))
         header = kept.pack_header(refs)
-        # One byte says how many members the header has, the next that the id, its first, is empty.
+        # The header's first byte is the number of its members, the second is the id, the first member, which is empty.
         form = Form(
             kept,
             wire.make_template(message, split) if type(message) is bytes else None,
@@ -262,17 +264,17 @@ class GrpcSubmission:
     def response(self, asked: Asked, reply: Reply, *, stream: bool = False, final: bool = True) -> wire.Chunks:
         """The ModelInferResponse in a reply, or the ModelStreamInferResponse with it; `final`: no other will follow.
 
-        One chunk is the lane's own; the chunks behind a first may be views of the worker's block until it is released.
-        Raises ShoalError where the reply is an error.
+        A single chunk is the lane's own memory; chunks after the first may be views of the worker's block, valid until
+        it is released. Raises ShoalError if the reply is an error.
         """
         form, header, block = asked.form, reply.header, reply.block
         if form is not None and header is not None and block is not None and not (reply.status or reply.reason):
             known = form.responses.get((header, stream, final))
-            if known is not None and known.end <= len(block):  # a worker may say the same of a smaller block
+            if known is not None and known.end <= len(block):  # a worker may send an equal header with a smaller block
                 around = known.around
                 if stream or around.nbytes > JOIN_BYTES or not known.spans:
                     return _sent(around, asked.id, [block[start:end] for start, end in known.spans], stream=stream)
-                chunks: wire.Chunks = [around.model, wire.named(asked.id)]  # in a fifth of the instructions of `_sent`
+                chunks: wire.Chunks = [around.model, wire.named(asked.id)]  # a fifth of the instructions of `_sent`
                 for part, (start, end) in zip(around.parts, known.spans, strict=False):
                     chunks += (part, block[start:end])
                 return chunks
@@ -297,17 +299,17 @@ def _model_field(message: bytes | memoryview) -> bytes:
 
 
 def message_offset(first_raw: int | None) -> int:
-    """Where in its block a message is received, so that its first tensor lies on a cache line.
+    """The offset in its block at which a message is received, so that its first tensor lies on a cache line.
 
-    `first_raw` is where the tensor begins in the message. The block needs HEADER_BYTES more behind it.
+    `first_raw` is where the tensor begins in the message. The block needs HEADER_BYTES more behind the message.
     """
     return aligned(first_raw or 0) - (first_raw or 0)
 
 
 def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, offset: int, nbytes: int) -> int:
-    """Put the header behind a message that lies in the block already, from `offset` on. Its span.
+    """Write the header behind a message that lies in the block already, from `offset` on. Returns the header's span.
 
-    0, and nothing happens, where it does not fit or the tensors are not raw.
+    0, and no effect, if it does not fit or the tensors are not raw.
     """
     if not split.offsets or prepared.has_regions:
         return 0
@@ -325,7 +327,7 @@ def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, 
 
 
 def _keep_response(form: Form, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope) -> None:
-    """Remember what a response of this form looks like, if only its tensors can change: classes may."""
+    """Keep the bytes around a response's tensors, if only the tensors can change: classifications may, too."""
     requested = form.prepared.outputs
     if len(form.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
         wanted = {output.name for output in requested}

@@ -4,11 +4,10 @@
     0   4 bytes     length of what follows, big-endian      lane → road
     4   JSON        [peer, metadata, encoding, deadline in monotonic ns or 0]
         the rest    the request message, in that encoding
+    HTTP/1.1 200 OK   grpc-status: N   grpc-message: %-encoded      for an error; else the response message
 
-    HTTP/1.1 200 OK   grpc-status: N   grpc-message: %-encoded      where there is an error; else the response message
-
-The road takes a lane at its word about who the client is. So nothing a client sends stands in the HTTP head, and only a
-socket without an address leads here (app.py): a socketpair of the lane's, of which it hands over one end.
+The road believes the lane's statement of who the client is. So no text of a client stands in the HTTP head, and only a
+socket without an address leads here (app.py): one end of a socketpair of the lane's.
 """
 
 from collections.abc import Mapping
@@ -41,7 +40,7 @@ def pack_head(
     encoding: str = "identity",
     deadline_ns: int = 0,
 ) -> bytes:
-    """What to send in front of the message; pseudo headers are left out of the metadata."""
+    """The bytes to send before the message; pseudo headers are left out of the metadata."""
     told = {key: value for key, value in metadata.items() if not key.startswith(":")}
     caller = orjson.dumps([peer, told, encoding, deadline_ns])
     nbytes = _LENGTH_BYTES + len(caller) + message_nbytes
@@ -50,7 +49,8 @@ def pack_head(
 
 
 class ReplyHead(NamedTuple):
-    """What comes first: how long it is itself, gRPC's status and message, the length of the response that follows."""
+    """The head of the road's answer: its own length, gRPC's status and message, the length of the response that
+    follows."""
 
     nbytes: int
     status: int
@@ -59,14 +59,14 @@ class ReplyHead(NamedTuple):
 
 
 def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
-    """The head of what the road has sent so far; None as long as it is not whole."""
+    """The head of the road's answer in the bytes so far; None as long as it is incomplete."""
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return None
     first, *lines = data[:end].decode("latin-1").split("\r\n")
     fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     status, message = int(fields.get("grpc-status", 0)), unquote(fields.get("grpc-message", ""))
-    if " 200 " not in first:  # refused before it was read
+    if " 200 " not in first:  # the road refused the request before reading it
         status, message = InternalError.grpc_status, f"the front end that answers this call says {first[9:]}"
     return ReplyHead(end + 4, status, message, 0 if status else int(fields["content-length"]))
 
@@ -76,7 +76,7 @@ def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
 
 
 def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> Found:
-    """How a lane's request finds its handler, see router.Admit: whatever it is for, it is read first."""
+    """Admit a lane's request (see router.Admit): whatever its path, the handler reads it first."""
     return Found(_answer, target, None, "")
 
 

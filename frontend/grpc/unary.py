@@ -1,4 +1,5 @@
-"""A call with one message each way: ModelInfer, and what the lane answers by itself. One thread, the lane's."""
+"""A call with one message each way: ModelInfer, and all calls that the lane answers by itself. One thread, the
+lane's."""
 
 import logging
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ _RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 
 
 class UnaryCall:
-    """A call until its message is whole and, if it is an inference, its model has answered."""
+    """A unary call, until its message is whole and, if it is an inference, its model has answered."""
 
     __slots__ = (
         "_connection",
@@ -43,10 +44,10 @@ class UnaryCall:
         self._opening = opening
         self._deadline_s = lane.deadline_s(opening)
         # Changed as the call goes on.
-        self._inbox: Inbox | None = None  # a message that comes in one piece, as most do, needs none
-        self._number = 0  # of the request that is waited for
+        self._inbox: Inbox | None = None  # None for a message that comes in one piece, as most do
+        self._number = 0  # number of the request that is waited for
         self._parked: Received | None = None  # the message, until there is room for the request
-        self._waits_for = 0  # the model that has none
+        self._waits_for = 0  # the model that has no room
 
     # --- the message comes in ---
 
@@ -63,7 +64,7 @@ class UnaryCall:
             self._received(received)
 
     def take(self, data: bytes | memoryview) -> None:
-        """Take the message; bytes after it are ignored."""
+        """Take a piece of the message; bytes after its end are ignored."""
         if self._number or self._parked is not None:
             return
         inbox = self._inbox
@@ -91,13 +92,13 @@ class UnaryCall:
             self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
 
     def _received(self, received: Received) -> None:
-        """The message is whole."""
+        """Answer a message that has come whole."""
         opening = self._opening
         if opening.method.handler is None:
             self._infer(received)
             return
         data = received.data
-        if received.block is not None:  # nothing but an inference has so much to say
+        if received.block is not None:  # only an inference may keep a block
             data = bytes(data)
             self._lane.free(received.block)
         try:
@@ -116,7 +117,7 @@ class UnaryCall:
 
     def _infer(self, received: Received) -> None:
         model = self._lane.parking.must_wait(received)
-        if model and received.block is not None:  # what waits takes none of the memory that all models share
+        if model and received.block is not None:  # a waiting message takes none of the memory that all models share
             block, received = received.block, received._replace(data=bytes(received.data), block=None)
             self._lane.free(block)
         model = model or self._ask(received)
@@ -125,12 +126,12 @@ class UnaryCall:
             self._lane.parking.park(self, model, len(received.data))
 
     def _ask(self, received: Received) -> int:
-        """Returns 0, or the model that has no room for the request before a reply has come."""
+        """Submit the request. Returns 0, or the model that has no room for the request before a reply has come."""
         try:
             self._number, _ = self._lane.inference.ask(
                 self, self._opening, received, self._connection.begun_s, self._deadline_s, is_stream=False
             )
-        except RoadOnlyError:  # the message's block is free by now, and as it was
+        except RoadOnlyError:  # the message's block is free by now, but unchanged
             self._hand_over(bytes(received.data), is_compressed=received.is_compressed)
         except NoRoomError as error:
             if self._lane.parking.may_wait(error.model, received):
@@ -144,7 +145,7 @@ class UnaryCall:
         """Submit a message that has come whole and is of a known form. False, without effect, if there is no room."""
         lane = self._lane
         waiting = lane.parking.waiting
-        if waiting and form.prepared.entry.model_id in waiting:  # others were there before
+        if waiting and form.prepared.entry.model_id in waiting:  # earlier calls to the model wait
             return False
         try:
             self._number = lane.inference.ask_known(
@@ -169,18 +170,18 @@ class UnaryCall:
 
     @property
     def form(self) -> Form | None:
-        """How the model's request was known, where it was."""
+        """The known form of the call's request, if it has one."""
         asked = self._lane.inference.asked(self._number)
         return None if asked is None else asked.form
 
     def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
-        """The road answers a message that has come."""
+        """Have the road answer a message that has come."""
         road = self._take_road(Large(len(data), b"", is_compressed=is_compressed))
         road.take(data)
         road.end()
 
     def _take_road(self, message: Large) -> RoadCall:
-        """The road answers: it may wait."""
+        """Have the road answer this call, because it may wait."""
         self._close_inbox()
         road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
         self._connection.calls[self._stream_id] = road
@@ -207,7 +208,7 @@ class UnaryCall:
             inference.release(number, 0, prompt=False)
         self._lane.has_output(connection)
 
-    # --- it ends otherwise ---
+    # --- other ends of the call ---
 
     def recall(self, is_wanted: object) -> None:
         """Do nothing: no response waits for another."""

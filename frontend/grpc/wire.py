@@ -1,14 +1,15 @@
-"""protobuf's wire format, by hand where a tensor lies in a message: nothing is copied into protobuf's objects. Pure.
+"""protobuf's wire format, written and read by hand for messages with tensors: no tensor is copied into protobuf's
+objects. Pure.
 
-A ModelInferRequest is split into what may be parsed (everything but the id and the tensors: equal, byte for byte, from
-request to request) and where its tensors lie. A ModelInferResponse is put together around the model's tensors, as
-upb's SerializeToString would write it; a map's entries in the order they are given.
+A ModelInferRequest is split into a part that protobuf parses (everything but the id and the tensors: equal, byte for
+byte, from request to request) and the places of its tensors. A ModelInferResponse is put together around the model's
+tensors, as upb's SerializeToString would write it; a map's entries in the order they are given.
 
     field     a varint, number << 3 | wire type, then by wire type:
-    0         a varint: 7 bits a byte, least significant first, the top bit where another follows
+    0         a varint: 7 bits a byte, least significant first, the top bit set if another follows
     1, 5      8 or 4 bytes
-    2         a varint, how many bytes, and these
-    3 … 4     a group: fields up to the end of the same number
+    2         a varint, the number of bytes, and these bytes
+    3 … 4     a group: fields up to the end of that number
 """
 
 import struct
@@ -19,9 +20,10 @@ from shoal.errors import InternalError, InvalidArgumentError
 
 Chunks = list["bytes | memoryview"]
 
-#: Ours: a field is two bytes at least, and each is looked at in Python; 10,000 tensors have 20,000 fields.
+#: Most fields of a message. Ours: a field has two bytes at least, and each is walked in Python; 10,000 tensors have
+#: 20,000 fields.
 MAX_FIELDS = 1 << 16
-#: gRPC's own, of a message; Triton says so in place of a longer response.
+#: gRPC's own limit for a message; Triton answers with an error in place of a longer response.
 MAX_MESSAGE_NBYTES = 2**31 - 1
 
 # Fields of ModelInferRequest, all of wire type 2.
@@ -38,18 +40,19 @@ ID_HEAD_BYTES = 2
 
 
 class Split(NamedTuple):
-    """A ModelInferRequest. `form` parses as the request without its id and raw_input_contents."""
+    """A split ModelInferRequest. `form` parses as the request without its id and raw_input_contents."""
 
     form: bytes
     id: str
     offsets: tuple[int, ...]  # of the raw tensors, from the message's start
     lengths: tuple[int, ...]
-    id_start: int  # of the id's field; where there is none, of the first field behind its place
+    id_start: int  # start of the id's field; without an id, of the first field behind its place
     num_ids: int
 
 
 def split(message: bytes | memoryview) -> Split:
-    """Walk the fields of a ModelInferRequest. Raises InternalError for bytes that are no message."""
+    """Walk the fields of a ModelInferRequest. Raises InternalError for bytes that are no message,
+    InvalidArgumentError for more than MAX_FIELDS fields."""
     end = len(message)
     position = kept = num_ids = id_start = 0
     parts: list[bytes | memoryview] = []
@@ -89,15 +92,15 @@ def split(message: bytes | memoryview) -> Split:
 
 
 class Template(NamedTuple):
-    """A ModelInferRequest but for its id and the bytes of its raw tensors."""
+    """A ModelInferRequest without its id and the bytes of its raw tensors."""
 
-    before: bytes  # the id
-    parts: tuple[tuple[bytes, int], ...]  # what stands in front of each tensor, and how long that is
-    behind: bytes  # the last tensor
+    before: bytes  # bytes before the id
+    parts: tuple[tuple[bytes, int], ...]  # the bytes before each tensor, and the tensor's size
+    behind: bytes  # bytes after the last tensor
 
 
 def make_template(message: bytes, found: Split) -> Template | None:
-    """The template of a message, which was split; None for an unusual one."""
+    """The template of a message that was split; None for an unusual one."""
     if found.num_ids > 1:
         return None
     position = found.id_start + (len(string(_ID, found.id)) if found.num_ids else 0)
@@ -110,9 +113,9 @@ def make_template(message: bytes, found: Split) -> Template | None:
 
 
 def match(template: Template, message: bytes) -> tuple[bytes, list[bytes]] | None:
-    """The id of a message of this template, and its raw tensors; None for another message.
+    """The id of a message of this template, and its raw tensors; None for any other message.
 
-    What `split` finds with 21 thousand instructions this finds with 7.
+    Takes 7 thousand instructions, `split` 21.
     """
     before, parts, behind = template
     position, end, id_ = len(before), len(message), b""
@@ -140,7 +143,7 @@ def malformed() -> InternalError:
 
 
 def first_raw_offset(start: bytes | memoryview) -> int | None:
-    """The offset of the first raw tensor in a ModelInferRequest; None if its first bytes do not tell."""
+    """The offset of the first raw tensor in a ModelInferRequest; None if it is not within these first bytes."""
     position, end = 0, len(start)
     try:
         while position < end:
@@ -193,7 +196,7 @@ def _skip(message: bytes | memoryview, tag: int, position: int, end: int) -> int
 
 
 def _varint(message: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The number at `position`, and where it ends."""
+    """The number at `position`, and the position behind it."""
     value = shift = 0
     while shift < 70:
         byte = message[position]
@@ -219,11 +222,11 @@ class OutputTensor(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What stands around id and tensors: all of a response that requests of one form have in common."""
+    """The bytes around id and tensors that responses to requests of one form have in common."""
 
-    model: bytes  # in front of the id
-    parts: tuple[bytes, ...]  # behind the id, up to the first tensor, and then in front of each other one
-    nbytes: int  # of all of these and the tensors
+    model: bytes  # before the id
+    parts: tuple[bytes, ...]  # after the id, up to the first tensor, and then before each further one
+    nbytes: int  # size of all of these and the tensors
 
 
 def envelope(
@@ -246,7 +249,7 @@ def envelope(
 
 
 def named(id_: str) -> bytes:
-    """The field of an id; none of an empty one."""
+    """The field of an id; b"" for an empty one."""
     return string(_ID, id_) if id_ else b""
 
 
@@ -265,7 +268,7 @@ def assemble(around: Envelope, id_: str, raws: Sequence[bytes | memoryview], *, 
 
 
 def stream_error(sentence: str, id_: str, model_name: str, model_version: str) -> bytes:
-    """A ModelStreamInferResponse that says which request failed and why."""
+    """A ModelStreamInferResponse with the failed request's id and model, and the error's sentence."""
     response = string(0x0A, model_name) + string(0x12, model_version) + string(0x1A, id_)
     return string(0x0A, sentence) + delimited(0x12, response)
 
@@ -275,7 +278,7 @@ def stream_error(sentence: str, id_: str, model_name: str, model_version: str) -
 
 
 def varint(value: int) -> bytes:
-    """A number from 0 to 2^64 - 1."""
+    """A number from 0 to 2^64 - 1 as a varint."""
     if value < 0x80:
         return _SMALL[value]
     pieces = bytearray()
@@ -290,18 +293,18 @@ _SMALL = [bytes([value]) for value in range(0x80)]
 
 
 def delimited(tag: int, data: bytes) -> bytes:
-    """A field of wire type 2; its tag takes one byte."""
+    """A field of wire type 2 whose tag takes one byte."""
     nbytes = len(data)
     return _SMALL[tag] + (_SMALL[nbytes] if nbytes < 0x80 else varint(nbytes)) + data
 
 
 def string(tag: int, text: str) -> bytes:
-    """A string field, which is left out where it is empty."""
+    """A string field; b"" for an empty string."""
     return delimited(tag, text.encode()) if text else b""
 
 
 def parameter(tag: int, key: str, value: str | int | float | bool) -> bytes:
-    """An entry of a map from string to InferParameter. What int64 does not hold is an uint64."""
+    """An entry of a map from string to InferParameter. A number beyond int64 is an uint64."""
     if type(value) is bool:
         choice = b"\x08\x01" if value else b"\x08\x00"
     elif isinstance(value, int):

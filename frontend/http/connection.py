@@ -1,7 +1,7 @@
-"""One HTTP connection of a lane: what was read and what is to be sent. Sockets only; knows no requests.
+"""One HTTP connection of a lane: bytes read and bytes to be sent. Sockets only; knows no requests.
 
-Its life: READING a head and a small body into private memory, RECEIVING a large body into a block, WAITING for a reply,
-SENDING what the socket has not taken yet. The lane moves it; nothing here blocks.
+Its stages: READING a head and a small body into private memory, RECEIVING a large body into a block, WAITING for a
+reply, SENDING bytes that the socket has not taken yet. The lane changes the stage; nothing here blocks.
 """
 
 from enum import IntEnum
@@ -21,7 +21,7 @@ Chunks = list["bytes | memoryview"]
 
 
 class Stage(IntEnum):
-    """What a connection is doing."""
+    """The stage of the exchange on a connection."""
 
     READING = 0
     RECEIVING = 1
@@ -29,7 +29,7 @@ class Stage(IntEnum):
     SENDING = 3
 
 
-# Looked up in its enumeration, a member takes 0.9k instructions.
+# An attribute of the enumeration would take 0.9k instructions.
 READING, RECEIVING, WAITING, SENDING = Stage
 
 
@@ -46,23 +46,23 @@ class Connection:
         self.fd = connection.fileno()
         # All changed by the lane.
         self.stage = READING
-        self.buffer = b""  # read and not used: the beginning of a request, or the next one
+        self.buffer = b""  # bytes read and not used: the beginning of a request, or the next one
         self.begun_s = now_s  # when the first bytes of a request came
         self.deadline_s = deadline_s
-        self.prefix_nbytes = 0  # of the last request: its head and its JSON, in front of binary tensors
+        self.prefix_nbytes = 0  # size of the last request's head and JSON, which stand before binary tensors
         self.keep_alive = True
-        self.is_quiet = False  # its readiness to be read is not looked at
+        self.is_quiet = False  # whether the lane does not wait for bytes to read
         self.head: object = None
         self.block: object = None  # the block a body is received into
-        self.target: memoryview | None = None  # the rest of that body's place
+        self.target: memoryview | None = None  # memory for the rest of that body
         self.received = 0
-        self.number = 0  # of the request that is waited for
+        self.number = 0  # number of the request that is waited for
         self.unsent: Chunks = []
         self.release = 0  # the reply to release once everything is sent
-        self.trace: TracedRequest | None = None  # of the request that is waited for or answered, where it is traced
+        self.trace: TracedRequest | None = None  # trace of the request that is waited for or answered, if it has one
 
     def read(self) -> bytes | None:
-        """The bytes that have come; b"" at the end of the stream, None if there are none."""
+        """Received bytes; b"" at the end of the stream, None if there are none now."""
         try:
             return self.socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -71,7 +71,7 @@ class Connection:
             return b""
 
     def receive(self) -> int:
-        """Receive into `target`; the number of bytes, 0 at the end of the stream, -1 if there are none."""
+        """Receive into `target`. The number of bytes, 0 at the end of the stream, -1 if there are none now."""
         assert self.target is not None
         try:
             return self.socket.recv_into(self.target)
@@ -81,7 +81,8 @@ class Connection:
             return 0
 
     def send(self, chunks: Chunks, nbytes: int) -> bool:
-        """Send all `nbytes`, and keep in `unsent` what the socket does not take. False if the client is gone."""
+        """Send all `nbytes`, and keep in `unsent` the bytes that the socket does not take. False if the client is
+        gone."""
         try:
             sent = self.socket.sendmsg(chunks[:MAX_CHUNKS]) if len(chunks) > 1 else self.socket.send(chunks[0])
         except BlockingIOError:
@@ -100,9 +101,9 @@ class Connection:
 
     @property
     def num_unsent(self) -> int:
-        """Bytes the socket has not taken yet."""
+        """Number of bytes that the socket has not taken yet."""
         return sum(map(len, self.unsent))
 
     def keep_unsent(self) -> None:
-        """Copy what is unsent out of the worker's block."""
+        """Copy unsent bytes out of the worker's block."""
         self.unsent = [bytes(chunk) for chunk in self.unsent]

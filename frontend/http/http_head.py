@@ -1,8 +1,9 @@
 """The head of an HTTP/1.1 request, as far as the lane is sure of it. Pure: bytes in, a Head or None out.
 
-Rule: what is not plainly right is None, and the connection takes the road, where gunicorn's strict parser refuses it or
-copes with it. So there is one judge of bad framing, and nothing here can smuggle: one Host, at most one Content-Length,
-no Transfer-Encoding, no upgrade, no expectation, CRLF everywhere, printable ASCII only (RFC 9112, sections 2 to 7).
+Rule: any head that is not plainly right is None, and the connection takes the road, where gunicorn's strict parser
+refuses or accepts it. So there is one judge of bad framing, and this parser cannot be used for smuggling: one Host, at
+most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF everywhere, printable ASCII only (RFC
+9112, sections 2 to 7).
 """
 
 import re
@@ -13,7 +14,7 @@ from shoal.frontend.router import HTTP, Found, path_of
 from shoal.frontend.v2.compression import preferred_encoding
 from shoal.memo import memoized
 
-#: gunicorn's limit for a line, and for the number of lines: anything longer is left to the road.
+#: gunicorn's limits for a line and for the number of lines, here for the whole head: a longer one is left to the road.
 MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
 
@@ -22,7 +23,7 @@ _HEAD = re.compile(
     rb"(?P<method>GET|POST|HEAD) (?P<target>/[!-~]*) HTTP/1\.1\r\n"
     rb"(?P<fields>(?:[!#$%&'*+\-.^`|~0-9A-Za-z]+:[\t -~]*\r\n)*)\r\n"  # no underscores: WSGI's, not a client's
 )
-#: Fields that change what a body or a connection is; each is a reason to take the road.
+#: Fields that change the framing of a body or the protocol of a connection; each is a reason to take the road.
 _ROAD_FIELDS = frozenset(
     {"transfer-encoding", "expect", "upgrade", "te", "trailer", "http2-settings", "proxy-connection"}
 )
@@ -32,22 +33,22 @@ _SINGLE_FIELDS = frozenset(
 
 
 class Head(NamedTuple):
-    """A request head that the lane can serve."""
+    """The head of a request that the lane can serve."""
 
-    found: Found | Response  # the handler, or the refusal that needs no body
+    found: Found | Response  # the handler, or a refusal, for which the body is not needed
     headers: dict[str, str]  # lower-case names; repeated fields are joined by a comma
     content_length: int
-    json_length: int | None  # Inference-Header-Content-Length, where it is a plain number
+    json_length: int | None  # Inference-Header-Content-Length, if there is one
     is_infer: bool
     keep_alive: bool
     path: str  # without its query
-    raw: bytes  # as it came, to the empty line
+    raw: bytes  # the received bytes, up to the empty line
     is_head: bool  # the method is HEAD: the response goes out without its body
     accepts_compression: bool
 
 
 def parse_head(raw: bytes) -> Head | None:
-    """The head in `raw`, which ends with the empty line; None where the road must see it."""
+    """The head in `raw`, which ends with the empty line; None if the road must handle the request."""
     return _parse(raw) if len(raw) <= MAX_HEAD_BYTES else None
 
 
@@ -89,7 +90,7 @@ def _parse(raw: bytes) -> Head | None:
 
 
 def _fields(lines: bytes) -> dict[str, str] | None:
-    """Field names in lower case → values; None for too many, or for one that must stand alone and does not."""
+    """Field names in lower case → values; None for too many fields, or for a repeated field that must be single."""
     headers: dict[str, str] = {}
     split = lines.decode("ascii").split("\r\n")[:-1]
     if len(split) > MAX_FIELDS:

@@ -1,9 +1,9 @@
-"""HTTP on a lane: requests that it answers by itself, and those that it hands over to the road.
+"""HTTP on a lane: requests that the lane answers by itself, and those that it hands over to the road.
 
-It answers whatever cannot block: health, metadata, configuration, statistics, and `infer` with a Content-Length and
-JSON of at most 256 KiB. A body goes straight into shared memory, a response goes out of the worker's block. What it is
-not sure of, or what may take long, takes the road: the connection is handed over with the bytes already read, and comes
-back when it is idle again.
+The lane answers whatever cannot block: health, metadata, configuration, statistics, and `infer` with a Content-Length
+and JSON of at most 256 KiB. A body goes straight into shared memory, a response goes out of the worker's block. A
+request that the lane is not sure of, or that may take long, takes the road: the connection is handed over with the
+bytes already read, and comes back when it is idle again.
 """
 
 import logging
@@ -30,13 +30,13 @@ _log = logging.getLogger("shoal")
 
 #: JSON longer than this takes milliseconds to parse, in which the lane answers no other request (10 ms a MB, measured).
 MAX_JSON_BYTES = 256 * 1024
-#: A body up to this comes with its head in one read; it is copied into its block. A larger one is received there.
+#: A body up to this size comes with its head in one read, and is copied into its block. A larger one is received there.
 SMALL_BODY_BYTES = 48 * 1024
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
 class HttpLane(Lane[Connection]):
-    """Every HTTP connection of one process."""
+    """Every HTTP connection of one lane."""
 
     def __init__(self, front_end: FrontEnd, host: Host) -> None:
         super().__init__(front_end, host)
@@ -68,7 +68,7 @@ class HttpLane(Lane[Connection]):
             self._process(connection, data)
 
     def _forget(self, connection: Connection) -> None:
-        """Forget a connection; what it holds in shared memory is released."""
+        """Forget a connection; its blocks in shared memory are released."""
         del self._connections[connection.fd]
         self._poller.unregister(connection.fd)
         if connection.stage is WAITING:
@@ -107,7 +107,7 @@ class HttpLane(Lane[Connection]):
                 connection.deadline_s = self.now_s + HEAD_S
                 self._process(connection, data)
             elif data is not None and connection.buffer:
-                self._hand_over(connection, connection.buffer)  # cut short: the road refuses it
+                self._hand_over(connection, connection.buffer)  # the request was cut short: the road refuses it
             elif data is not None:
                 self._close(connection)
         elif connection.stage is RECEIVING:
@@ -119,7 +119,7 @@ class HttpLane(Lane[Connection]):
             self._read_ahead(connection)
 
     def _read_ahead(self, connection: Connection) -> None:
-        """Read once from a client that is owed a response; further bytes wait in the kernel.
+        """Read once from a client that waits for a response; further bytes wait in the kernel.
 
         The end of the stream may mean that the client has gone, or has closed its side only: the model at work is
         notified, as in Triton. A client that still reads ignores an interim response (RFC 9110, section 15.2) and gets
@@ -140,7 +140,7 @@ class HttpLane(Lane[Connection]):
             self._poller.modify(connection.fd, wanted if quiet else wanted | _IN)
 
     def _process(self, connection: Connection, data: bytes) -> None:
-        """Use the bytes that have come: whole requests are answered, the beginning of one is kept."""
+        """Use received bytes: whole requests are answered, the beginning of one is kept."""
         while True:
             connection.buffer = b""
             known = self._submission.find(data[: connection.prefix_nbytes], len(data))
@@ -170,9 +170,10 @@ class HttpLane(Lane[Connection]):
 
     def _is_for_road(self, head: Head) -> bool:
         if HTTP.restricted(self._state, head.path, head.headers):
-            return True  # it says so; what is let through here may be Known, and is by all of its head
+            # The road refuses or admits it; requests admitted here are found again by their whole head (Known).
+            return True
         if isinstance(head.found, Response) and head.content_length:
-            return True  # refused unread: closing without losing the answer is the road's
+            return True  # the body is not read: the road can close without losing the answer
         if not head.is_infer:
             waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
             return waits or head.content_length > SMALL_BODY_BYTES
@@ -188,13 +189,13 @@ class HttpLane(Lane[Connection]):
         connection.buffer = data
 
     def _begin_body(self, connection: Connection, head: Head, data: bytes, end: int) -> None:
-        """Go on with an incomplete body: a small one is collected, a large one is received straight into shared
-        memory."""
+        """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
+        shared memory."""
         if not head.is_infer or head.content_length <= SMALL_BODY_BYTES:
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
-        # Without room it waits for memory, or is refused; either takes reading the body. While there is ample room it
-        # does not matter for which model it is.
+        # Without room the request waits for memory on the road, or is refused there; both need the body read. While
+        # there is ample room, its model does not matter.
         model = 0 if self._port.is_ample else self._submission.model_of(head)
         if self._incoming.begin(connection, head, memoryview(data)[end:], self.now_s, model):
             self._receive(connection)
@@ -219,10 +220,10 @@ class HttpLane(Lane[Connection]):
     def _submit(
         self, connection: Connection, head: Head, body: memoryview, raw: bytes, block: Block | None = None
     ) -> bool:
-        """Queue a request. True if it was refused and the connection can go on at once."""
+        """Submit a request. True if it was refused and the connection can go on at once."""
         try:
             number, asked = self._submission.submit(head, body, block, raw)
-        except RoadOnlyError:  # the body's block is free by now, and as it was
+        except RoadOnlyError:  # the body's block is free by now, but unchanged
             self._hand_over(connection, head.raw + bytes(body) + connection.buffer)
             return False
         except ShoalError as error:
@@ -231,7 +232,7 @@ class HttpLane(Lane[Connection]):
         return False
 
     def _submit_known(self, connection: Connection, known: Known, data: bytes) -> None:
-        """Queue a request of a known form that is all of `data`."""
+        """Submit a request of a known form that is all of `data`."""
         connection.keep_alive = known.keep_alive and self._stops_at_s == 0.0
         try:
             number, asked = self._submission.submit_known(known, data)
@@ -251,7 +252,7 @@ class HttpLane(Lane[Connection]):
             self._trace(self._state.tracing, connection, head, asked)
 
     def _trace(self, tracing: Tracing, connection: Connection, head: Head, asked: Asked) -> None:
-        """Begin a request's trace, if it is to be traced."""
+        """Begin a request's trace, if it is sampled."""
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         trace = connection.trace = tracing.sample(prepared, head.headers)
         if trace is not None:
@@ -271,7 +272,7 @@ class HttpLane(Lane[Connection]):
 
     def _deliver(self) -> None:
         for reply in self._port.poll():
-            if not reply.is_final:  # a model that answers here does so once: by its last reply
+            if not reply.is_final:  # models served on a lane answer once, by the last reply
                 self._port.release(reply.number, reply.part)
                 continue
             waiting = self._pending.pop(reply.number, None)
@@ -283,12 +284,12 @@ class HttpLane(Lane[Connection]):
             connection, asked = waiting
             try:
                 self._reply(connection, asked, reply, release)
-            except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
                 self._give_up(connection)
 
     def _reply(self, connection: Connection, asked: Asked, reply: Reply, release: int) -> None:
         connection.stage = READING
-        connection.release = release  # released once it is sent, whatever fails
+        connection.release = release  # released once the response is sent, whatever fails
         if connection.trace is not None:
             connection.trace.replied(reply)
         chunks = self._submission.known_response(asked, reply) or self._submission.response(asked, reply)

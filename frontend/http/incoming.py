@@ -1,7 +1,7 @@
 """Large bodies, received straight into a block of shared memory as fast as their clients send. For the lane.
 
 A client may stop half-way and hold its block for as long as a body may take. So the blocks of all unfinished bodies
-together take at most half of the slab: the other half serves those who are done sending. One thread, the lane's.
+together take at most half of the slab: the other half is for bodies that have come whole. One thread, the lane's.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ BODY_S_PER_MIB = 1.0
 
 
 class Received(NamedTuple):
-    """The received part of a body and its block, which is the caller's now."""
+    """The received part of a body and its block, which is the receiver's now."""
 
     head: Head
     block: Block
@@ -27,7 +27,7 @@ class Received(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the client sent all it had announced."""
+        """Whether the client sent as many bytes as it had announced."""
         return len(self.body) == self.head.content_length
 
 
@@ -62,7 +62,7 @@ class Incoming:
         return True
 
     def receive(self, connection: Connection) -> Received | None:
-        """Receive more of a body. Returns it once it is complete or its client has ended, None before."""
+        """Receive more of a body. Returns the body once it is complete or its client has ended, None before."""
         while True:
             received = connection.receive()
             if received < 0:

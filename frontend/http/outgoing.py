@@ -1,7 +1,8 @@
-"""Responses of a lane, sent out of the worker's block at once, or as their clients read.
+"""The responses of a lane's connections, sent straight out of the worker's block, at once or as fast as their clients
+read.
 
-A client that reads slowly must not hold a worker's block (slow_readers.py). One thread, the lane's; the methods that
-send say whether the connection can go on at once.
+A client that reads slowly must not hold a worker's block (slow_readers.py). Only the lane's one thread calls this; the
+methods that send return whether the connection can go on with its next request at once.
 """
 
 import select
@@ -28,20 +29,21 @@ class Outgoing:
         #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
         self.idle_s = IDLE_S
         self.given_up = GivenUp("connections")
-        # Changed by every method: what was copied; the connections that are being sent to, and since when, the longest
-        # first; of those that have no copy for want of room, how much was unsent, and since when.
+        # Changed by every method: how much is copied; the connections that are being sent to, and since when, the
+        # oldest first; of those that have no copy for want of room, how much was unsent, and since when.
         self._kept = KeptMemory()
         self._sending: dict[Connection, float] = {}
         self._waiting: dict[Connection, tuple[int, float]] = {}
 
     def respond(self, connection: Connection, response: Response, now_s: float) -> bool:
-        """Like `send`, for a response whose head is not rendered yet."""
+        """Send a response whose head is not rendered yet. Returns whether the next request may follow at once."""
         return self.send(connection, [response_head(response), *response.chunks], now_s)
 
     def send(self, connection: Connection, chunks: Chunks, now_s: float) -> bool:
-        """Send a response: its head, alone or with all of it, then views of the block that the connection will release.
+        """Send a response: its head, alone or with all of the body, then views of the worker's block, which the
+        connection releases once they are sent.
 
-        True if the next request may follow at once.
+        Returns whether the next request may follow at once.
         """
         if not connection.keep_alive:
             chunks[0] = bytes(chunks[0]).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
@@ -67,7 +69,8 @@ class Outgoing:
         return False
 
     def send_rest(self, connection: Connection, now_s: float) -> bool:
-        """Go on sending when the socket takes more. True once the response has left and the connection goes on."""
+        """Go on sending when the socket takes more. Returns whether the response has left and the connection goes
+        on."""
         before = connection.num_unsent
         if not connection.send(connection.unsent, before):
             self._close(connection)
@@ -81,8 +84,11 @@ class Outgoing:
         return self._sent(connection, now_s)
 
     def hold_no_longer(self, connection: Connection, now_s: float) -> bool:
-        """Copy the rest of a slow reader's response and release the worker's block, if there is room. False if the
-        reader has taken nothing for too long."""
+        """Copy the unsent rest of a slow reader's response and release the worker's block, if there is room for the
+        copy.
+
+        Returns false if the reader has taken nothing for too long, so that its connection is to be closed.
+        """
         if not connection.release:
             return False
         if self._keep(connection, now_s):
@@ -96,10 +102,11 @@ class Outgoing:
         return now_s - since_s < SEND_S
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
-        """A worker lacks memory: copy what is unsent of its results in these segments, and give them back.
+        """A worker lacks memory: copy the unsent rest of those of its results that lie in these segments, and release
+        their blocks.
 
-        If there is no room for a copy, and `is_urgent`, the connections that have been sent to for longest end, but
-        none before its time.
+        If there is no room for a copy, and `is_urgent`, connections are closed, the one that has been sent to for
+        longest first, but none that has been sent to for less than HOLD_S.
         """
         for connection in list(self._sending):
             if not (connection.release and self._port.lies_in(connection.release, 0, segments)):
@@ -116,7 +123,8 @@ class Outgoing:
                     break
 
     def _keep(self, connection: Connection, now_s: float) -> bool:
-        """Copy the unsent rest, and release its block; False if there is no room for it."""
+        """Copy the unsent rest of a connection's response and release the block; returns false if there is no room
+        for the copy."""
         num_unsent = connection.num_unsent
         if not self._kept.fits(num_unsent):
             return False
@@ -127,7 +135,7 @@ class Outgoing:
         return True
 
     def release(self, connection: Connection) -> None:
-        """End a connection's response, and release what it held."""
+        """Forget a connection's response, sent or not, and release the block or the kept memory that it held."""
         self._forget(connection)
         if connection.release:
             self._port.release(connection.release)
@@ -142,7 +150,7 @@ class Outgoing:
             self._waiting.pop(connection, None)
 
     def _give_back(self, connection: Connection, *, prompt: bool = True) -> None:
-        """Release the worker's block. With `prompt` the batcher is woken."""
+        """Release the worker's block; with `prompt` the batcher is woken for it at once."""
         if connection.release:
             self._port.release(connection.release, prompt=prompt)
             connection.release = 0

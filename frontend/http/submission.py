@@ -1,11 +1,11 @@
-"""Inference without waiting: a body becomes a request in shared memory, a reply becomes a response. For the lane.
+"""Infer requests of a lane, which never waits: a request's body is put into shared memory, a reply becomes a response.
 
-Clients ask the same again and again: the JSON in front of binary tensors is equal, byte for byte, from request to
-request. What parsing and validating it came to is kept (a Form) and used again where the JSON, its model and the sizes
-are the same, as is the head of the response. For numbers in JSON, json_form.py does likewise. BYTES tensors and
-whatever else depends on the data take the long way each time. Measured per request of 16 floats: 5 µs with a form, 21
-µs without. Where the HTTP head is the same, too, it is not even looked for (Known): of all that a lane does for such a
-request, 70 thousand instructions instead of 128.
+Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte,
+from request to request. The result of parsing and validating such JSON is kept (a Form) and used again for a request
+with the same JSON, model and sizes; so is the head of the response. For numbers in JSON, json_form.py does the same.
+Requests with BYTES tensors, and whatever else depends on the data, are parsed in full each time. Measured per request
+of 16 floats: 5 µs with a form, 21 µs without. Where the HTTP head is the same, too, it is not even parsed (Known): a
+lane then executes 70 thousand instructions in all for such a request instead of 128.
 """
 
 import time
@@ -38,7 +38,7 @@ from shoal.star.validation import PreparedInput
 #: A form is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
 _MAX_FORM_JSON = 4096
 _MAX_FORMS = 512
-#: What a block that a body is received into has left for the header.
+#: The room for the header in a block that a body is received into.
 HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
 _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
@@ -50,7 +50,7 @@ JOIN_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A request whose JSON is known: only the tensors' bytes are new."""
+    """An infer request without its tensors' bytes, kept for requests whose JSON is the same."""
 
     prepared: PreparedRequest
     tail_offset: int  # where in the block the first tensor starts
@@ -59,22 +59,24 @@ class Form:
     header: bytes  # the packed InferRequest
     nbytes: int  # of the block, up to the header's end
     span: int
-    response_heads: dict[bytes, "ResponseHead"]  # by the worker's packed InferResponse
+    response_heads: dict[bytes, "ResponseHead"]  # key: the worker's packed InferResponse
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """A response up to its first tensor, and where the tensors lie in the worker's block."""
+    """A response's bytes up to its first tensor, kept for responses that differ in the tensors only, and where those
+    lie in the worker's block."""
 
     head: bytes
     spans: tuple[tuple[int, int], ...]
-    end: int  # of the last tensor
-    is_small: bool  # joined, it goes out in one send
+    end: int  # where in the worker's block the last tensor ends
+    is_small: bool  # head and tensors are joined and sent as one chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A request that differs from an earlier one in what follows its prefix only: tensors, or the JSON of a body."""
+    """An infer request's head and all else up to the part that changes (tensors, or a body that is all JSON), kept
+    for requests that begin with the same bytes."""
 
     head: Head
     keep_alive: bool
@@ -82,35 +84,39 @@ class Known:
     form: Form | None  # None: the body is JSON
     prefix_nbytes: int
     nbytes: int
-    num_changes: int  # of the models until then: after another one the name may mean another version, or none
+    num_changes: int  # the models' when this was kept: after another change the name may mean another version, or none
 
 
-#: What is kept of a request until its reply comes.
+#: What a lane keeps of a request until its reply comes.
 Asked = PreparedRequest | Form | JsonForm
 
 
 class Submission:
-    """One lane's requests on their way in and replies on their way out."""
+    """Puts one lane's infer requests into shared memory, and makes responses of the replies."""
 
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
         self._port = port
-        # Changed by submit: forms by model, JSON and number of bytes behind it; requests by prefix.
+        # Changed by submit: forms by model, JSON and number of bytes behind it; known requests by prefix.
         self._forms = Memo[tuple[int, bytes, int], Form]("http_form", _MAX_FORMS)
         self._json_forms = Memo[tuple[int, json_form.Skeleton], JsonForm]("http_json_form", _MAX_FORMS)
         self._known = Memo[bytes, Known]("http_prefix", _MAX_FORMS)
-        # Changed by response: models, by their ids, of which there was one that is worth compressing.
+        # Changed by response: ids of the models that have given a response worth compressing.
         self._large: set[int] = set()
 
     def find(self, prefix: bytes, nbytes: int) -> Known | None:
-        """The known form of a request of `nbytes` bytes that starts with `prefix`."""
+        """What is kept of an earlier request that had `nbytes` bytes, too, and started with `prefix`; None if there
+        is none, or if models have changed since."""
         known = self._known.entries.get(prefix)
         if known is None or known.nbytes != nbytes:
             return None
         return known if known.num_changes == self._state.models.num_changes else None
 
     def submit_known(self, known: Known, request: bytes) -> tuple[int, Asked]:
-        """Like `submit`, for a request that was found; `request` is all of it, from the first byte of its head."""
+        """Put a request that `find` found into shared memory; `request` is all of it, from the first byte of its head.
+
+        Returns the same as `submit`. Raises ShoalError.
+        """
         start_ns = time.monotonic_ns()
         rest = request[known.prefix_nbytes :]
         form = known.form
@@ -130,11 +136,12 @@ class Submission:
         self._known.keep(raw, Known(head, head.keep_alive, entry, form, len(raw), nbytes, num_changes))
 
     def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Asked]:
-        """Put a request into shared memory; visible to the batcher at the port's next flush.
+        """Put a request into shared memory; the batcher sees it after the port's next flush.
 
-        Returns its number, and what is asked of `response` with its reply. `body` lies in `block`, at `body_offset`, or
-        in private memory, where that is None; the block is used, or freed. `raw` are the bytes of the head, where the
-        request came in one piece: `find` then knows the next one. Raises ShoalError, and the block is free then.
+        Returns the request's number, and what `response` needs of the request when its reply comes. `body` lies in
+        `block`, at `body_offset`; where `block` is None, in private memory. The block is used for the request, or
+        freed. `raw` are the bytes of the head, where the request came in one piece: `find` then finds the next such
+        request. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -148,7 +155,7 @@ class Submission:
                 return submitted
             limit, regions = self._state.http_max_input_size, self._state.regions
             prepared = prepare(entry, head.headers, body, limit, fields, regions)
-            if not fields:  # forms are by the JSON alone: the next client's headers are others
+            if not fields:  # a form is found by the JSON alone, and the next client's headers are others
                 self._keep_form(entry, head, body, prepared)
             number = submit_copy(self._port, prepared, start_ns)
         except ShoalError:
@@ -162,7 +169,7 @@ class Submission:
     def _submit_as_known(
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
     ) -> tuple[int, Asked] | None:
-        """Submit a request whose JSON or form is known; None if it must be parsed in full."""
+        """Submit a request that is all JSON, or one whose form is kept; returns None if it must be parsed in full."""
         longest = min(json_form.MAX_BODY_BYTES, self._state.http_max_input_size)
         if block is None and head.json_length is None and len(body) <= longest:
             self._remember(raw, head, entry, None)
@@ -199,7 +206,7 @@ class Submission:
         return bool(self._large) and self.model_of(head) in self._large
 
     def model_of(self, head: Head) -> int:
-        """Id of the model that a request is for; 0 if there is none."""
+        """The id of the model that a request is for; 0 if there is no such model."""
         try:
             return self._entry(head).model_id
         except ShoalError:
@@ -221,7 +228,8 @@ class Submission:
         return submit_block(self._port, form.prepared, block, form.span, start_ns)
 
     def _keep_form(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
-        """Remember what this request's JSON came to, if its tensors are all binary and none has to be walked."""
+        """Keep a form of this request, if its tensors are all binary and the bytes of none have to be checked
+        (BYTES)."""
         json_length = head.json_length
         if not json_length or json_length > _MAX_FORM_JSON or prepared.has_regions:
             return
@@ -234,7 +242,7 @@ class Submission:
             offset += len(data)
         header = prepared.pack_header(refs)
         if len(header) > HEADER_BYTES - ALIGNMENT:
-            return  # it would not fit behind a body that was received in place
+            return  # behind a body received into the block there would be no room for the header
         header_offset = aligned(offset)
         kept = replace(prepared, inputs=())  # they are views of this one request's body
         span = pack_span(header_offset, len(header))
@@ -242,9 +250,11 @@ class Submission:
         self._forms.keep(_key(entry, head, body), form)
 
     def known_response(self, asked: Asked, reply: Reply) -> Chunks | None:
-        """The whole response, if all but its tensors is known; else None, and `response` renders it.
+        """The whole response if all of it but the tensors is kept from an earlier one; else None, and `response`
+        renders it.
 
-        One chunk is the lane's own; the chunks behind a first are views of the worker's block until it is released.
+        If it is one chunk, that is private memory; of several, all but the first are views of the worker's block, valid
+        until the block is released.
         """
         header, block = reply.header, reply.block
         if header is None or block is None or reply.status or reply.reason:
@@ -265,7 +275,7 @@ class Submission:
         return None
 
     def response(self, asked: Asked, reply: Reply) -> Chunks:
-        """The whole response, rendered in full if it is not known. Raises ShoalError."""
+        """The response, rendered in full. Raises ShoalError."""
         response = self._response(asked, reply)
         return [response_head(response), *response.chunks]
 
@@ -284,7 +294,8 @@ class Submission:
         return rendered
 
     def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:
-        """Remember what a response of this form looks like, if only its tensors can change."""
+        """Keep a response's head for the request's form, if nothing but the tensors' bytes can change in the next
+        one."""
         if type(form) is JsonForm:
             known = json_form.make_response(form.prepared, response, bytes(rendered.chunks[0]))
             if known is not None and len(rendered.chunks) == 1 and len(form.responses) < _MAX_RESPONSES:
@@ -305,17 +316,17 @@ class Submission:
 
 
 def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
-    """Whether an input lies elsewhere than in the body."""
+    """Whether the data of an input lie elsewhere than in the body."""
     return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
 
 
 def body_offset(head: Head) -> int:
-    """Where in its block a body is received, so that its first tensor lies on a cache line."""
+    """The offset in its block at which a body is received so that its first tensor lies on a cache line."""
     return aligned(head.json_length or 0) - (head.json_length or 0)
 
 
 def response_head(response: Response) -> bytes:
-    """Status line and header fields of a response, with its length."""
+    """A response's status line and header fields, Content-Length among them."""
     length = sum([len(chunk) for chunk in response.chunks])
     fields = "".join([f"{name}: {value}\r\n" for name, value in response.headers])
     line = f"HTTP/1.1 {response.status} {_PHRASES.get(response.status, '')}\r\n"

@@ -1,1 +1,1 @@
-"""What GET /metrics tells: the families, where their figures come from, and their text."""
+"""GET /metrics: the families of metrics, where their figures come from, and the text of the answer."""

@@ -8,7 +8,8 @@ _KIB = 1024
 
 
 class Cpu:
-    """Utilization is what was worked between one look and the next; the first counts from the making of this."""
+    """Reads the machine's utilization and memory. Utilization is the share of time worked since the last `read`; at
+    the first, since this object was made."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -16,7 +17,7 @@ class Cpu:
         self._work, self._idle = self._ticks()
 
     def read(self) -> dict[str, float]:
-        """The figures of families.CPU_FAMILIES."""
+        """The figures that the families in families.CPU_FAMILIES print, by the figures' names."""
         work, idle = self._ticks()
         worked, idled = max(0, work - self._work), max(0, idle - self._idle)
         self._work, self._idle = work, idle

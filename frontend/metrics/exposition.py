@@ -1,8 +1,8 @@
-"""The text of GET /metrics, in Prometheus's format: the families with what is known of each at one moment. Pure.
+"""The text of GET /metrics, in Prometheus's format: all families, with their figures at one moment. Pure.
 
 Written by hand because prometheus-client appends `_total` to the name of every counter, and Triton's have none. Every
-family is printed from the start, a model's series only while the version is loaded; what --metrics-config turns off is
-not printed at all. Labels are sorted by name, `le` and `quantile` last, which is how Triton prints them.
+family is printed from the start, a model's series only while the version is loaded; families that --metrics-config
+turns off are not printed at all. Labels are sorted by name, `le` and `quantile` last, which is how Triton prints them.
 """
 
 import math
@@ -32,7 +32,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Surroundings(NamedTuple):
-    """Figures that are not in the counters."""
+    """The figures that are not read from the models' counters in shared memory."""
 
     gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
     cpu: Mapping[str, float]  # cpu.py's
@@ -48,7 +48,7 @@ class _Version(NamedTuple):
 
 
 def exposition(state: ServerState, surroundings: Surroundings, now_ns: int) -> str:
-    """All families; `now_ns` is the monotonic time."""
+    """The text of all families; `now_ns` is the monotonic time."""
     versions = [_Version(entry, _labels(entry), state.read_counters(entry)) for entry in state.models.ready_entries()]
     lines = [
         *_triton(state, versions, now_ns),
@@ -172,7 +172,7 @@ def _queue_age_s(row: RowView, now_ns: int) -> float:
 
 
 def _front_ends(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Together by title, since processes come and go."""
+    """The figures of front-end processes, added up by the processes' title, since single processes come and go."""
     groups: dict[Labels, list[Mapping[str, Any]]] = {}
     for process in processes:
         groups.setdefault((("process", process["process"]),), []).append(process)
@@ -188,7 +188,7 @@ def _front_ends(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _custom(gauges: Mapping[str, Any] | None) -> Iterator[str]:
-    """Models' own metrics, as supervisor/questions/custom_metrics.py has them."""
+    """The families that models define themselves, as supervisor/questions/custom_metrics.py returns them."""
     for name, kind, text, series in (gauges or {}).get("custom", ()):
         family = Family(name, kind, (), text)
         yield from _header(family)
@@ -209,14 +209,14 @@ def _header(family: Family) -> tuple[str, str]:
 
 
 def _plain(family: Family, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:
-    """A family of counters or gauges."""
+    """The lines of a family of counters or gauges."""
     yield from _header(family)
     for labels, value in samples:
         yield _sample(family.name, labels, value)
 
 
 def _figures(figure: Figure, sources: Iterable[tuple[Labels, Mapping[str, Any]]]) -> Iterator[str]:
-    """A figure of each source that has it."""
+    """The lines of one family: a figure for each source that has one."""
     samples = (
         (labels, source[figure.figure] / figure.divisor) for labels, source in sources if figure.figure in source
     )
@@ -226,7 +226,7 @@ def _figures(figure: Figure, sources: Iterable[tuple[Labels, Mapping[str, Any]]]
 def _histogram(
     name: str, labels: Labels, bounds: Sequence[float], counts: Sequence[int], total: float
 ) -> Iterator[str]:
-    """`counts` by bucket, one more than there are bounds."""
+    """The lines of a histogram; `counts` has a number for each bucket, one more than there are bounds."""
     *cumulated, count = accumulate(counts)
     yield _sample(f"{name}_count", labels, count)
     yield _sample(f"{name}_sum", labels, total)
@@ -241,7 +241,7 @@ def _sample(name: str, labels: Labels, value: float, last: str = "") -> str:
 
 @memoized("metric_number", 1024)  # bounds come again and again
 def _number(value: float) -> str:
-    """Whole numbers without a point, as Triton prints them."""
+    """A number as Triton prints it: a whole one has no decimal point."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"
     return str(int(value)) if value == int(value) else repr(value)

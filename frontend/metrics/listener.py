@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Reused(Generic[T]):
-    """The last result of `read`, used again for an interval; any number of threads may ask."""
+    """Calls `read` at most once an interval, and returns its last result in between; any number of threads may ask."""
 
     def __init__(self, read: Callable[[], T], interval_ms: int) -> None:
         self._read = read
@@ -37,7 +37,7 @@ class Reused(Generic[T]):
         self._last: tuple[int, T] | None = None
 
     def get(self, now_ns: int) -> T:
-        """The figure of this moment, or of one not longer ago than the interval."""
+        """The result of `read` now, or of an earlier call within the interval."""
         with self._lock:
             if self._last is None or now_ns - self._last[0] >= self._interval_ns:
                 self._last = now_ns, self._read()

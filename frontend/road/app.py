@@ -1,8 +1,10 @@
-"""The Flask application: WSGI in, `dispatch`, WSGI out. The only file that knows Flask; runs in the road's processes.
+"""The Flask application of the road: makes a WSGI request a call of `dispatch`, and its response a WSGI response. The
+only file that uses Flask.
 
-One hook answers every path and method, so Flask routes nothing, answers no HEAD or OPTIONS of its own and never shows
-HTML. The body is read here, bounded before the first byte and to its exact length. Faults become JSON here and nowhere
-else. `Connection: close` among a response's headers is a request to the server: WSGI servers drop the header itself.
+One function handles every path and method, so Flask routes nothing, answers no HEAD or OPTIONS itself and never sends
+HTML. The body is read here, exactly as long as it is announced, and refused beforehand if that is too long. Unexpected
+exceptions become JSON errors here and nowhere else. `Connection: close` among a response's headers is for the server to
+obey: WSGI servers drop the header itself.
 """
 
 import logging
@@ -30,27 +32,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
-#: A variable of the server's for the head as it came: WSGI's have lost how the names were spelled.
+#: The name of a WSGI variable with the request's head as it came: WSGI's own have lost how the names were spelled.
 HEAD_VARIABLE = "shoal.head"
-#: And for a transport that knows when this client hangs up.
+#: The name of a WSGI variable with a transport that cancels requests when this client hangs up.
 TRANSPORT_VARIABLE = "shoal.transport"
 _NO_BODY = memoryview(b"")
-# What a client's silence or a broken chunk raises from wsgi.input; the server adds the classes of its own.
+# What wsgi.input raises if the client sends no more or a chunk is broken; each server has further classes.
 _BODY_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError)
 
 Environ = dict[str, Any]
 
 
 class WsgiResponse(FlaskResponse):
-    """Flask's response without a default content type: health responses have none."""
+    """Flask's response, without Flask's default content type: health responses have none."""
 
     default_mimetype = None
 
 
 def create_app(state: ServerState, transport: "Transport", body_errors: tuple[type[Exception], ...] = ()) -> Flask:
-    """The application for any WSGI server.
+    """The application, for any WSGI server.
 
-    `body_errors` are the exceptions of that server that a broken body raises from `wsgi.input`.
+    `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken body.
     """
     app = Flask("shoal", static_folder=None, template_folder=None)
     unreadable = _BODY_ERRORS + body_errors
@@ -62,7 +64,7 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
         try:
             watched = environ.get(TRANSPORT_VARIABLE, transport)
             return _to_wsgi(_serve(state, watched, admit, environ, unreadable))
-        except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told as JSON
+        except Exception as error:  # noqa: BLE001  outermost: an unexpected exception is logged and answered as JSON
             _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
             sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
             return _to_wsgi(error_json(500, sentence, CLOSE))
@@ -71,7 +73,7 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
 
 
 def _endpoints(metrics: MetricsListener) -> dict[str, Admit]:
-    """How a request finds its handler, by the name of the endpoint it came to (shoal/options.py)."""
+    """For the name of each endpoint (shoal/options.py), the function that finds a request's handler there."""
 
     def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> Response:
         return metrics.answer(method, path_of(target))
@@ -101,7 +103,7 @@ def _serve(
     if not isinstance(found, Response) and found.is_administrative:
         found = found if may_administer(state, environ.get("REMOTE_ADDR", ""), headers) else error_json(403, REFUSAL)
     if isinstance(found, Response):
-        # Refused unread: the rest of the body cannot be told from the next request.
+        # The body was not read, and could not be told from the next request.
         return found._replace(headers=found.headers + CLOSE) if _has_body(environ) else found
     begun_ns = time.monotonic_ns()
     try:
@@ -117,9 +119,9 @@ def _serve(
 
 def _endpoint_of(state: ServerState, environ: Environ) -> str:
     """The name of the endpoint at which a request arrived."""
-    if environ.get("REMOTE_ADDR") == "":  # only a socketpair has no address, and only gRPC's lanes make such
+    if environ.get("REMOTE_ADDR") == "":  # only a socketpair has no address, and only gRPC's lanes create socketpairs
         return "grpc"
-    # Unknown is where a lane's connection came in: http may listen on every address, and this is one of them.
+    # An address that is not in the table is that of a lane's connection: http may listen on every address.
     return state.endpoints.get(f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}", "http")
 
 
@@ -131,8 +133,8 @@ def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[s
 
 
 def _target(environ: Environ) -> str:
-    """What the client asks for, as it wrote it. Without the server's own variables for it, escapes are already
-    undone."""
+    """The request's target, as the client wrote it; with escapes undone where the server does not pass it on as
+    written."""
     written: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
     return written or f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
 
@@ -161,7 +163,10 @@ def _read_body(environ: Environ, limit: int, unreadable: tuple[type[Exception], 
 
 
 def _announced_length(environ: Environ) -> int | None:
-    """Content-Length, or None for a chunked body. RFC 9112, 6.3: both at once is how requests are smuggled."""
+    """The value of Content-Length; None for a chunked body. Raises ShoalError.
+
+    A request that has both is refused, since it may be an attempt at request smuggling (RFC 9112, 6.3).
+    """
     length = environ.get("CONTENT_LENGTH", "")
     if "HTTP_TRANSFER_ENCODING" in environ:
         coding = environ["HTTP_TRANSFER_ENCODING"]

@@ -1,9 +1,11 @@
-"""Clients that hang up while the road waits for an answer to them: one epoll for all of them, in a thread of its own.
+"""Notices clients that hang up while the road works on their requests: one epoll for all of them, in a thread of its
+own.
 
-As on the lane, a client that is gone sends a reset, and its request is cancelled. The end of its stream may mean that
-it has gone, or has closed its side only: the model at work is notified, and the client is probed. One that still reads
-ignores an interim response (RFC 9110, section 15.2); one that is gone sends a reset. Clients of HTTP/1.0, which know no
-interim responses (the same section), are not probed, nor those whose response has begun.
+As on the lane: a client that is gone resets its connection, and its request is cancelled. If only its half of the
+connection ends, it may be gone, or may still wait for the response: then the model at work is notified, and the client
+is probed with an interim response (RFC 9110, section 15.2). A client that still reads ignores that; one that is gone
+resets the connection. Clients of HTTP/1.0, which know no interim responses (the same section), are not probed, nor are
+those to which the response has begun to be sent.
 """
 
 import select
@@ -18,30 +20,30 @@ _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 class Caller:
-    """The connection of a request; `can_be_asked` says whether an interim response may be sent on it now."""
+    """The connection that a request came on; `can_be_asked` says whether an interim response may be sent on it now."""
 
     def __init__(self, connection: socket.socket, can_be_asked: Callable[[], bool]) -> None:
         self._connection = connection
         self._can_be_asked = can_be_asked
 
     def fileno(self) -> int:
-        """For epoll."""
+        """The connection's descriptor; epoll and select call this."""
         return self._connection.fileno()
 
     def ask(self) -> None:
         """Probe the client with an interim response. Only for the thread that will send the final one."""
         # A probe would block if the client has not read earlier responses; then it is left out.
         if self._can_be_asked() and select.select([], [self._connection], [], 0)[1]:
-            with suppress(OSError):  # gone: the thread that watches the connection reports it
+            with suppress(OSError):  # the client is gone: the thread that watches the connection reports it
                 self._connection.sendall(CONTINUE)
 
 
-#: Called with the caller if it may have hung up, with None if it has.
+#: A function that is called with the caller if it may have hung up, and with None if it has.
 Tell = Callable[[Caller | None], None]
 
 
 class HangUps:
-    """The watched connections; `start` it once."""
+    """Watches connections, from a thread that must be started once with `start`."""
 
     def __init__(self) -> None:
         self._poller = select.epoll()
@@ -55,11 +57,12 @@ class HangUps:
 
     @contextmanager
     def watch(self, caller: Caller, tell: Tell) -> Iterator[None]:
-        """Within the context, call `tell` from another thread when the caller hangs up."""
+        """Within the context, `tell` is called from the watching thread when the caller hangs up or may have done so
+        (see Tell)."""
         fd = caller.fileno()
         with self._lock:
             self._watched[fd] = caller, tell
-            # Edges only: for the end of the stream, and for the reset. Bytes wake no thread.
+            # Edge-triggered, for the end of the stream and for the reset; bytes that arrive wake no thread.
             self._poller.register(fd, select.EPOLLRDHUP | select.EPOLLET)
         try:
             yield
@@ -73,7 +76,7 @@ class HangUps:
             self.step()
 
     def step(self, timeout_s: float | None = None) -> None:
-        """Report the clients that have hung up."""
+        """Wait for hang-ups, for at most this time, and report each to the function given to `watch`."""
         for fd, _ in self._poller.poll(timeout_s):
             with self._lock:
                 watched = self._watched.get(fd)

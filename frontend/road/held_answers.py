@@ -1,11 +1,12 @@
-"""Answers that the road sends out of workers' blocks, until they are sent or a worker recalls its memory.
+"""The responses that the road sends straight out of workers' blocks, until they are sent or a worker wants its memory
+back.
 
-A client reads at its own pace. A worker that lacks memory meanwhile recalls what it has in clients' hands
-(slow_readers.py): the unsent rest of an answer is copied then, within what the road keeps (kept_memory.py), and the
-block given back. An answer for which there is no room keeps its block until the worker can have memory nowhere else:
-then its connection ends, if it has had its time.
+A client reads as slowly as it likes. A worker that lacks memory meanwhile asks for the blocks that clients' responses
+hold (slow_readers.py): the unsent rest of a response is copied then, within the memory that the road may use for this
+(kept_memory.py), and the block is released. A response for which there is no room keeps its block until the worker can
+get memory nowhere else: then its connection is closed, if it has held the block for HOLD_S.
 
-Request threads send, the thread that listens recalls; both under the lock of the port.
+Request threads send, the listening thread makes the copies; both under the lock of the port.
 """
 
 import errno
@@ -25,15 +26,19 @@ PIECE_BYTES = 1 << 20
 
 
 class Unread(Protocol):
-    """Replies that wait for the thread that sends them (streamed_replies.py)."""
+    """Replies that wait for the thread that is to send them (streamed_replies.py)."""
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
-        """Like `HeldAnswers.recall`; returns how many replies were dropped."""
+        """Copy the replies that lie in these segments and release their blocks; drop those that have no room, if
+        `is_urgent`.
+
+        Returns how many were dropped. Called under the port's lock.
+        """
         ...
 
 
 class HeldAnswers:
-    """The responses of one process that are being sent."""
+    """All responses that one process is sending out of workers' blocks."""
 
     def __init__(self, port: Port, lock: threading.Lock, kept: KeptMemory) -> None:
         """`lock` is the port's, and guards `kept`, too."""
@@ -41,15 +46,16 @@ class HeldAnswers:
         self.lock = lock
         self.kept = kept
         self._given_up = GivenUp("responses")
-        # Changed under the lock: those that still hold a block, the longest first.
+        # Changed under the lock: responses that still hold a block, the oldest first.
         self.holding: dict[HeldAnswer, None] = {}
-        self.unread: dict[Unread, None] = {}  # and those where replies with a block wait
+        self.unread: dict[Unread, None] = {}  # queues in which replies that hold a block wait
 
     def send(self, response: Response, number: int, part: int) -> Response:
-        """The response as it is sent. `number` and `part` are of the reply whose block its chunks may be views of.
+        """The response to give to gunicorn. `number` and `part` are those of the reply in whose block its chunks may
+        lie.
 
-        The block is released at once if the response does not need it, or cannot be sent; else by the response's
-        `close` at the latest.
+        The block is released at once if the response is small, does not use it, or fails to be made; else at the latest
+        by the `close` of what is returned.
         """
         nbytes = sum(map(len, response.chunks))
         if nbytes <= PIECE_BYTES or all(isinstance(chunk, bytes) for chunk in response.chunks):
@@ -67,9 +73,11 @@ class HeldAnswers:
             self.port.flush()
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
-        """Copy the rest of answers that lie in these segments, and give their blocks back. Under the lock.
+        """Copy the unsent rest of responses that lie in these segments, and release their blocks. Called under the
+        lock.
 
-        If there is no room for a copy, and `is_urgent`, the response ends, but not before its time.
+        If there is no room for a copy, and `is_urgent`, the response is ended, unless it has held its block for less
+        than HOLD_S.
         """
         self._given_up.log(now_s)
         for held in list(self.holding):
@@ -84,14 +92,14 @@ class HeldAnswers:
 
 
 class HeldAnswer(Iterator[bytes]):
-    """The bytes of one answer, piece by piece."""
+    """The body of one response, an iterator of its pieces."""
 
     def __init__(self, held: HeldAnswers, chunks: Sequence[bytes | memoryview], number: int, part: int) -> None:
         self.number = number
         self.part = part
         self.since_s = time.monotonic()
         self._held = held
-        # Changed under the lock: what is unsent; how much of it is kept, once it is a copy; whether it ended too early.
+        # Changed under the lock: the unsent rest; how many bytes of it are copied; whether it was given up.
         self._chunks = deque([memoryview(chunk) for chunk in chunks])
         self._kept_bytes = 0
         self._is_given_up = False
@@ -101,7 +109,7 @@ class HeldAnswer(Iterator[bytes]):
     def __next__(self) -> bytes:
         with self._held.lock:
             if self._is_given_up:
-                # Of this one gunicorn is silent.
+                # gunicorn does not log this exception.
                 raise ConnectionResetError(errno.ECONNRESET, "the client reads too slowly")
             if not self._chunks:
                 raise StopIteration
@@ -115,7 +123,8 @@ class HeldAnswer(Iterator[bytes]):
         return piece
 
     def keep(self) -> bool:
-        """Copy the unsent rest and release the block; False if there is no room for it. Call under the lock."""
+        """Copy the unsent rest and release the block; returns false if there is no room for the copy. Call under the
+        lock."""
         nbytes = sum(map(len, self._chunks))
         if not self._held.kept.fits(nbytes):
             return False
@@ -125,7 +134,7 @@ class HeldAnswer(Iterator[bytes]):
         return True
 
     def give_up(self) -> None:
-        """Release the block; the sending thread ends the connection. Call under the lock."""
+        """Release the block; the thread that sends the response closes its connection then. Call under the lock."""
         self._is_given_up = True
         self._chunks.clear()
         self._give_back()

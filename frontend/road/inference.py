@@ -1,6 +1,7 @@
-"""Inference as the road does it: prepare, submit, wait, render. Lanes have a way of their own (submission.py).
+"""Infer and generate requests on the road: prepare, submit, wait, render. Lanes do this in another way
+(http/submission.py).
 
-A request whose model is reloaded while it is being parsed is prepared again for the version that took its place.
+If a model is reloaded while a request for it is parsed, the request is prepared again, for the new version.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ def infer(call: Call) -> Response:
     """The handler of POST …/infer."""
 
     def look_up() -> ModelEntry:
+        """The model that is asked for. Raises ShoalError if there is none, or if it answers a request several times."""
         entry = call.state.models.lookup(call.name, call.version)
         if entry.is_decoupled:
             raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
@@ -67,7 +69,8 @@ generate, generate_stream = _generating(flat.generate), _generating(flat.generat
 
 
 def with_model(look_up: Callable[[], ModelEntry], attempt: Callable[[ModelEntry], T]) -> T:
-    """Call `attempt` with the model that `look_up` finds, and again if it is replaced meanwhile. Raises ShoalError."""
+    """Call `attempt` with the model that `look_up` returns, and again if that model is replaced meanwhile. Raises
+    ShoalError."""
     entry = look_up()
     for _ in range(_MAX_RELOADS):
         try:

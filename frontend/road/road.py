@@ -1,8 +1,9 @@
-"""The road: stock gunicorn threads and the Flask app, one port a process. Every request can take it.
+"""The road: stock gunicorn threads and the Flask app, with one port in each process. It can answer every request.
 
-`create()` runs in each gunicorn worker right after the fork: it joins the supervisor, maps what it is sent and returns
-the WSGI application once the supervisor says that all is known. The arbiter has imported this module before it forks.
-What gunicorn does differently from what clients of Triton rely on is mended here, around the application.
+`create()` runs in each gunicorn worker right after the fork: it connects to the supervisor, maps the shared memory
+whose descriptors the supervisor sends, and returns the WSGI application once the supervisor says that it has sent all.
+The arbiter has imported this module before it forks. Where gunicorn behaves otherwise than clients of Triton expect,
+this file corrects that, outside the application.
 """
 
 # The type hints that pyright brings for gunicorn are of an older version.
@@ -41,20 +42,21 @@ if TYPE_CHECKING:
 
     from shoal.frontend.road.transport import Transport
 
-#: The road yields to lanes, batcher and workers where cores are short: it parses large JSON for seconds (ours; measured
-#: with 60 MB of JSON on two cores, it takes a third off the lane's p99).
+#: The road's nice value, so that lanes, batcher and workers go first where cores are short: the road parses large JSON
+#: for seconds (ours; measured with 60 MB of JSON on two cores, it takes a third off the lane's p99).
 NICE = 10
 #: Threads for what is not a request to a model (ours): answers at once; what waits for the supervisor, which loads
 #: --model-load-thread-count models at a time while others wait for their turn.
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32}
-#: Triton's: one chunk cost it stack, and each costs us a pass of a loop in Python.
+#: Triton's limit, since each chunk cost it stack; here each costs a pass of a loop in Python.
 MAX_CHUNKS = 65536
-#: Ours: for all chunks of a body together. Clients send none, and a size written with a million zeros counts too.
+#: For all chunks of a body together (ours). Clients send no extensions; zeros in front of a chunk's size count, too.
 MAX_CHUNK_EXTENSION_BYTES = 256
 
 
 class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hints
-    """gunicorn's request, and its head as the client spelled it: gunicorn has the names of fields in capitals."""
+    """gunicorn's request, which also keeps its head as the client spelled it: gunicorn turns the names of fields
+    into capitals."""
 
     def parse(self, unreader: Any) -> bytes:
         """Parse a head as gunicorn does, and keep in `head` the bytes that it consumed."""
@@ -76,23 +78,23 @@ class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hin
 
 
 class LentConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
-    """A connection that a lane has handed over."""
+    """A connection that a lane has handed over, as gunicorn's threads use it."""
 
     def init(self) -> None:
-        """With gunicorn's parser, making requests of our class."""
+        """Create gunicorn's parser, and have it make requests of the class SpelledRequest."""
         super().init()
         self.parser.mesg_class = SpelledRequest
 
 
 class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """gunicorn's threads, on connections that lanes hand over and get back when they are idle.
+    """gunicorn's worker with threads, for connections that lanes hand over, and get back when they are idle.
 
-    Each kind of work has threads of its own. Not held up by connections that have never asked anything, and silent
-    about silence.
+    Each kind of work has threads of its own. Connections on which nothing has been sent yet take no thread, and clients
+    that stop in the middle of a request are not logged.
     """
 
     def init_process(self) -> None:
-        """In the worker, after the fork."""
+        """Set up the worker process; gunicorn calls this after the fork."""
         self.log.error_log.addFilter(_is_worth_a_line)
         self._incoming = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
         self._lanes = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
@@ -103,7 +105,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         super().init_process()
 
     def run(self) -> None:
-        """Serve what lanes hand over, and the listener for metrics."""
+        """Serve the connections that lanes hand over, and the listener for metrics."""
         super().run()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
@@ -111,12 +113,15 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             each.close()
 
     def set_accept_enabled(self, enabled: bool) -> None:
-        """Without metrics there is nothing to accept; gunicorn has a listener only because it insists on one. What
-        lanes hand over waits with them, too, while there are as many connections as there may be."""
+        """Begin or stop to accept connections, and to receive those that lanes hand over.
+
+        gunicorn stops it while the worker has as many connections as it may have. Without metrics no connection is
+        accepted; there is a listener then only because gunicorn insists on one.
+        """
         is_taking = self._incoming in self.poller.get_map()
         if enabled and not is_taking:
             self.poller.register(self._incoming, selectors.EVENT_READ, self._take_over)
-        elif is_taking and not enabled and self.alive:  # what comes while it ends is still answered
+        elif is_taking and not enabled and self.alive:  # requests that come while the worker ends are still answered
             self.poller.unregister(self._incoming)
         if os.environ["SHOAL_ACCEPTS"] == "1":
             super().set_accept_enabled(enabled)
@@ -132,7 +137,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def _serve_lent(self, accepted: socket.socket, data: bytes) -> None:
         try:
             connection = LentConnection(self.cfg, accepted, accepted.getpeername(), accepted.getsockname())
-        except OSError:  # it was hung up on the way
+        except OSError:  # its client hung up on the way
             accepted.close()
             return
         connection.init()
@@ -141,7 +146,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self.enqueue_req(connection)
 
     def enqueue_req(self, conn: Any) -> None:
-        """Give a connection that has asked something to a thread of its kind; others wait without one."""
+        """Give a connection on which a request has begun to a thread for its kind of work; others take no thread
+        while they wait."""
         data = _seen_of(conn)
         if not data and not (conn.initialized or conn.data_ready):
             conn.sock.setblocking(False)
@@ -159,7 +165,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.poller.unregister(fd)
 
     def finish_request(self, conn: Any, fs: Any) -> None:
-        """Give a lane's connection back, unless it has sent more already."""
+        """Give a lane's connection back to the lane, unless its client has sent more already."""
         is_idle = not fs.cancelled() and fs.exception() is None and fs.result() is True
         if isinstance(conn, LentConnection) and is_idle and self.alive and not conn.parser.unreader.buf.getvalue():
             self.nr_conns -= 1
@@ -170,13 +176,13 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             super().finish_request(conn, fs)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Shorten idle connections' deadlines when the worker is to end; gunicorn forgets those without a first
-        byte."""
+        """Close idle connections earlier when the worker is to end, also those that have sent nothing yet, which
+        gunicorn forgets."""
         super()._cap_keepalive(deadline)
         while self._take_over(self._incoming):
             """What lanes handed over before they ended is still answered."""
         while (returned := handover.receive(self._returned)) is not None:
-            # Given back to lanes that had ended: it may have asked something meanwhile.
+            # Given back to lanes that had ended: its client may have sent a request meanwhile.
             if select.select([returned[0]], [], [], 0)[0]:
                 self._serve_lent(*returned)
             else:
@@ -186,21 +192,22 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
 
 def _seen_of(conn: Any) -> bytes:
-    """What a connection's request begins with, as far as it has come."""
+    """The first bytes of a connection's request, as far as they have come; they remain to be read."""
     data: bytes = conn.parser.unreader.buf.getvalue() if conn.parser is not None else b""
     if len(data) < LOOK_BYTES:
-        with suppress(OSError):  # nothing has come, or its client is gone, which a read will show
+        with suppress(OSError):  # nothing has come, or the client is gone, which reading will show
             data += conn.sock.recv(LOOK_BYTES - len(data), socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return data
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Not the socket's own deadline: a client that stops in the middle of a request would cost twenty lines."""
+    """Whether a record of gunicorn's is to be logged. Not if it is about the socket's timeout: a client that stops
+    in the middle of a request would cost twenty lines."""
     return not (record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
 
 
 def create() -> "WSGIApplication":
-    """Join as a client of the star and build the application."""
+    """Connect to the supervisor and build the application."""
     set_title("road")
     os.nice(NICE)
     front_end = join("road")
@@ -219,13 +226,13 @@ def create() -> "WSGIApplication":
 def mend(
     application: "WSGIApplication", max_request_bytes: int, watched: "Callable[[Caller], Transport]"
 ) -> "WSGIApplication":
-    """The application on gunicorn: connections close as it says, chunked bodies are bounded while they arrive, and a
-    request ends when its client hangs up."""
+    """The application, corrected for gunicorn: connections are closed where the response says so, chunked bodies are
+    bounded while they arrive, and a request is cancelled when its client hangs up."""
 
     def mended(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         if "HTTP_TRANSFER_ENCODING" in environ:
             bound_chunks(environ["wsgi.input"].reader, max_request_bytes)
-        # gunicorn's own object for the response knows its request, and whether it has begun.
+        # gunicorn's own object for the response has the request, and says whether the response has begun.
         answer = start_response.__self__  # type: ignore[attr-defined]
         environ[HEAD_VARIABLE] = getattr(answer.req, "head", b"")
         can_be_asked = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
@@ -234,8 +241,7 @@ def mend(
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             if ("Connection", "close") in headers:
-                # gunicorn drops the header, for it is hop by hop, and keeps the connection; its own object knows
-                # better.
+                # gunicorn drops the header, for it is hop by hop, and would keep the connection open.
                 answer.force_close()
             return start_response(status, headers, exc_info)
 
@@ -245,9 +251,10 @@ def mend(
 
 
 def bound_chunks(reader: Any, max_request_bytes: int) -> None:
-    """Make gunicorn's chunked reader refuse too many chunks, and one that says it is larger than any body may be.
+    """Make gunicorn's reader of chunked bodies refuse too many chunks, and a chunk that is announced to be larger than
+    any body may be.
 
-    gunicorn would wait for 2^72 announced bytes, and limits no count.
+    gunicorn itself would wait for 2^72 announced bytes, and does not limit the number of chunks.
     """
     parse_chunk_size, read_into = reader.parse_chunk_size, reader.read_into
     num_chunks = num_read = num_extension_bytes = 0
@@ -259,6 +266,8 @@ def bound_chunks(reader: Any, max_request_bytes: int) -> None:
         num_read += len(line) - before
 
     def bounded(unreader: Any, data: bytes | None = None) -> tuple[int, bytes | None]:
+        """A chunk's size, and the data read beyond it, as gunicorn's function returns them. Raises
+        InvalidArgumentError."""
         nonlocal num_chunks, num_extension_bytes
         before = num_read - len(data or b"")
         size, rest = parse_chunk_size(unreader, data=data)
@@ -286,12 +295,12 @@ def bound_chunks(reader: Any, max_request_bytes: int) -> None:
 
 
 def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
-    """What gunicorn answers where it cannot read a request, as JSON."""
+    """Send the error for a request that gunicorn cannot read, as JSON; replaces gunicorn's function."""
     response = error_json(status, sentence or reason)
     (body,) = response.chunks
     head = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: application/json\r\n"
     gunicorn.util.write_nonblock(sock, f"{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + bytes(body))
 
 
-# Its workers look the function up in the module each time.
+# gunicorn's workers look the function up in this module at each call.
 gunicorn.util.write_error = write_error

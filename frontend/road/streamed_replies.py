@@ -1,9 +1,10 @@
-"""The replies to streamed requests on the road, until the thread that sends them takes them.
+"""Holds the replies to streamed requests on the road until the thread that sends them takes them.
 
-That thread waits for its client in `send`. Replies that come meanwhile are copied, within the share of the road's kept
-memory that a connection has: so their blocks go back to the model, which does not wait for the client with them. Others
-are copied when their worker recalls its memory (held_answers.py) and there is room by then. Where there is none until
-the worker can have memory nowhere else, a reply that has had its time is dropped, and the client told in its place.
+That thread waits in `send` until its client reads. Replies that come meanwhile are copied, within the part of the
+road's kept memory that one connection may use: so their blocks are released, and the model does not have to wait for
+the client. Replies that had no room then are copied later, when their worker asks for its memory (held_answers.py), if
+there is room by then. If there is none, and the worker can get memory nowhere else, replies that have held their block
+for HOLD_S are dropped, and the client gets an error instead.
 """
 
 import queue
@@ -18,13 +19,13 @@ from shoal.frontend.slow_readers import HOLD_S
 from shoal.reasons import Reason
 from shoal.shm.port import Reply
 
-#: In the queue, in the place of a reply that has a block.
+#: What the queue has in the place of a reply with a block; those replies are in a list of their own.
 _REPLY = object()
 
 
 @dataclass(slots=True)
 class KeptReply(Reply):
-    """A reply whose block has been released: what lay in it is a copy, which counts until it is forgotten."""
+    """A reply whose block has been released: its data is a copy, which counts as kept until `forget` is called."""
 
     kept_by: "StreamedReplies | None" = None
 
@@ -36,10 +37,10 @@ class KeptReply(Reply):
 
 
 class StreamedReplies(queue.SimpleQueue[Any]):
-    """Replies to the requests of one client. `put` them under the lock of the port, which guards the kept memory, too,
-    and take them without it.
+    """A queue of replies to one client's requests. Call `put` for a reply under the lock of the port, which guards the
+    kept memory, too; take replies without it.
 
-    A reply is copied while something else waits to be taken.
+    A reply is copied if something else waits in the queue when it is put.
     """
 
     def __init__(self, held: HeldAnswers) -> None:
@@ -47,10 +48,11 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         self._held = held
         # Changed under the lock of the port.
         self._kept_bytes = 0
-        self._unread: deque[tuple[Reply, float]] = deque()  # the replies in the queue that have a block, since when
+        # The replies in the queue that have a block, and when they came.
+        self._unread: deque[tuple[Reply, float]] = deque()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add a reply under the port's lock, or, without it, news of the client."""
+        """Add a reply, under the port's lock; or, without the lock, a notice about the client (see Waiter)."""
         if isinstance(item, Reply) and item.block is not None:
             reply = item if self.empty() else self._copied(item) or item
             self._unread.append((reply, time.monotonic()))
@@ -59,11 +61,11 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         super().put(item, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the next item, as a queue does."""
+        """Take the next item, as the base class does."""
         return self._taken(super().get(block, timeout))
 
     def get_nowait(self) -> Any:
-        """Take the next item, as a queue does."""
+        """Take the next item, as the base class does."""
         return self._taken(super().get_nowait())
 
     def _taken(self, item: Any) -> Any:
@@ -76,7 +78,7 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         return reply
 
     def _copied(self, reply: Reply) -> KeptReply | None:
-        """A copy of the reply, whose block is released; None if there is no room for one."""
+        """A copy of the reply, whose block has been released; None if there is no room for a copy."""
         assert reply.block is not None, "what has none needs no copy"
         if not self._held.kept.has_room(self._kept_bytes, len(reply.block)):
             return None
@@ -87,8 +89,11 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         return KeptReply(*read, kept_by=self)
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
-        """Copy replies that lie in these segments, and release their blocks. Under the lock; returns how many were
-        dropped."""
+        """Copy replies that lie in these segments, and release their blocks; those without room are dropped, if
+        `is_urgent` and they have held their block for HOLD_S.
+
+        Returns how many were dropped. Called under the port's lock.
+        """
         num_dropped = 0
         for position, (reply, since_s) in enumerate(self._unread):
             if isinstance(reply, KeptReply) or reply.block is None:
@@ -106,6 +111,6 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         return num_dropped
 
     def count(self, nbytes: int) -> None:
-        """Add to the kept bytes (negative: subtract). Under the lock of the port."""
+        """Add to the number of kept bytes (negative: subtract). Call under the lock of the port."""
         self._kept_bytes += nbytes
         self._held.kept.nbytes += nbytes

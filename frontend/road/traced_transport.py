@@ -1,4 +1,4 @@
-"""The road's way into shared memory for one request that may be traced: notes what the road's own does not see."""
+"""The transport of one request on the road that may be traced: notes the times of what happens to the request."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TracedTransport:
-    """A Transport. `begun_ns` is when the request's head had come; its body has by now."""
+    """A Transport for one request. `begun_ns` is when the request's head had come; by now its body has come, too."""
 
     def __init__(self, transport: "Transport", tracing: Tracing, headers: Mapping[str, str], begun_ns: int) -> None:
         self._transport = transport
@@ -24,11 +24,11 @@ class TracedTransport:
         self._trace: TracedRequest | None = None
 
     def infer(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "Answer":
-        """Like the transport's; the trace is this request's."""
+        """Run a prepared request, see Transport.infer; its trace begins here if it is to be traced."""
         return self._transport.infer(prepared, self._traced(prepared, trace))
 
     def stream(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "Generator[Part, None, None]":
-        """Like the transport's; the trace is this request's."""
+        """Run a prepared request, see Transport.stream; its trace begins here if it is to be traced."""
         return self._transport.stream(prepared, self._traced(prepared, trace))
 
     def _traced(self, prepared: "PreparedRequest", trace: TracedRequest | None) -> TracedRequest | None:
@@ -38,11 +38,11 @@ class TracedTransport:
         return self._trace
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see Transport."""
+        """Ask the supervisor, see Transport.ask."""
         return self._transport.ask(verb, arguments, timeout_s)
 
     def see_off(self, response: Response) -> Response:
-        """The same response, except that its `close` also ends the trace."""
+        """The response with a `close` that also ends the trace; the trace notes that the response begins to be sent."""
         trace, close = self._trace, response.close
         if trace is None:
             return response

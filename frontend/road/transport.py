@@ -1,7 +1,7 @@
-"""The road's way into shared memory: many request threads, one port, one thread that listens.
+"""How the road's threads send requests through shared memory: many request threads, one port, one listening thread.
 
-A request thread takes a block, fills it, submits it and sleeps until its reply is put into its own queue, by the thread
-that listens (shoal/star/shared_port.py).
+A request thread allocates a block, fills it, submits it and waits on a queue of its own, into which the listening
+thread puts its reply (shoal/star/shared_port.py).
 """
 
 import queue
@@ -29,9 +29,10 @@ from shoal.star.shared_port import SharedPort
 
 
 class Answer(NamedTuple):
-    """A model's response and the worker's block its tensors lie in.
+    """A model's response, and the worker's block that its tensors lie in.
 
-    Either `release` the block once, or let `send` make the response that is sent of one whose chunks are views of it.
+    Either call `release` once, or pass the response to send, whose chunks may be views of the block, to `send`, which
+    returns it so that it releases the block.
     """
 
     response: InferResponse
@@ -41,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One of a model's answers to a request: a response, an error, or, where it is final, neither."""
+    """One of the replies to a request: a response, an error, or, if it is only the end, neither."""
 
     answer: Answer | None
     error: ShoalError | None
@@ -49,31 +50,34 @@ class Part(NamedTuple):
 
 
 class Replies(Protocol):
-    """A queue of replies to one request, or to several, told apart by their numbers."""
+    """A queue of replies to one request, or to several, which the replies' numbers tell apart."""
 
     def put(self, item: Reply, /) -> None:
-        """Add a reply; called by the listening thread, so it must not wait."""
+        """Add a reply. The listening thread calls this, so it must not wait."""
         ...
 
 
 class Transport(Protocol):
-    """What handlers use of shared memory."""
+    """What handlers call to run requests and to ask the supervisor."""
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
-        """Run a prepared request; blocks until it is answered. Raises ShoalError."""
+        """Run a prepared request; waits until it is answered. Raises ShoalError."""
         ...
 
     def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
-        """Run a prepared request that may be answered several times; blocks for each. `close` it: that cancels what
-        has not had its end. Raises ShoalError where there is no answer, before the first one or later."""
+        """Run a prepared request that may be answered several times; waits for each reply. Closing it cancels a request
+        that has not ended.
+
+        Raises ShoalError if a reply does not come, the first or a later one.
+        """
         ...
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor; blocks until it answers. Raises ShoalError."""
+        """Ask the supervisor; waits until it answers. Raises ShoalError."""
         ...
 
 
-#: The replies to one request. A None cancels it; a caller in their place may have hung up.
+#: A queue of the replies to one request. A None in it cancels the request; a Caller means that it may have hung up.
 Waiter: TypeAlias = queue.SimpleQueue["Reply | Caller | None"]
 
 
@@ -83,10 +87,10 @@ class PortTransport:
     def __init__(self, front_end: FrontEnd) -> None:
         self._port = front_end.place.port
         self.request_timeout_s = front_end.place.request_timeout_s
-        #: Its thread must be started.
+        #: The port with its listening thread, which whoever made this object must start.
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
         self._lock = self.shared.lock
-        # Changed under the lock: number → queue of the thread that waits; kept copies of replies for slow clients.
+        # Changed under the lock: the waiting threads' queues by requests' numbers; the copies for slow clients.
         self._waiting: dict[int, Replies] = {}
         self._kept = KeptMemory()
         self._held = HeldAnswers(self._port, self._lock, self._kept)
@@ -99,11 +103,12 @@ class PortTransport:
     def infer(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
     ) -> Answer:
-        """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
+        """Run a prepared request. Raises ShoalError: there is no memory, its deadline passed, or the batcher or the
+        model reported an error."""
         waiter = queue.SimpleQueue() if waiter is None else waiter
         number = self.submit(prepared, waiter, trace)
         reply = self._wait(number, waiter)
-        while not reply.is_final:  # of one that answers once only the last is one
+        while not reply.is_final:  # of a model that answers once, only the last reply is the answer
             self.drop(reply)
             reply = self._wait(number, waiter)
         if trace is not None:
@@ -113,7 +118,8 @@ class PortTransport:
     def stream(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
     ) -> Generator[Part, None, None]:
-        """Like `Transport.stream`. A request's deadline is that of each of its responses."""
+        """Run a prepared request, see Transport.stream. Each of its replies must come within the request's time
+        limit."""
         waiter = self.streamed_replies() if waiter is None else waiter
         number = self.submit(prepared, waiter, trace)
         is_final = False
@@ -133,7 +139,7 @@ class PortTransport:
         return StreamedReplies(self._held)
 
     def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
-        """Submit a request. Returns its number; the thread that takes its replies turns each into a `part`."""
+        """Submit a request. Returns its number; the thread that takes its replies calls `part` with each."""
         start_ns = time.monotonic_ns()
         block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id)
         try:
@@ -169,8 +175,8 @@ class PortTransport:
         return self.shared.ask(verb, arguments, timeout_s)
 
     def _give_up(self, number: int, waiter: Waiter) -> Reply:
-        """Cancel a request whose deadline has passed. Returns its reply if that has just come; a later one is
-        dropped."""
+        """Cancel a request whose deadline has passed. Returns its reply if that has come in this very moment; later
+        replies are dropped."""
         reply = _left(waiter)
         if reply is None:
             self._abandon(number, waiter)
@@ -183,7 +189,7 @@ class PortTransport:
             self.drop(reply)
 
     def cancel(self, number: int) -> None:
-        """Cancel a request; replies that have come are the caller's to `drop`."""
+        """Cancel a request. Replies that have come already are still in its queue; the caller must `drop` them."""
         with self._lock:
             self._cancel(number)
 
@@ -194,7 +200,7 @@ class PortTransport:
             self._port.flush()
 
     def drop(self, reply: Reply | None) -> None:
-        """Release a reply unread."""
+        """Release a reply's block without reading it."""
         if isinstance(reply, KeptReply):
             with self._lock:
                 reply.forget()
@@ -202,20 +208,20 @@ class PortTransport:
             self._release_number(reply.number, reply.part)
 
     def _cancel(self, number: int) -> None:
-        """Cancel a request: later replies are dropped. Call under the lock."""
+        """Cancel a request; replies that come later are dropped. Call under the lock."""
         if self._waiting.pop(number, None) is not None:
             self._port.cancel(number)
             self._port.flush()
 
     def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
-        """A reply to this request as a response or an error."""
+        """The response or error that a reply to this request holds."""
         if reply.is_final and reply.is_empty:
             self.drop(reply)
             return Part(None, None, is_final=True)
         try:
             return Part(self._answer(prepared, reply), None, reply.is_final)
         except ShoalError as error:
-            # Without its traceback, which has the reply in it, and so the worker's memory.
+            # Without the traceback, which refers to the reply, and so to the worker's memory.
             return Part(None, error.with_traceback(None), reply.is_final)
 
     def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
@@ -232,7 +238,7 @@ class PortTransport:
         return Answer(response, block, release, lambda made: self._held.send(made, number, part))
 
     def _send_kept(self, reply: KeptReply, made: Response) -> Response:
-        """Like `HeldAnswers.send`, for chunks in our own memory."""
+        """The response to give to gunicorn, as HeldAnswers.send returns it, for chunks in the road's own memory."""
         self.drop(reply)
         return made
 
@@ -244,7 +250,8 @@ class PortTransport:
     # --- the listening thread ---
 
     def _take(self, reply: Reply) -> None:
-        """Put a reply into its thread's queue; release it if no thread waits."""
+        """Put a reply into the queue of the thread that waits for it; release it if none does. The listening thread
+        calls this."""
         waiter = self._waiting.get(reply.number)
         if reply.is_final:
             self._waiting.pop(reply.number, None)
@@ -255,31 +262,31 @@ class PortTransport:
 
 
 class WatchedTransport:
-    """The road's transport for the requests of one caller; in the context of `watch` its hang-up is told."""
+    """A transport for the requests of one caller, which are cancelled when the caller hangs up."""
 
     def __init__(self, transport: PortTransport, watch: Callable[[Tell], AbstractContextManager[None]]) -> None:
         self._transport = transport
         self._watch = watch
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
-        """Like `Transport.infer`, cancelled when the caller hangs up."""
+        """Run a prepared request, see Transport.infer; it is cancelled when the caller hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put):
             return self._transport.infer(prepared, trace, waiter)
 
     def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
-        """Like `Transport.stream`, cancelled when the caller hangs up."""
+        """Run a prepared request, see Transport.stream; it is cancelled when the caller hangs up."""
         waiter = self._transport.streamed_replies()
         with self._watch(waiter.put):
             yield from self._transport.stream(prepared, trace, waiter)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor, see Transport."""
+        """Ask the supervisor, see Transport.ask."""
         return self._transport.ask(verb, arguments, timeout_s)
 
 
 def _left(waiter: Waiter) -> Reply | None:
-    """A reply that has come, if there is one."""
+    """A reply that is in the queue already, or None."""
     while not waiter.empty():
         if isinstance(reply := waiter.get_nowait(), Reply):
             return reply

@@ -1,6 +1,7 @@
-"""The kinds of work on the road, each with threads of its own: what is slow of one kind takes no thread from another.
+"""The kinds of work on the road. Each has threads of its own, so that slow requests of one kind take no threads from
+another.
 
-A request is sorted by what can be seen of it before a thread is given to it. Pure: bytes in, the kind of work out.
+The kind is found from a request's first bytes, before it gets a thread. Pure: bytes in, the kind of work out.
 """
 
 import re
@@ -11,8 +12,8 @@ from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.router import HTTP, Found
 from shoal.frontend.routes import model_is_ready
 
-#: Looked at of a request, and the longest body with which an administrative one is not taken for a slow one: of gRPC's,
-#: the lane has all by then.
+#: How much of a request is looked at; and the longest body of an administrative one that is not taken for slow: one of
+#: gRPC's has come in full to the lane by then.
 LOOK_BYTES = 64 * 1024
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
@@ -22,15 +23,16 @@ _MODELS = frozenset({infer, generate, generate_stream, model_is_ready})
 
 
 class Work(Enum):
-    """What a thread of the road is wanted for."""
+    """The kinds of work that a thread of the road does."""
 
-    READING = "read"  # answered by what this process knows, or by a short question to the supervisor: metrics, health
-    ADMINISTRATION = "administer"  # all of it has come; the supervisor may take long to answer
-    REQUEST = "request"  # waits for a model, or for a client that is still sending
+    READING = "read"  # answered from this process's state, or by a short question to the supervisor: metrics, health
+    ADMINISTRATION = "administer"  # the whole request has come; the supervisor may take long to answer
+    REQUEST = "request"  # waits for a model, or for a client that has not sent all of it
 
 
 def work_of(data: bytes, *, is_tunnel: bool) -> Work:
-    """The kind of work that a request is that begins with `data`; `is_tunnel`: a call of gRPC that a lane passes on."""
+    """The kind of work of a request that begins with `data`; `is_tunnel` if it is a call of gRPC that a lane has
+    passed on."""
     end = data.find(b"\r\n\r\n")
     line = _LINE.match(data)
     if end < 0 or line is None:
@@ -49,5 +51,5 @@ def work_of(data: bytes, *, is_tunnel: bool) -> Work:
             return Work.REQUEST
         is_quick = found.handler not in ADMINISTRATIVE and (found.handler not in BLOCKING or method == "GET")
         return Work.READING if is_quick else Work.ADMINISTRATION
-    # Other endpoints' paths, and what is refused.
+    # A path of another endpoint, or a request that is refused.
     return Work.READING if method in ("GET", "HEAD") else Work.REQUEST

@@ -1,1 +1,1 @@
-"""TorchServe's protocol: its management API, as far as scripts written for it scale models of Shoal."""
+"""TorchServe's protocol: of its management API, the part that scripts use to scale models."""

@@ -1,7 +1,8 @@
-"""TorchServe's way to scale a model: `PUT /models/M[/V]?min_worker=2&synchronous=true`. Runs on the road.
+"""TorchServe's request to scale a model: `PUT /models/M[/V]?min_worker=2&synchronous=true`. Runs on the road.
 
-Parameters are read as TorchServe reads them: what is no number counts as absent, true is only `true`. Answers and
-errors are its JSON, indented, with the status and the words its clients know. A worker of TorchServe is an instance.
+Parameters are read as TorchServe reads them: one that should be a number and is not counts as absent, only `true` is
+true. Responses and errors are JSON as TorchServe writes it, indented, with the status and the texts that its clients
+know. A worker in TorchServe is an instance here.
 """
 
 import re
@@ -17,12 +18,12 @@ from shoal.frontend.v2.model_instances import number_of
 from shoal.star.questions import Ask
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
-#: By status.
+#: The member `type` of an error, by its status.
 _TYPES = {400: "BadRequestException", 404: "ModelNotFoundException", 503: "ServiceUnavailableException"}
 
 
 def scale_workers(ask: Ask, name: str, version: str | None, query: str) -> Response:
-    """202 at once, or 200 with `synchronous=true` when the instances are there."""
+    """The response to a request to scale: 202 at once, or with `synchronous=true` 200 once the instances are there."""
     parameters = dict(parse_qsl(query))
     is_synchronous = parameters.get("synchronous", "").lower() == "true"
     try:

@@ -1,4 +1,5 @@
-"""Triton's binary tensor data extension, requests' side: where the JSON ends, and whose bytes the tail is.
+"""Binary tensors of requests, by Triton's binary tensor data extension: how long the JSON is, and which bytes behind it
+are whose.
 
 After the JSON, whose size is in the header Inference-Header-Content-Length, come the tensors in the order of `inputs`,
 little-endian, dense, with nothing between. Nothing is copied: a tensor is a view of the body. Front-end processes.
@@ -22,7 +23,8 @@ def parse_header_length(text: str, content_length: int) -> int:
 
 
 def take(tail: memoryview, offset: int, nbytes: int, name: str, model: str) -> memoryview:
-    """The next `nbytes` of the tail, for input `name`. Raises InvalidArgumentError if there are fewer."""
+    """The `nbytes` bytes at `offset` of what follows the JSON, for input `name`. Raises InvalidArgumentError if
+    there are fewer."""
     missing = offset + nbytes - len(tail)
     if missing > 0:
         raise InvalidArgumentError(

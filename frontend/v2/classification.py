@@ -1,7 +1,7 @@
-"""Triton's classification extension: an output's values into its K largest, as strings `VALUE:INDEX[:LABEL]`.
+"""Triton's classification extension: instead of an output's values, its K largest, as strings `VALUE:INDEX[:LABEL]`.
 
-Pure. The answer is a BYTES tensor in its wire form, which takes the output's place in JSON as well as in binary.
-Front-end processes.
+Pure. The strings are a BYTES tensor in its wire form, which is sent in the output's place, in JSON as well as in
+binary. Front-end processes.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ def classify(
     *,
     has_batch: bool,
 ) -> tuple[tuple[int, ...], bytes]:
-    """Shape and bytes of the BYTES tensor for `num_classes` classes (more than 0) of the output `name`.
+    """Shape and bytes of the BYTES tensor with `num_classes` classes (more than 0) of the output `name`.
 
-    `shape` is the one clients see; all but its batch dimension count as one row. The largest value comes first; an
-    index without a label, or with an empty one, has none. Raises InvalidArgumentError with Triton's sentences and, as
-    `view` is a worker's, InternalError where it does not fill the shape.
+    `shape` is the one that clients see; all its dimensions but the batch are one row. The largest value comes first; an
+    index without a label, or with an empty one, is written without a label. Raises InvalidArgumentError with Triton's
+    sentences, and InternalError if `view`, which a worker wrote, does not fill the shape.
     """
     if datatype in _UNSUPPORTED:
         raise InvalidArgumentError(f"class result not available for output due to unsupported type '{datatype.name}'")
@@ -62,7 +62,7 @@ def _largest(row: "np.ndarray[Any, Any]", count: int) -> "np.ndarray[Any, Any]":
     keys = -row if row.dtype.kind == "f" else ~row  # ascending where the values descend; unlike -, ~ never overflows
     if len(keys) > _SORTED_AT_ONCE:
         bound = np.partition(keys, count - 1)[count - 1]
-        if bound == bound:  # not NaN, which nothing is below
+        if bound == bound:  # not NaN, with which every comparison is false
             candidates = np.flatnonzero(keys <= bound)  # ascending, so the sort can keep equal values in order
             return candidates[np.argsort(keys[candidates], kind="stable")[:count]]
     return np.argsort(keys, kind="stable")[:count]

@@ -1,7 +1,8 @@
-"""gzip and deflate of bodies: requests' undone within a limit, responses' done as Accept-Encoding asks.
+"""gzip and deflate of bodies: requests are decompressed up to a limit, responses compressed if Accept-Encoding asks for
+it.
 
-`deflate` is a zlib stream, as HTTP says. A body is one layer and one stream: what is cut short, followed by anything or
-too large once inflated is refused. Pure; front-end processes.
+`deflate` means a zlib stream, as HTTP defines it. A body is compressed once, as one stream: one that is incomplete, has
+bytes behind the stream, or is too large when decompressed is refused. Pure; front-end processes.
 """
 
 import zlib
@@ -11,22 +12,22 @@ from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.frontend.response import Headers, Response
 
 _AUTO_WBITS = 32 + zlib.MAX_WBITS  # gzip or zlib, whichever it is: Triton detects it too
-#: A shorter response goes as it is (ours): of numbers in JSON zlib takes 0.08 ms for 2 KiB,
+#: A shorter response is not compressed (ours): of numbers in JSON zlib takes 0.08 ms for 2 KiB,
 #: 0.7 for 9, 2 to 3 for 16, and all else that a small request takes is 0.1.
 LEAST_COMPRESSED_BYTES = 16 * 1024
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 class UnsupportedEncodingError(UnsupportedError):
-    """A Content-Encoding this server does not read; the answer carries `headers`, which say what it does read."""
+    """Raised for a Content-Encoding that this server cannot read; `headers`, for the response, say which it can."""
 
     headers: Headers = (("Accept-Encoding", "gzip, deflate"),)
 
 
 def decompress(headers: Mapping[str, str], body: memoryview, limit: int) -> memoryview:
-    """The body as it was before its Content-Encoding; the very same view where there is none.
+    """The body without its Content-Encoding; the same object if it has none.
 
-    Raises UnsupportedEncodingError (501), InvalidArgumentError for more than `limit` bytes or a damaged stream.
+    Raises UnsupportedEncodingError (501), or InvalidArgumentError for more than `limit` bytes or a damaged stream.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
@@ -37,10 +38,11 @@ def decompress(headers: Mapping[str, str], body: memoryview, limit: int) -> memo
 
 
 def inflate(body: bytes | memoryview, limit: int, advice: str = "") -> bytes:
-    """What one stream of gzip or zlib holds; raises InvalidArgumentError, with `advice` where it is too much."""
+    """The decompressed bytes of one stream of gzip or zlib. Raises InvalidArgumentError; `advice` ends its text if
+    there are too many bytes."""
     inflater = zlib.decompressobj(_AUTO_WBITS)
     try:
-        # One byte past the limit tells a body that is too large from one that just fits.
+        # With one byte past the limit, a body that is too large can be told from one that just fits.
         inflated = inflater.decompress(body, limit + 1)
     except zlib.error as error:
         raise InvalidArgumentError(f"failed to decompress the request body: {error}") from None
@@ -59,10 +61,10 @@ def inflate(body: bytes | memoryview, limit: int, advice: str = "") -> bytes:
 
 
 def compress(response: Response, accept_encoding: str) -> Response:
-    """The response in the encoding its client likes best; as it is where it is short.
+    """The response in the encoding that the client prefers; unchanged if it is short.
 
-    Inference-Header-Content-Length stays as it was: it is about the body before compression, as in Triton. `close` is
-    left to the sender.
+    Inference-Header-Content-Length is not changed: it is about the body before compression, as in Triton. The sender
+    still calls `close`.
     """
     encoding = preferred_encoding(accept_encoding)
     if encoding == "identity" or sum([len(chunk) for chunk in response.chunks]) < LEAST_COMPRESSED_BYTES:
@@ -74,7 +76,8 @@ def compress(response: Response, accept_encoding: str) -> Response:
 
 
 def preferred_encoding(accept_encoding: str) -> str:
-    """`gzip`, `deflate` or `identity`: the one with the highest weight, of equals the first; 0 means never."""
+    """`gzip`, `deflate` or `identity`: the one with the highest weight, the first among equals; one with weight 0 is
+    never used."""
     best, best_weight = "identity", 0.0
     for item in accept_encoding.split(","):
         name, _, parameter = item.partition(";")
@@ -86,7 +89,8 @@ def preferred_encoding(accept_encoding: str) -> str:
 
 
 def _weight(parameter: str) -> float:
-    """RFC 9110's q; an item with an illegal one is ignored."""
+    """The weight in a parameter `q=…` (RFC 9110), 1 if there is no parameter; 0, so that the item is ignored, if it
+    is malformed."""
     if not parameter:
         return 1.0
     try:

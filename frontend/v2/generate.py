@@ -41,7 +41,8 @@ _EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
 
 
 def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request; its only response as JSON. Raises ShoalError, InternalError for any other number."""
+    """Run a prepared request and return its only response as JSON. Raises ShoalError; InternalError if there is not
+    exactly one response."""
     with closing(transport.stream(prepared)) as parts:
         texts: list[bytes] = []
         for part in parts:
@@ -54,9 +55,10 @@ def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
 
 
 def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request; its answers as server-sent events. The first one, if it is an error, gives the status.
+    """Run a prepared request and send its responses as server-sent events. If the first one is an error, it sets the
+    status.
 
-    Errors before any response are raised. To close the response before its end cancels the request.
+    Errors before any response are raised. Closing the response early cancels the request.
     """
     parts = transport.stream(prepared)
     status, headers = 200, _EVENTS
@@ -90,7 +92,8 @@ def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[
 
 
 def _text(prepared: PreparedRequest, part: "Part") -> Sequence[bytes]:
-    """A response as JSON, none where there is only the end. Raises the model's error, or why there can be no JSON."""
+    """A model's response as JSON, in a list; an empty list for a mere end. Raises the model's error, or the reason
+    why it cannot be JSON."""
     if part.error is not None:
         raise part.error
     answer = part.answer
@@ -131,7 +134,7 @@ def _refuse_repeated(key: str | None, signature: Signature, id_: str) -> None:
 
 
 class _Mapping:
-    """The mapping of one request's members to inputs and parameters."""
+    """Turns the members of one request into inputs and parameters."""
 
     def __init__(self, entry: ModelEntry, id_: str, max_input_size: int) -> None:
         self._signature = entry.signature
@@ -190,9 +193,9 @@ class _Mapping:
 
 
 def fitted(dims: Sequence[int], num_elements: int) -> tuple[int, ...] | None:
-    """The shape with these dims that has as many elements; None where there is none.
+    """A shape with these dims that has so many elements; None if there is none.
 
-    The innermost -1 takes what the fixed sizes leave, any other becomes 1.
+    The innermost -1 becomes the number that the fixed sizes leave, any other -1 becomes 1.
     """
     fixed = prod([dim for dim in dims if dim != -1])
     if not fixed or num_elements % fixed:

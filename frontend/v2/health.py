@@ -1,8 +1,8 @@
-"""Health over HTTP: whether the server is alive and ready, and whether a model is. Pure handlers of front-end
-processes; a model with an is_ready of its own is asked through the supervisor, on the road.
+"""Health over HTTP: whether the server is alive and ready, and whether a model is.
 
-Triton answers a plain no with an empty 400, a server that is stopping with 503 and a sentence. Why not, in JSON, is an
-address of ours.
+Handlers of front-end processes, which do not wait, except to ask a model that has an is_ready of its own: that is done
+through the supervisor, on the road. As in Triton, the response for "not ready" is 400 without a body, and a server that
+is stopping answers 503 with an error text. A further address, not in Triton, has the reasons as JSON.
 """
 
 from typing import Any
@@ -29,10 +29,10 @@ def ready(state: ServerState) -> Response:
 
 
 def reasons(state: ServerState) -> Response:
-    """What `ready` says, as 200 or 503, with a row for each version that cannot answer or has lost an instance.
+    """The result of `ready` as 200 or 503, with a row for each version that cannot answer or has lost an instance.
 
-    A row begins as one of Triton's repository index. What ended an instance stands in the log, not here: this address
-    is as public as the models.
+    A row begins like one in Triton's repository index. Why an instance ended is only in the log: this address is as
+    public as the models.
     """
     is_ready = is_server_ready(state)
     rows = [_row(entry) for entry in state.models.entries() if not _is_whole(entry)]
@@ -40,7 +40,8 @@ def reasons(state: ServerState) -> Response:
 
 
 def model_ready(state: ServerState, ask: Ask, name: str, version: str | None) -> Response:
-    """200 if this version, or the one that answers for the model, has a live instance and says nothing else itself."""
+    """200 if this version, or the model's default version, has a live instance and its own is_ready, if any, does
+    not deny it. Raises InvalidArgumentError if it is not ready."""
     if not is_model_ready(state, ask, name, version):
         raise InvalidArgumentError("Model version not ready")
     return _YES

@@ -1,8 +1,8 @@
-"""`/v2/models/M[/versions/V]/infer`: a body into a validated request, a model's answer into a response.
+"""`/v2/models/M[/versions/V]/infer`: makes a validated request of a body, and a response of a model's answer.
 
-The order of checks is Triton's: header length, JSON, id, parameters, inputs, outputs, core validation. Nothing here
-waits or keeps anything: a binary tensor is a view of the body until `write_block` copies it into shared memory, and a
-view of the worker's block on its way out. Front-end processes.
+The order of checks is Triton's: header length, JSON, id, parameters, inputs, outputs, and then those of Triton's core.
+Nothing here waits or keeps state: a request's binary tensor is a view of the body until `write_block` copies it into
+shared memory, a response's is a view of the worker's block. Front-end processes.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput, log_prefix
 
 _NO_SETTINGS = Settings({})
-#: Where an input's data may be.
+#: Members that say where an input's data is.
 _JSON, _BINARY, _REGION = "data", "binary_data_size", "shared_memory_region"
 _REGION_PART = ("shared_memory_offset", "shared_memory_byte_size")
 
@@ -80,7 +80,7 @@ def parse_id(request: Any) -> str:
 
 
 def parse_settings(members: Any) -> Settings:
-    """What the request's `parameters` come to. Raises ShoalErrors with Triton's sentences."""
+    """The settings in the request's `parameters`. Raises ShoalErrors with Triton's sentences."""
     if type(members) is not dict:
         raise InternalError("failed to get request params.: attempt to get members for non-object")
     found: dict[str, Any] = {}
@@ -111,7 +111,7 @@ _FIELDS = {"priority": "priority", "timeout": "timeout_us"}
 
 
 def parse_parameter(key: str, value: Any) -> str | int | float | bool:
-    """A parameter for the model. An integer beyond int64 becomes a double, as in Triton. Raises
+    """The value of a parameter for the model. An integer beyond int64 becomes a double, as in Triton. Raises
     InvalidArgumentError."""
     if type(value) is int:
         return value if ~door.MAX_INT64 <= value <= door.MAX_INT64 else float(value)
@@ -123,7 +123,8 @@ def parse_parameter(key: str, value: Any) -> str | int | float | bool:
 def _parse_inputs(
     model: str, id_: str, members: Any, tail: memoryview | None, max_input_size: int, regions: Regions
 ) -> list[ParsedInput]:
-    """`tail` is what follows the JSON; None where no header said how long the JSON is."""
+    """The inputs. `tail` is what follows the JSON in the body; None if no header says how long the JSON is. Raises
+    ShoalError."""
     inputs: list[ParsedInput] = []
     names: set[str] = set()
     offset = 0
@@ -159,7 +160,7 @@ def _parse_inputs(
 
 
 def _source(each: Any, parameters: Any) -> str:
-    """The one place that an input's data may be in."""
+    """Which of the three places has an input's data. Raises InvalidArgumentError unless it is exactly one."""
     has_data = door.has(each, _JSON)
     has_binary, has_region = door.has(parameters, _BINARY), door.has(parameters, _REGION)
     if has_data + has_binary + has_region == 1:
@@ -172,7 +173,7 @@ def _source(each: Any, parameters: Any) -> str:
 
 
 def _parse_region(parameters: Any) -> tuple[str, int, int]:
-    """The name of a region, and which part of it."""
+    """The name of a region, and the offset and size of the part of it that is meant."""
     offset, nbytes = [door.as_uint(parameters.get(key, 0), key) for key in _REGION_PART]
     return door.as_string(parameters[_REGION], _REGION), offset, nbytes
 
@@ -181,7 +182,7 @@ def _parse_shape(name: str, members: Any) -> tuple[int, ...]:
     dims = door.as_list(members, "shape")
     for dim in dims:
         if type(dim) is int and dim < 0:
-            # Triton's JSON layer answers 500 here; it is the client's mistake, and ours is 400.
+            # Triton's JSON layer answers 500 here; it is the client's mistake, so this server answers 400.
             shape = ",".join(map(str, dims))
             raise InvalidArgumentError(
                 f"invalid shape for input '{name}': shape [{shape}] contains one or more invalid dimensions"
@@ -222,13 +223,14 @@ def _parse_classification(value: Any) -> int:
 
 
 def render(prepared: PreparedRequest, response: InferResponse, block: memoryview) -> Response:
-    """The response's head and chunks; binary tensors stay views of `block`, which must live until they are sent."""
+    """The response, of which each binary tensor is a chunk: a view of `block`, which must not be released until it
+    is sent."""
     outputs: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = []
     for name, datatype, shape, view, binary in answered(prepared, response, block):
         output: dict[str, Any] = {"name": name, "datatype": datatype.name, "shape": shape}
         if view is None:
-            pass  # the client knows where it is
+            pass  # it is in the client's region
         elif not binary:
             output["data"] = encode_data(name, datatype, prod(shape), view)
         else:
@@ -244,7 +246,7 @@ def render(prepared: PreparedRequest, response: InferResponse, block: memoryview
 
 
 def _head(prepared: PreparedRequest, parameters: Parameters) -> bytes:
-    """The response up to the value of `outputs`."""
+    """The response's JSON, up to the value of `outputs`."""
     model = _model_members(prepared.entry.name, prepared.entry.version)
     id_ = b'"id":' + orjson.dumps(prepared.id) + b"," if prepared.id else b""
     more = b'"parameters":' + orjson.dumps(parameters) + b"," if parameters else b""
@@ -257,10 +259,11 @@ def _model_members(name: str, version: int) -> bytes:
 
 
 def parse_raw_request(signature: Signature, body: memoryview, max_input_size: int) -> ParsedInput:
-    """The model's only input, from a body that is its data alone (`Inference-Header-Content-Length: 0`).
+    """The model's only input, from a body that is nothing but its data (`Inference-Header-Content-Length: 0`). Raises
+    InvalidArgumentError.
 
-    Name, datatype and shape follow from the model's configuration. The input is still to be validated, which finds a
-    body that is no whole number of elements.
+    Name, datatype and shape follow from the model's configuration. The input is still to be validated; only that finds
+    a body that is not a whole number of elements.
     """
     if len(body) > max_input_size:
         raise InvalidArgumentError(
@@ -290,6 +293,6 @@ def parse_raw_request(signature: Signature, body: memoryview, max_input_size: in
 
 
 def _solved(spec: TensorSpec, nbytes: int) -> tuple[int, ...]:
-    """The dims with -1 replaced by what the body's size leaves for it."""
+    """The dims, with -1 replaced by the number that follows from the body's size."""
     fixed = prod(dim for dim in spec.dims if dim != -1) * spec.datatype.itemsize
     return tuple(dim if dim != -1 else nbytes // fixed for dim in spec.dims)

@@ -1,8 +1,8 @@
-"""Tensors inside JSON: a request's `data` into the tensor's bytes, an output's bytes into JSON text.
+"""Tensors in JSON: turns a request's `data` into the tensor's bytes, and an output's bytes into JSON text.
 
-`data` may be flat or nested in any way, only the number of elements counts. The types are strict: 1.0 is no integer and
-1 no boolean; an integer too large for the tensor wraps. Work per element stays in C wherever nothing is wrong, and a
-slow walk finds Triton's sentence where something is. Front-end processes.
+`data` may be flat or nested in any way, only the number of elements counts. Types are strict: 1.0 is no integer and 1
+no boolean; an integer too large for the tensor wraps. Where nothing is wrong, all work on single elements is done in C;
+where something is, a slow loop finds the error that Triton would report. Front-end processes.
 """
 
 from array import array
@@ -40,7 +40,8 @@ _ESCAPES = {code: f"\\u{code:04X}" for code in range(32)} | {
 
 
 def checked_num_elements(name: str, shape: Sequence[int], itemsize: int) -> int:
-    """The product of a request's shape, refused where Triton's 64-bit arithmetic would not hold it or its bytes."""
+    """The number of elements of a shape in a request. Raises InvalidArgumentError for a dimension, a number of
+    elements or a number of bytes that Triton's 64-bit arithmetic cannot hold."""
     product = 1
     for dim in shape:
         if not 0 <= dim <= MAX_INT64:
@@ -58,10 +59,10 @@ def checked_num_elements(name: str, shape: Sequence[int], itemsize: int) -> int:
 def decode_data(
     name: str, datatype: Datatype | None, num_elements: int, data: list[Any], max_input_size: int
 ) -> tuple[memoryview, int]:
-    """The bytes of an input given as JSON, and how many elements they are.
+    """The bytes of an input given as JSON, and how many elements they are. Raises ShoalErrors with Triton's sentences.
 
-    `datatype` is None where the request's word is none of Triton's. Only of BYTES may the count differ from
-    `num_elements`: Triton finds that later, with another sentence.
+    `datatype` is None if the request names one that Triton does not have. Only for BYTES may the number differ from
+    `num_elements`: Triton reports that later, with another error.
     """
     if num_elements == 0 and not data:
         return memoryview(b""), 0
@@ -84,7 +85,8 @@ def decode_data(
 
 
 def flat_array(datatype: Datatype) -> tuple[str | None, frozenset[type]]:
-    """The typecode of an array that takes the tensor's numbers as they are, and their types; None where none does."""
+    """The typecode of an array that stores the tensor's numbers unchanged (None if there is none), and the types
+    that its numbers must have when JSON is parsed."""
     kind = datatype.dtype.kind
     typecode = _TYPECODES.get(datatype.name) or {"INT64": "q", "UINT64": "Q"}.get(datatype.name)
     return typecode, frozenset(_TYPES[kind])
@@ -138,7 +140,7 @@ def _decode_strings(name: str, elements: list[Any], types: set[type], max_input_
 
 
 def _refusal(name: str, datatype: Datatype, elements: Sequence[Any], num_elements: int) -> ShoalError:
-    """What Triton finds first, reading element by element."""
+    """The error that Triton, which reads element by element, would find first."""
     for index, element in enumerate(elements):
         if index == num_elements:
             break
@@ -166,12 +168,13 @@ def _too_large(name: str, nbytes: int, max_input_size: int) -> InvalidArgumentEr
 
 
 def encode_data(name: str, datatype: Datatype, num_elements: int, view: memoryview) -> orjson.Fragment:
-    """Like `encode_text`, as a fragment for orjson."""
+    """An output's `data` as a fragment for orjson, see encode_text. Raises InternalError."""
     return orjson.Fragment(encode_text(name, datatype, num_elements, view))
 
 
 def encode_text(name: str, datatype: Datatype, num_elements: int, view: memoryview) -> bytes:
-    """An output's `data` as JSON text, flat. `view` is a worker's: what does not fit the shape is refused.
+    """An output's `data` as JSON text, flat. Raises InternalError if `view`, which a worker wrote, does not fit the
+    shape.
 
     An FP32 is printed with the fewest digits that give the same FP32 back.
     """
@@ -195,7 +198,8 @@ def encode_text(name: str, datatype: Datatype, num_elements: int, view: memoryvi
 
 
 def _name_non_finite(text: bytes, values: "np.ndarray[Any, Any]") -> bytes:
-    """orjson writes null for what JSON has no word for; Triton writes NaN, Infinity, -Infinity."""
+    """The text with NaN, Infinity and -Infinity, as Triton writes them, where orjson wrote null since JSON has no
+    word for them."""
     words = [
         b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity"
         for value in values[~np.isfinite(values)]

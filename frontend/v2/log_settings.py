@@ -1,7 +1,7 @@
 """`/v2/logging`: reading and changing the settings of the log. Handlers of front-end processes.
 
-The supervisor keeps the settings and sends every process a change before it answers, so a client that reads back at
-once reads what was changed, whichever process answers.
+The supervisor holds the settings, and sends a change to every process before it answers. So a client that reads the
+settings after a change gets the new ones, whichever process answers.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from shoal.frontend.state import ServerState
 
 FORMATS = ("default", "ISO8601")
 
-#: The protocol's names → log.configure's, type, what Triton calls it; in the order in which Triton looks at them.
+#: The protocol's names → log.configure's name, type, Triton's name of the type; in the order of Triton's checks.
 SETTINGS: dict[str, tuple[str, Any, str]] = {
     "log_info": ("log_info", bool, "boolean"),
     "log_warning": ("log_warning", bool, "boolean"),
@@ -26,24 +26,25 @@ SETTINGS: dict[str, tuple[str, Any, str]] = {
 
 
 def log_settings(state: ServerState) -> Response:
-    """All settings."""
+    """The response with all settings."""
     return json_response(200, describe(state, state.log_settings))
 
 
 def change_log_settings(state: ServerState, ask: Ask, body: memoryview) -> Response:
-    """Change those that the body names; the answer has all of them."""
+    """Change the settings that the body names; the response has all settings."""
     return json_response(200, change(state, ask, parse_changes(door.read_json(body, state.http_max_input_size))))
 
 
 def change(state: ServerState, ask: Ask, changes: dict[str, Any]) -> dict[str, Any]:
-    """Have settings changed, which are named as log.configure names them; returns all of them, as `describe`."""
+    """Change settings, which are named as log.configure names them; returns all of them, as `describe` does."""
     return describe(state, ask("log_settings", {"changes": changes}, ANSWER_S))
 
 
 def parse_changes(request: Any) -> dict[str, Any]:
-    """The settings that a request names, as arguments of log.configure; null changes nothing. Raises ShoalError.
+    """The settings that a request names, as arguments of log.configure; null leaves a setting as it is. Raises
+    ShoalError.
 
-    All or none: of a request that is refused nothing is in force, where Triton keeps what stood before the mistake.
+    If a request is refused, none of its settings is changed; Triton keeps those that stood before the mistake.
     """
     if door.find(request, "log_file") is not None:
         raise UnsupportedError("log file location can not be updated through network protocol")
@@ -61,5 +62,5 @@ def parse_changes(request: Any) -> dict[str, Any]:
 
 
 def describe(state: ServerState, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings, as either protocol names them."""
+    """All settings, by the names that both protocols give them."""
     return {"log_file": state.log_file, **{name: settings[argument] for name, (argument, _, _) in SETTINGS.items()}}

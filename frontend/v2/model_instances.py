@@ -1,7 +1,8 @@
-"""A model's instances, and how many there shall be: an extension of ours. Runs on the road; the supervisor scales.
+"""A model's instances, and changes of their number: an extension that Triton does not have. Runs on the road; the
+supervisor scales.
 
-`GET` tells of each instance. `POST {"count": 2, "wait": true}` scales each version of the model, or the one in the
-path, and tells the same: once all instances are there, or with `"wait": false` at once.
+`GET` returns the state of each instance. `POST {"count": 2, "wait": true}` scales each version of the model, or the one
+in the path, and returns the same: once all instances are there, or with `"wait": false` at once.
 """
 
 import json
@@ -14,7 +15,7 @@ from shoal.frontend.state import ServerState
 from shoal.star.models import parse_version
 from shoal.star.questions import Ask
 
-#: What the message to the supervisor can hold; the model's own bounds are far below.
+#: The largest number that the message to the supervisor can hold; a model's own bound is far below.
 _MAX_COUNT = 2**31 - 1
 _MAX_SHOWN = 40
 
@@ -25,12 +26,14 @@ def instances(ask: Ask, name: str, version: str | None) -> Response:
 
 
 def batches(ask: Ask, name: str, version: str | None) -> Response:
-    """Why the last batches of each version had their size, and what was learned and measured of larger ones."""
+    """Why the last batches of each version had the size they had, and what was learned and measured about larger
+    ones."""
     return json_response(200, ask("explain", {"model": name, "version": number_of(version)}))
 
 
 def scale(state: ServerState, ask: Ask, name: str, version: str | None, body: memoryview) -> Response:
-    """Like `instances`, after starting instances or retiring some. Raises InternalError for a malformed body."""
+    """Start instances or retire some; the response is like that of `instances`. Raises InvalidArgumentError or
+    InternalError for a malformed body."""
     number = number_of(version)
     request = read_json(body, state.http_max_input_size) if body else {}
     if type(request) is not dict or "count" not in request:
@@ -45,7 +48,7 @@ def scale(state: ServerState, ask: Ask, name: str, version: str | None, body: me
 
 
 def number_of(version: str | None) -> int | None:
-    """The version in a path, or None where there is none. Raises InvalidArgumentError."""
+    """The version in a path as a number, or None if the path has none. Raises InvalidArgumentError."""
     return parse_version(version) if version else None
 
 

@@ -1,7 +1,8 @@
-"""The model repository extension: which models there are, loading and unloading one. Runs on the road.
+"""The model repository extension: lists the models, and loads or unloads one. Runs on the road.
 
-The supervisor knows and does it all; here requests are read, in Triton's order: JSON, parameters, whether the server is
-ready, whether it may, files. What an operator has not allowed costs no disk.
+The supervisor does all of it; here requests are read and checked, in Triton's order: JSON, parameters, whether the
+server is ready, whether it may load models, files. So files of a request that the operator does not allow are never
+written to disk.
 """
 
 from typing import Any
@@ -34,20 +35,22 @@ def rows(state: ServerState, ask: Ask, *, only_ready: bool) -> list[dict[str, An
 
 
 def load(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
-    """Load a model, or the newest of it; answers once it serves. `body` may bring a configuration and files."""
+    """Load a model, or its newest files if it is loaded; responds once it serves. `body` may contain a configuration
+    and files."""
     load_model(state, ask, name, *_parse_load(read_json(body, state.max_request_bytes) if body else {}))
     return _DONE
 
 
 def load_model(state: ServerState, ask: Ask, name: str, config: str | None, contents: dict[str, Any]) -> None:
-    """What `load` does, with the configuration and the files by parameter (model_control.py)."""
+    """Load a model as `load` does, given the configuration and the files by parameter (model_control.py). Raises
+    ShoalError."""
     model_control.check_config(config)
     _require_control(state)
     model_control.load(ask, name, config, contents)
 
 
 def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
-    """The configuration and the files, as they were sent."""
+    """The configuration and the files in a request, still as they were sent."""
     config = None
     contents: dict[str, str] = {}
     parameters = request["parameters"] if door.has(request, "parameters") else {}
@@ -66,7 +69,7 @@ def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
 
 
 def unload(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
-    """Begin to unload a model: its requests are finished, no more are taken."""
+    """Begin to unload a model: requests that it has are finished, new ones are refused."""
     request = read_json(body, state.http_max_input_size) if body else {}
     parameters = request["parameters"] if door.has(request, "parameters") else {}
     unload_dependents = door.has(parameters, "unload_dependents") and door.as_bool(
@@ -77,7 +80,7 @@ def unload(state: ServerState, ask: Ask, name: str, body: memoryview) -> Respons
 
 
 def unload_model(state: ServerState, ask: Ask, name: str, *, unload_dependents: bool) -> None:
-    """What `unload` does."""
+    """Begin to unload a model, as `unload` does. Raises ShoalError."""
     _require_control(state)
     ask("unload", {"model": name, "unload_dependents": unload_dependents})
 
@@ -85,12 +88,12 @@ def unload_model(state: ServerState, ask: Ask, name: str, *, unload_dependents: 
 def _require_control(state: ServerState) -> None:
     state.require_ready()
     if state.model_control_mode != "explicit":
-        # Triton's words, also where nothing is polled.
+        # Triton's words, even where nothing is polled.
         raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
 
 
 def refuse_repository_name(_call: object) -> Response:
-    """Refuse loading from, or unloading of, one of several repositories. Raises UnsupportedError."""
+    """Refuse to load from, or unload of, one of several repositories. Raises UnsupportedError."""
     raise repository_name_unsupported()
 
 

@@ -1,4 +1,5 @@
-"""The shared memory extensions: clients' regions registered, unregistered and told. Asks the supervisor, so the road's.
+"""The shared memory extensions: registering, unregistering and listing clients' regions. Asks the supervisor, so it
+runs on the road.
 
 System regions are objects in /dev/shm (shm/client_regions.py). CUDA regions are refused, in the words of a Triton that
 was built without GPUs.
@@ -16,12 +17,12 @@ _DONE = Response(200, JSON_CONTENT)
 
 
 def regions(state: ServerState, kind: str, name: str) -> Response:
-    """The registered regions of a kind ("system" or "cuda"); `name` is "" where all are meant."""
+    """The registered regions of a kind ("system" or "cuda"), or the one called `name` unless that is ""."""
     return json_response(200, state.regions.status(kind, name))
 
 
 def register(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
-    """Register a part of an object in /dev/shm under a name. Raises InternalError."""
+    """Register a part of an object in /dev/shm under a name. Raises ShoalError."""
     state.regions.require_allowed()
     _check_name("system", name)
     request = door.read_json(body, state.http_max_input_size)
@@ -34,7 +35,7 @@ def register(state: ServerState, ask: Ask, name: str, body: memoryview) -> Respo
 
 
 def register_system(state: ServerState, ask: Ask, name: str, key: str, offset: int, byte_size: int) -> None:
-    """What `register` does; every front end knows the region then."""
+    """Register a region as `register` does; when this returns, every front end knows the region. Raises ShoalError."""
     state.regions.require_allowed()
     _check_name("system", name)
     ask("register_region", {"name": name, "key": key, "offset": offset, "byte_size": byte_size}, ANSWER_S)
@@ -48,7 +49,7 @@ def register_cuda(state: ServerState, name: str) -> Response:
 
 
 def unregister(state: ServerState, ask: Ask, kind: str, name: str) -> Response:
-    """Unregister a region, or all of a kind if `name` is "". An unknown one is ignored."""
+    """Unregister a region, or all of a kind if `name` is "". A name that is not registered is ignored."""
     state.regions.require_allowed()
     if kind == "system":
         ask("unregister_region", {"name": name}, ANSWER_S)

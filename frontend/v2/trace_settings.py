@@ -1,6 +1,6 @@
-"""The trace extension: which requests are traced, asked and set while the server runs. The supervisor knows.
+"""The trace extension: reading and changing, while the server runs, which requests are traced.
 
-Front-end processes; waits for the supervisor, so the road only.
+The supervisor holds the settings. Front-end processes; waits for the supervisor, so only the road runs it.
 """
 
 from typing import Any
@@ -14,25 +14,25 @@ from shoal.tracer.settings import Changes, read_changes
 
 
 def trace_settings(state: ServerState, ask: Ask, model: str) -> Response:
-    """What holds for a model, or for all where `model` is ""."""
+    """The settings in force for a model, or those for all models if `model` is ""."""
     check_model(state, model)
     return json_response(200, told(ask, model, None))
 
 
 def change_trace_settings(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
-    """The same after a change. It is in force in every process before the answer leaves."""
+    """Change settings; the response has those in force then. Every process has them before the response is sent."""
     check_model(state, model)
     changes = read_changes(read_json(body, state.http_max_input_size)) if body else {}
     return json_response(200, told(ask, model, changes))
 
 
 def check_model(state: ServerState, model: str) -> None:
-    """Raise InvalidArgumentError for one that is not READY; before anything is read, as in Triton."""
+    """Raise InvalidArgumentError for a model that is not READY; called before the body is read, as in Triton."""
     if model and not state.models.ready_entries(model):
         raise InvalidArgumentError(f"Request for unknown model : {model}")
 
 
 def told(ask: Ask, model: str, changes: Changes | None) -> dict[str, Any]:
-    """What holds for a model after changes, or as it is where there are none to make."""
+    """The settings in force for a model, after these changes, if any, have been made."""
     answer: dict[str, Any] = ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S)
     return answer

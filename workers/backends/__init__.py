@@ -1,4 +1,4 @@
-"""The frameworks Shoal can run, a file or a package each, imported only in the worker that runs it."""
+"""The frameworks that Shoal can run, a file or a package each, imported only in workers that run them."""
 
 import importlib
 
@@ -20,7 +20,8 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
 
 
 def create(name: str) -> Backend:
-    """A backend that has loaded nothing yet. Raises InvalidArgumentError; UnsupportedError if it is not installed."""
+    """A backend that has loaded no model yet. Raises InvalidArgumentError for an unknown name, UnsupportedError if
+    the backend's framework is not installed."""
     if name not in BACKENDS:
         raise InvalidArgumentError(
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."

@@ -1,7 +1,7 @@
 """The contract between a worker and a framework: one Backend object is one model instance.
 
-The worker calls everything from one thread, `describe` only where the configuration is not finished.
-Whatever a backend raises is told to the client; a ShoalError as it is, anything else as an internal error.
+The worker calls every method from one thread, `describe` only for configurations that are not complete. Any exception
+of a backend is an error for the client: a ShoalError unchanged, others as internal errors.
 """
 
 import time
@@ -21,13 +21,13 @@ from shoal.workers.tensors import Array
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is to be served. `config` may be unfinished in `describe`, never in `load`."""
+    """The model that a backend loads. `config` may be incomplete in `describe`, never in `load`."""
 
     name: str
     version: int
     instance_name: str  # "simple_0_0"
     version_dir: str
-    file: str  # inside version_dir, or that of a backend written in Python; "" where the backend needs none
+    file: str  # path of the model file in version_dir, or of the model.py of a backend in Python; "" if none is needed
     config: Config
     backend_config: dict[str, str]  # --backend-config of this backend
 
@@ -41,24 +41,26 @@ class Device:
     """The device on which the instance runs."""
 
     kind: str  # "KIND_CPU", "KIND_GPU", or "KIND_MODEL": the model finds its devices itself
-    id: int  # of the GPU in this process, which sees no other: 0; 0 on a CPU, too
-    cores: tuple[int, ...]  # the worker is pinned to these
+    id: int  # number of the GPU in this process, which sees no other GPU: 0; 0 on a CPU, too
+    cores: tuple[int, ...]  # cores to which the worker is pinned
     log_verbose: int = 0
 
 
 class Backend(ABC):
-    """One model instance in one framework. Frameworks are imported by the methods' module, not before."""
+    """One model instance in one framework. A framework is imported by the module of its backend, and only by that."""
 
     def describe(self, model: Model, device: Device) -> ModelIO:
-        """The inputs and outputs as the model's file declares them; empty where no file does. Raises ShoalError."""
+        """The inputs and outputs that the model's file declares; empty if the file declares none. Raises ShoalError
+        if the file cannot be read."""
         del model, device
         return ModelIO((), ())
 
     @abstractmethod
     def load(self, model: Model, device: Device) -> None:
-        """Get ready to execute, and check the model against its configuration. Raises ShoalError.
+        """Load the model, and check it against its configuration. Raises ShoalError if it cannot be loaded or does not
+        fit.
 
-        Where the configuration has no samples to warm up with, a backend that profits from a first run has one here.
+        If the configuration has no warm-up samples, a backend that profits from a first run does one here.
         """
 
     @abstractmethod
@@ -66,56 +68,60 @@ class Backend(ABC):
         """Answer each request of one batch, through `answers`: add outputs or fail, each exactly once.
 
         A backend that knows them sets `input_end_ns` and `output_start_ns`, the monotonic times at which the model
-        starts and has finished. Several requests come only where the model has a batch dimension. An exception fails
-        all of them.
+        starts and has finished. Several requests come only if the model has a batch dimension. An exception fails all
+        of them. The arrays of requests are read-only views of the clients' blocks, valid until `execute` returns.
         """
 
     @property
     def has_ready_check(self) -> bool:
-        """Whether the model, which is loaded, says by itself if it is ready."""
+        """Whether the loaded model has a check of its own for readiness."""
         return False
 
     def is_ready(self) -> bool:
-        """What the model says; raises whatever it raises. Asked between two batches where it has a check."""
+        """Whether the model reports to be ready; raises whatever its check raises. Called between two batches."""
         return True
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """A sequence has ended without a request that says so: what is kept of it is of no more use."""
+        """Discard the model's state of a sequence that has ended without a request that says so."""
         del correlation_id
 
     @abstractmethod
     def unload(self) -> None:
-        """Let go of the model; the process ends soon after."""
+        """Release the model; the process ends soon after."""
 
 
 class BatchedBackend(Backend):
-    """A backend that runs one array per input, all requests' rows in it. Gathering and splitting are done here."""
+    """A backend that runs one array per input, with all requests' rows in it. Gathering and splitting are done here."""
 
-    #: Page-locked memory in which inputs for a GPU are gathered, which saves a copy; None without one.
+    #: Page-locked memory in which inputs for a GPU are gathered, which saves a copy; None without a GPU.
     stage: Stage | None = None
-    #: The assembly of batches that are more than rows below each other; None for ordinary ones.
+    #: Assembles the batches of a model with ragged or batch inputs; None if a batch is its requests' rows one below
+    #: another.
     ragged: RaggedBatches | None = None
 
     @abstractmethod
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Run the model. The arrays given may be read-only; those returned are copied before the next call."""
+        """Run the model on one array per input. The given arrays may be read-only; the returned ones are copied
+        before the next call."""
 
     def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
-        """The shapes of all outputs of a batch of `rows`, where it pays to have them written in place; else None."""
+        """The shapes of all outputs of a batch of `rows` rows, if `run_into` is to write them straight into the
+        block of the answers; else None."""
         del inputs, rows
         return None
 
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array] | None:
-        """Run the model and write its outputs into the arrays given, of the shapes that `known_outputs` said.
+        """Run the model and write its outputs into the given arrays, which have the shapes that `known_outputs`
+        returned.
 
-        Where it turns out that they have others, they are returned, as `run` does.
+        If the outputs turn out to have other shapes, they are returned, as by `run`.
         """
         for name, array in self.run(inputs).items():
             outputs[name][...] = array
         return None
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Gather, run, split."""
+        """Gather the requests' inputs, run the model, split its outputs."""
         if self.ragged is not None:
             self._execute_ragged(requests, answers, self.ragged)
             return
@@ -146,7 +152,8 @@ class BatchedBackend(Backend):
 
 
 def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:
-    """The requests that fit below the first one; the batcher sends no others, so the rest fail as a fault of ours."""
+    """The requests whose inputs can be joined with those of the first one. The batcher sends only such requests; any
+    other is failed with an internal error."""
     first, joined = requests[0].form, []
     for request in requests:
         reason = "" if request.form is first else why_not_joined(first, request.form, ragged)
@@ -160,7 +167,8 @@ def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[s
 
 
 def _why_unreadable(request: Request) -> str:
-    """The error in a request's strings; a batch's gathered strings would not show whose they are."""
+    """The error in a request's strings, "" if there is none. It is looked for in each request, since in a batch's
+    gathered strings it could not be traced to one of them."""
     try:
         request.inputs  # noqa: B018 - they are decoded by the first look at them
     except ShoalError as error:

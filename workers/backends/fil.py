@@ -1,7 +1,8 @@
-"""Forests of XGBoost, LightGBM and scikit-learn, by treelite's own inference on the worker's cores.
+"""Forests of XGBoost, LightGBM and scikit-learn, run by treelite's own inference on the worker's cores.
 
-Named after Triton's backend for them, whose tensors and answers are these. The only file that imports treelite. NaN is
-a missing value. What treelite computes in double precision, as LightGBM does, is rounded to FP32 at the end.
+Named after Triton's backend for forests, which has the same tensors and answers. The only file that imports treelite.
+NaN is a missing value. Scores that treelite computes in double precision, as for LightGBM, are rounded to FP32 at the
+end.
 """
 
 import os
@@ -10,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# Before the import: OpenMP's threads would spin where they wait, and take the cores from the other processes on them.
-# With two threads on two busy cores a batch of 8 rows and 50 trees took 15 ms, and takes 0.5.
+# Before the import: OpenMP's waiting threads would spin, and take the cores from the other processes on them. With two
+# threads on two busy cores a batch of 8 rows and 50 trees took 15 ms when they spun, and takes 0.5.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import treelite
 
@@ -30,7 +31,7 @@ INPUT, OUTPUT, TREESHAP_OUTPUT = "input__0", "output__0", "treeshap_output"
 #: 8 rows 0.22 / 0.22 ms, 32 rows 0.45 / 0.32, 128 rows 1.4 / 0.8; and a thread may have to wait for its core.
 MIN_PARALLEL_VISITS = 1000
 
-# "[07:46:43] /project/src/x.cc:282: Check failed: …", and more lines, of which the first says it.
+# "[07:46:43] /project/src/x.cc:282: Check failed: …", and more lines; the first has the reason.
 _TREELITE_SENTENCE = re.compile(r"(?:\[[0-9:]+\] \S+: )?([^\n]*)")
 
 
@@ -43,11 +44,11 @@ class FilBackend(BatchedBackend):
         self._forest: Any = None
         self._settings = ForestSettings("", False, False, 0.5, False, 1)
         self._num_trees = 0
-        self._num_scores = 0  # that treelite computes for a row: one per class or target, or one for two classes
-        self._num_columns = 0  # of output__0
+        self._num_scores = 0  # scores that treelite computes per row: one per class or target, or one for two classes
+        self._num_columns = 0  # columns of output__0
 
     def describe(self, model: Model, device: Device) -> ModelIO:
-        """The features of the file, and what the configuration makes of its scores."""
+        """The features in the file, and the output that the configuration makes of the scores."""
         self._open(model, device)
         self._num_columns = 1 if self._settings.is_class_wanted else self._num_scores
         if self._num_scores == 1 and self._settings.is_classifier and self._settings.predict_proba:
@@ -58,7 +59,8 @@ class FilBackend(BatchedBackend):
         )
 
     def load(self, model: Model, device: Device) -> None:
-        """Read the forest and check it. Raises InvalidArgumentError where file and configuration disagree."""
+        """Read the forest and check it. Raises InvalidArgumentError if file and configuration disagree,
+        UnsupportedError for Shapley values."""
         signature = Signature.from_config(model.config)
         if TREESHAP_OUTPUT in signature.outputs:
             raise UnsupportedError(
@@ -68,7 +70,7 @@ class FilBackend(BatchedBackend):
         file_checks.check(signature, self.describe(model, device))
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Per row a class or its scores; a single one has no dimension of its own, as Triton has it."""
+        """Per row the number of a class, or the scores; as in Triton, a single score has no dimension of its own."""
         scores = self._scores(inputs[INPUT])
         if self._settings.is_class_wanted:
             return {OUTPUT: self._classes(scores).astype(np.float32)}
@@ -77,7 +79,7 @@ class FilBackend(BatchedBackend):
         return {OUTPUT: scores[:, 0] if self._num_columns == 1 else scores}
 
     def unload(self) -> None:
-        """Let the forest go."""
+        """Release the forest."""
         self._forest = None
 
     def _open(self, model: Model, device: Device) -> None:
@@ -100,7 +102,7 @@ class FilBackend(BatchedBackend):
         self._num_trees = self._forest.num_tree
         if not self._num_trees or (self._settings.model_type == "lightgbm" and _is_cut(path)):
             raise InvalidArgumentError(f"model '{model.name}': '{path}' has fewer trees than it should, it was cut off")
-        # The shape that treelite answers with is rows, targets, classes.
+        # treelite's scores have the shape rows, targets, classes.
         _, num_targets, num_classes = self._predict(np.zeros((1, self._forest.num_feature), np.float32), 1).shape
         if num_targets > 1 and self._settings.is_classifier:
             raise UnsupportedError(
@@ -146,7 +148,8 @@ def _read(path: str, settings: ForestSettings) -> Any:
 
 
 def _is_cut(path: str) -> bool:
-    """Whether a file of LightGBM ends before its trees do, whose sizes its header has. treelite takes what is there."""
+    """Whether a file of LightGBM ends before its trees do, whose sizes its header has. treelite reads such a file
+    without error."""
     end = 0
     with open(path, "rb") as file:
         for line in file:

@@ -1,7 +1,7 @@
-"""What config.pbtxt says about a forest, read into one value and checked.
+"""The settings in config.pbtxt of a forest, read into one value and checked.
 
-Pure: knows the names of Triton's parameters, those of every release, and of its files; treelite it knows not. Runs in a
-worker.
+Pure: has the names of Triton's parameters, those of every release, and of its files; does not import treelite. Runs in
+a worker.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ FILENAMES = {
     "treelite_checkpoint": "checkpoint.tl",
 }
 
-#: Parameters that tune Triton's own predictor and change no answer: what they may say. They do nothing here.
+#: Parameters that tune Triton's own predictor and change no answer, with their values. They have no effect here.
 _CHOICES_WITHOUT_EFFECT = {
     "layout": ("depth_first", "breadth_first", "layered", "layered_children_together"),
     "algo": ("ALGO_AUTO", "NAIVE", "TREE_REORG", "BATCH_TREE_REORG"),
@@ -32,12 +32,12 @@ _SWITCHES_WITHOUT_EFFECT = ("use_experimental_optimizations",)
 
 @dataclass(frozen=True, slots=True)
 class ForestSettings:
-    """How one forest is read, run and answered for."""
+    """How one forest is read and run, and what it answers."""
 
     model_type: str  # a key of FILENAMES
     is_classifier: bool
-    predict_proba: bool  # a classifier's scores, not the number of its class
-    threshold: float  # above it, a binary classifier says 1
+    predict_proba: bool  # a classifier answers scores, not the number of a class
+    threshold: float  # a binary classifier answers 1 for scores above this
     allow_unknown_field: bool  # in an XGBoost file of JSON or UBJSON
     num_threads: int
 
@@ -48,7 +48,7 @@ class ForestSettings:
 
 
 def forest_settings(model: Model, device: Device) -> ForestSettings:
-    """The settings of `model`. Raises InvalidArgumentError for a value that is none."""
+    """The settings of `model`. Raises InvalidArgumentError for an invalid value."""
     model_type = model.parameter("model_type") or "xgboost"
     if model_type not in FILENAMES:
         raise InvalidArgumentError(
@@ -72,7 +72,8 @@ def forest_settings(model: Model, device: Device) -> ForestSettings:
 
 
 def _is_classifier(model: Model) -> bool:
-    """`output_class` is what releases before 25.09 call it. Triton requires it, too: no file says it for certain."""
+    """Whether the forest is a classifier, which no file says for certain: as in Triton, the parameter is required.
+    Its name is `output_class` in releases before 25.09."""
     for key in ("is_classifier", "output_class"):
         if model.parameter(key) is not None:
             return _switch(model, key)
@@ -83,7 +84,8 @@ def _is_classifier(model: Model) -> bool:
 
 
 def _num_threads(model: Model, num_cores: int) -> int:
-    """The worker's cores; fewer where `cpu_nthread` says so, which Triton reads but does not document."""
+    """The number of threads: the worker's cores, or fewer if `cpu_nthread` is set, which Triton reads but does not
+    document."""
     value = model.parameter("cpu_nthread")
     asked = 0 if value == "-1" else parameters.whole_number(model, "cpu_nthread", value)
     return min(asked, num_cores) if asked > 0 else num_cores
@@ -95,7 +97,7 @@ def _switch(model: Model, key: str) -> bool:
 
 
 def _expected(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
-    """Triton's sentence."""
+    """The error for an invalid value, in Triton's words."""
     return InvalidArgumentError(f"Expected {expected} for parameter '{key}', got: '{value}', in model '{model.name}'")
 
 

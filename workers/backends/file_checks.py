@@ -1,4 +1,4 @@
-"""Does a model's file fit its configuration? Pure; Triton's sentences. Runs in a worker, while it loads.
+"""Checks that a model's file fits its configuration. Pure; Triton's sentences. Runs in a worker, while it loads.
 
 For every backend whose files declare their inputs and outputs.
 """
@@ -20,9 +20,9 @@ def check(
     made: Mapping[str, Datatype] = _NONE,
     scattered: Collection[str] = (),
 ) -> None:
-    """Raises InvalidArgumentError where model and configuration disagree.
+    """Check the inputs and outputs of a file against the configuration. Raises InvalidArgumentError if they disagree.
 
-    `initializers` are inputs that have a default in the file; they may be configured where there is no batch dimension.
+    `initializers` are inputs that have a default in the file; they may be configured if there is no batch dimension.
     `made` are inputs that no client sends, `scattered` are outputs that have another shape for clients.
     """
     name, batching = signature.name, signature.max_batch_size > 0
@@ -49,7 +49,7 @@ def check(
 
 
 def refuse_optional(signature: Signature, framework: str) -> None:
-    """Raises UnsupportedError where a request may leave an input out and the framework would not do without it."""
+    """Raise UnsupportedError if a request may leave an input out, for frameworks that need every input."""
     for spec in signature.inputs.values():
         if spec.optional:
             raise UnsupportedError(
@@ -77,7 +77,7 @@ def _check_tensor(model: str, role: str, spec: TensorSpec, tensor: IOTensor, bat
         return
     dims = spec.model_dims
     if not batching:
-        if tensor.dims == ():  # configured with as many dims of 1 as one likes, since dims must not be empty
+        if tensor.dims == ():  # configured with any number of dims of 1, since dims must not be empty
             _check_scalar(model, spec.name, dims)
         elif not _fits(tensor.dims, dims):
             raise InvalidArgumentError(

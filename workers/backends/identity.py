@@ -1,7 +1,8 @@
 """Triton's identity backend: OUTPUT<n> is INPUT<n>. For tests, benchmarks and examples; needs no file.
 
-Tensors of other names, which Triton refuses, are paired by their order. The parameters of its example of custom tracing
-do nothing here, and its metric of bytes is not kept: it would cost 10k instructions per batch, a tenth of the worker's.
+Tensors of other names, which Triton refuses, are paired by their order. The parameters of Triton's example of custom
+tracing have no effect here, and its metric of bytes is not kept: it would cost 10k instructions per batch, a tenth of
+the worker's.
 """
 
 import logging
@@ -23,19 +24,19 @@ _log = logging.getLogger(__name__)
 
 
 class IdentityBackend(BatchedBackend):
-    """Copies; where the configuration says so, takes its time like a slow model would."""
+    """A backend that copies its inputs, and can be configured to take as long as a slow model would."""
 
     def __init__(self) -> None:
         # Changed by load.
         self._pairs: tuple[tuple[TensorSpec, str], ...] = ()  # an input, and the name of its output
         self._ragged: frozenset[str] = frozenset()
         self._is_batched = self._has_optional = False
-        # Changed by execute, for run, which is not told.
+        # Set by execute for run, whose arguments do not have it.
         self._rows = 1
         self._delay_s = 0.0
 
     def load(self, model: Model, device: Device) -> None:
-        """Pair inputs with outputs. Raises InvalidArgumentError where the pairs do not match."""
+        """Pair inputs with outputs. Raises InvalidArgumentError if the pairs do not match."""
         del device
         signature = Signature.from_config(model.config)
         if len(signature.inputs) != len(signature.outputs):
@@ -57,7 +58,8 @@ class IdentityBackend(BatchedBackend):
             time.sleep(creation_delay_s)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Copy inputs to outputs; rows of an optional input that is left out are those of its requests."""
+        """Copy inputs to outputs; the output of an optional input that is left out has the rows of the requests, all
+        zeros."""
         if self._ragged:
             self._execute_each(requests, answers)
             return
@@ -73,7 +75,8 @@ class IdentityBackend(BatchedBackend):
             answers.add(request, self._copy(request.inputs))
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The inputs under the outputs' names; the copy is the one into the block. For one that is left out, zeros."""
+        """The inputs under the outputs' names, not copied here but into the block; zeros for an input that is left
+        out."""
         if self._delay_s:
             time.sleep(self._delay_s)
         return self._copy(inputs)
@@ -86,7 +89,7 @@ class IdentityBackend(BatchedBackend):
         return outputs
 
     def unload(self) -> None:
-        """There is nothing to let go."""
+        """No effect: there is no model to release."""
 
     def _zeros(self, source: TensorSpec) -> Array:
         dims = source.model_dims
@@ -97,7 +100,7 @@ class IdentityBackend(BatchedBackend):
 
 
 def _pairs(signature: Signature) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Each input with its output: by their numbers where all have one, else by their order."""
+    """Each input with its output: by their numbers if all have one, else by their order."""
     numbered = {f"OUTPUT{name.removeprefix('INPUT')}": spec for name, spec in signature.inputs.items()}
     if numbered.keys() == signature.outputs.keys():
         return [(numbered[name], spec) for name, spec in signature.outputs.items()]

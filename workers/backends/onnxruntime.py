@@ -1,6 +1,6 @@
 """ONNX models on ONNX Runtime: one session per instance, on the worker's own cores. The only file that imports it.
 
-A batch is run with `session.run`, or, where its outputs are large and their shapes known, with IO binding, so that they
+A batch is run with `session.run`, or, if its outputs are large and their shapes known, with IO binding, so that they
 are computed where clients read them. BF16 travels as its 16-bit words in both. On a GPU inputs are gathered in
 page-locked memory and bound from there: ONNX Runtime copies them to the device when they are bound.
 """
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-# Before the import: from 1.29 on it would send telemetry, from a thread that makes the process unfit to be forked.
+# Before the import: ONNX Runtime 1.29 and later would send telemetry, from a thread that makes the process unfit to be
+# forked.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
@@ -43,7 +44,7 @@ BIND_NBYTES = 256 * 1024
 #: ONNX's number of BFLOAT16 in TensorProto.DataType.
 _ONNX_BFLOAT16 = 16
 
-# ONNX Runtime's types, "tensor(float)"; those that are not here have no Triton datatype.
+# ONNX Runtime's types, as "tensor(float)"; types that are missing here have no Triton datatype.
 _TYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
@@ -68,7 +69,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._session: Any = None
         self._run_options: Any = None
         self._signature = Signature("", 0, {}, {})
-        self._datatypes: dict[str, Datatype] = {}  # of all inputs
+        self._datatypes: dict[str, Datatype] = {}  # datatypes of all inputs
         self._output_names: list[str] = []
         self._scalars: dict[str, tuple[int, ...]] = {}  # tensors of rank 0 in the file → configured dims, all 1
         self._strings: tuple[str, ...] = ()
@@ -84,7 +85,7 @@ class OnnxruntimeBackend(BatchedBackend):
         return ModelIO(_io_tensors(self._session.get_inputs()), outputs)
 
     def load(self, model: Model, device: Device) -> None:
-        """Open the session and check it. Raises InvalidArgumentError where file and configuration disagree."""
+        """Open the session and check it. Raises InvalidArgumentError if file and configuration disagree."""
         onnxruntime_checks.refuse_bf16(model.config, device.kind)
         signature = Signature.from_config(model.config)
         model_io = self.describe(model, device)
@@ -101,7 +102,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._scalars = {tensor.name: dims.get(tensor.name, (1,)) for tensor in tensors if tensor.dims == ()}
         self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
-        if not sequences.states(model.config):  # states, which clients do not see
+        if not sequences.states(model.config):  # the shapes of states, which clients do not see, are not known
             self._shapes = self._output_shapes()
         if device.kind == "KIND_GPU" and not any(spec.datatype is BYTES for spec in specs):
             self._needs_binding, self._bind_nbytes = True, 0
@@ -123,7 +124,7 @@ class OnnxruntimeBackend(BatchedBackend):
             onnxruntime.preload_dlls()  # libraries of CUDA and cuDNN that were installed with pip
         settings = session_settings(model, device, onnxruntime.get_available_providers())
         try:
-            # If the CUDA provider fails, the session would go on with the CPU's alone, and print so.
+            # With the fallback, a session whose CUDA provider fails would go on with the CPU's alone, and print so.
             self._session = onnxruntime.InferenceSession(
                 path, _session_options(settings, device.log_verbose, model), providers=list(settings.providers),
                 enable_fallback=0,
@@ -137,7 +138,7 @@ class OnnxruntimeBackend(BatchedBackend):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
-        """All outputs' shapes, if they are large enough for binding to pay; else None."""
+        """The shapes of all outputs, if they are known and large enough for binding to pay; else None."""
         return None if self._shapes is None else self._shapes.of_batch(inputs, rows, self._bind_nbytes)
 
     def _output_shapes(self) -> OutputShapes | None:
@@ -148,7 +149,7 @@ class OnnxruntimeBackend(BatchedBackend):
         return None if self._scalars.keys() & outputs else OutputShapes.of(self._signature, inputs, outputs)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's text."""
+        """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's text if the run fails."""
         inputs = self._as_onnx(inputs)
         if self._needs_binding:
             return self._run_bound(inputs, {})
@@ -164,8 +165,8 @@ class OnnxruntimeBackend(BatchedBackend):
         return self._as_configured(dict(zip(self._output_names, outputs, strict=True)))
 
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array] | None:
-        """Compute the outputs in place; they are returned instead if the file's names of dimensions promised other
-        shapes."""
+        """Compute the outputs in place. They are returned instead if their shapes differ from those that the file's
+        names of dimensions promised. Raises InternalError as `run` does."""
         assert self._shapes is not None, "they were known"
         try:
             self._run_bound(self._as_onnx(inputs), outputs)
@@ -221,7 +222,8 @@ class OnnxruntimeBackend(BatchedBackend):
         return converted
 
     def _as_configured(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs, those without dimensions in their configured shape. One of open rank may have dimensions."""
+        """The outputs, with the configured shape if they have no dimensions. An output whose rank the file leaves
+        open may have some."""
         for name, dims in self._scalars.items():
             if name in outputs and not outputs[name].ndim:
                 outputs[name] = outputs[name].reshape(dims)
@@ -229,7 +231,8 @@ class OnnxruntimeBackend(BatchedBackend):
 
 
 def _staging() -> Stage | None:
-    """Page-locked memory; None, and a word in the log, where cuda-python is missing: copies take a detour then."""
+    """Page-locked memory for inputs. None, with a line in the log, if cuda-python is missing: copies take a detour
+    then."""
     try:
         from shoal.workers import cuda
     except ImportError as error:
@@ -241,7 +244,8 @@ def _staging() -> Stage | None:
 
 
 def _as_text(model: str, name: str, array: Array) -> Array:
-    """bytes → str. Triton hands ONNX Runtime C strings: an element ends at its first NUL."""
+    """An array of str made of one of bytes. As in Triton, which gives ONNX Runtime C strings, an element ends at its
+    first NUL."""
     text: Array = np.empty(array.shape, BYTES.dtype)
     try:
         text.reshape(-1)[:] = [element.split(b"\0", 1)[0].decode() for element in array.ravel()]
@@ -253,7 +257,7 @@ def _as_text(model: str, name: str, array: Array) -> Array:
 
 
 def _to_numpy(datatype: Datatype, value: Any) -> Array:
-    """An output that ONNX Runtime allocated; the copy outlives it. BF16 has no numpy form, so its words are read."""
+    """A copy of an output that ONNX Runtime allocated. BF16 has no numpy form, so its 16-bit words are read."""
     if datatype is not BF16:
         array: Array = value.numpy()
         return array
@@ -270,7 +274,7 @@ def _code_and_message(error: Exception) -> tuple[int, str]:
 
 
 def _io_tensors(arguments: Sequence[Any]) -> tuple[IOTensor, ...]:
-    """NodeArgs of a session; a dimension that is no number is dynamic."""
+    """Inputs or outputs of a session from its NodeArgs; a dimension that is no number is dynamic."""
     tensors = []
     for argument in arguments:
         name = _TYPES.get(argument.type)
@@ -298,9 +302,10 @@ def _session_options(settings: SessionSettings, log_verbose: int, model: Model) 
 
 
 def _register_operators(options: Any, name: str, model: Model) -> None:
-    """Load a library of operators: from the version's directory, the model's, or where the system's loader looks."""
+    """Load a library of operators: from the version's directory, the model's, or wherever the system's loader finds
+    it."""
     directories = (model.version_dir, os.path.dirname(model.version_dir))
-    places = dict.fromkeys(os.path.join(directory, name) for directory in directories)  # one where `name` is absolute
+    places = dict.fromkeys(os.path.join(directory, name) for directory in directories)  # one if `name` is absolute
     try:
         options.register_custom_ops_library(next(filter(os.path.isfile, places), name))
     except _ORT_ERRORS as error:
@@ -312,8 +317,7 @@ def _register_operators(options: Any, name: str, model: Model) -> None:
 
 
 def _run_options(settings: SessionSettings, log_verbose: int) -> Any:
-    """Options of a run; None for the defaults. A failed run is reported to its client; ONNX Runtime need not log it,
-    too."""
+    """Options of a run. A failed run is reported to its client, so ONNX Runtime need not log it, too."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 1 if log_verbose else 4
     for key, value in settings.run_entries.items():

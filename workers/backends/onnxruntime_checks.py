@@ -1,4 +1,4 @@
-"""What ONNX Runtime does not do of what a configuration asks for. Pure. Runs in a worker, while it loads."""
+"""Refusals of what a configuration asks for and ONNX Runtime cannot do. Pure. Runs in a worker, while it loads."""
 
 from collections.abc import Collection, Iterable
 
@@ -9,7 +9,7 @@ from shoal.workers.backends.backend import Model
 
 
 def refuse_bf16(config: Config, kind: str) -> None:
-    """Raises UnsupportedError where BF16 cannot be served."""
+    """Raise UnsupportedError for a configuration with BF16 that cannot be served."""
     # BF16 has no numpy form, so such a model is run on addresses, and a string has none that could be shared.
     data_types = {tensor["data_type"] for tensor in (*config["input"], *config["output"])}
     if "TYPE_BF16" in data_types and (kind != "KIND_CPU" or "TYPE_STRING" in data_types):
@@ -19,7 +19,7 @@ def refuse_bf16(config: Config, kind: str) -> None:
 
 
 def refuse_maps(model: Model, outputs: Iterable[IOTensor]) -> None:
-    """Raises UnsupportedError for an output that the configuration has, or would be given, and that is no tensor.
+    """Raise UnsupportedError for an output that the configuration has, or would be given, and that is no tensor.
 
     `outputs` are the file's; one that is a list of maps has ONNX Runtime's name for that in place of a data type.
     """
@@ -38,7 +38,7 @@ def refuse_maps(model: Model, outputs: Iterable[IOTensor]) -> None:
 
 
 def check_providers(model: Model, wanted: Collection[tuple[str, object]], got: Collection[str]) -> None:
-    """Raises UnavailableError where a provider could not be set up: ONNX Runtime goes on without it, on the CPU."""
+    """Raise UnavailableError if a provider could not be set up: ONNX Runtime goes on without it, on the CPU."""
     missing = [name for name, _ in wanted if name not in got]
     if missing:
         raise UnavailableError(

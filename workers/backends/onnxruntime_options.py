@@ -1,7 +1,7 @@
-"""What config.pbtxt and --backend-config say about ONNX Runtime, read into one value and checked.
+"""The settings of ONNX Runtime in config.pbtxt and --backend-config, read into one value and checked.
 
-Pure: knows the names of Triton's parameters and of ONNX Runtime's settings, imports neither. Runs in a worker. Of
---backend-config, enable-global-threadpool asks for nothing here: a process has one session, so its threads are global.
+Pure: has the names of Triton's parameters and of ONNX Runtime's settings, imports neither. Runs in a worker.
+enable-global-threadpool in --backend-config has no effect: a process has one session, so its threads are global.
 """
 
 from collections.abc import Collection
@@ -51,7 +51,7 @@ class SessionSettings:
 def session_settings(model: Model, device: Device, available: Collection[str]) -> SessionSettings:
     """All options of the session of `model`; `available` are the providers that this build of ONNX Runtime has.
 
-    Raises InvalidArgumentError for a value that is none, UnsupportedError for a provider that is missing.
+    Raises InvalidArgumentError for an invalid value, UnsupportedError for a provider that is missing.
     """
     graph_level = model.config.get("optimization", {}).get("graph", {}).get("level", 0)
     parallel = _flag(model, "execution_mode", default=False, meaning="0 (sequential) or 1 (parallel)")
@@ -73,12 +73,13 @@ def session_settings(model: Model, device: Device, available: Collection[str]) -
 
 
 def _entries(model: Model, prefix: str) -> dict[str, str]:
-    """Parameters that ONNX Runtime knows by the same name: session.use_device_allocator_for_initializers."""
+    """Parameters with ONNX Runtime's own names, such as session.use_device_allocator_for_initializers."""
     return {key: model.parameter(key) or "" for key in model.config["parameters"] if key.startswith(prefix)}
 
 
 def _threads(model: Model, key: str) -> int:
-    """0 where nothing is said: the worker's number of cores then, which ONNX Runtime's own default would not honour."""
+    """The configured number of threads. 0 if none is configured: then the worker's number of cores is used, which
+    ONNX Runtime's own default would not honour."""
     value = model.parameter(key) or model.backend_config.get(key)
     return parameters.whole_number(model, key, value, parameters.THREADS)
 
@@ -92,7 +93,7 @@ def _flag(model: Model, key: str, *, default: bool, meaning: str = "0 or 1") -> 
 
 
 def _providers(model: Model, device: Device, available: Collection[str]) -> tuple[Provider, ...]:
-    """In ONNX Runtime's order of preference; the CPU is the last resort for single operators, as in Triton."""
+    """The providers in order of preference; as in Triton, the CPU is the last resort for single operators."""
     accelerators: dict[str, Any] = model.config.get("optimization", {}).get("execution_accelerators", {})
     providers: list[Provider] = []
     if device.kind == "KIND_GPU":
@@ -117,7 +118,7 @@ def _providers(model: Model, device: Device, available: Collection[str]) -> tupl
                 f"model '{model.name}', instance '{model.instance_name}' needs {name}, this ONNX Runtime has only "
                 f"{', '.join(sorted(available))}. Install a build that has it, or configure KIND_CPU without it"
             )
-    # ONNX Runtime refuses a CPU provider that is named beside this; else operators without a kernel run there.
+    # ONNX Runtime refuses a CPU provider beside this entry; without the entry, operators without a kernel run there.
     if model.parameter("session.disable_cpu_ep_fallback") == "1" and providers:
         return tuple(providers)
     return (*providers, (CPU, {}))
@@ -147,7 +148,7 @@ def _tensorrt_options(parameters: dict[str, str]) -> dict[str, str]:
 
 def _cuda_parameters(model: Model) -> dict[str, str]:
     options = {key: value for key in _CUDA_PARAMETERS if (value := model.parameter(key))}
-    # These two are numbers of an enum in Triton, names in ONNX Runtime's options.
+    # Triton's values of these two are numbers of an enum, ONNX Runtime's are names.
     for key, names in (("cudnn_conv_algo_search", _CUDNN_SEARCHES), ("arena_extend_strategy", _ARENA_STRATEGIES)):
         if key in options:
             options[key] = names.get(options[key], options[key])

@@ -1,9 +1,9 @@
-"""OpenVINO models, and what OpenVINO reads of others: one compiled model per instance. The only file that imports it.
+"""OpenVINO models, and models in other formats that OpenVINO reads: one compiled model per instance. The only file that
+imports it.
 
-A batch runs at its own size, where Triton's backend has a compiled one: the first dimension is made dynamic. Inputs are
-copied once, since OpenVINO takes no memory that it could not write to, and outputs once, into the block. Computed in
-place they would be lost unseen where their shape is not the expected one: OpenVINO then computes elsewhere and says
-nothing.
+A batch runs at its own size, while Triton's backend runs all at one compiled size: the first dimension is made dynamic.
+Inputs are copied once, since OpenVINO takes no memory that it could not write to, and outputs once, into the block.
+Outputs are not computed in place: if the shape is not the expected one, OpenVINO computes elsewhere without an error.
 """
 
 import os
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-# Before the import: what it brings for conversions would report to its makers, from a thread that makes it unfit to be
-# forked, and takes a third of the time to import.
+# Before the import: OpenVINO's conversion tools would report to their makers, from a thread that makes the process
+# unfit to be forked, and take a third of the time to import.
 if "openvino" not in sys.modules:
-    sys.modules["openvino.tools.ovc"] = None  # type: ignore[assignment]  # that is how to say that it is not there
+    sys.modules["openvino.tools.ovc"] = None  # type: ignore[assignment]  # makes the import raise ImportError
 import openvino
 
 from shoal.datatypes import BF16, BY_NAME
@@ -29,7 +29,7 @@ from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_s
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
 
-# OpenVINO's types; those that are not here have no Triton datatype, or no plugin that takes them.
+# OpenVINO's types; types that are missing here have no Triton datatype, or no plugin that takes them.
 _TYPES = {
     "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16",
@@ -44,17 +44,18 @@ class OpenvinoBackend(BatchedBackend):
     def __init__(self) -> None:
         # Changed by describe and load.
         self._core: Any = None
-        self._model: Any = None  # as it was read; None once it is compiled
+        self._model: Any = None  # the model as read; None once it is compiled
         self._request: Any = None
         self._name = ""
         self._inputs: dict[str, int] = {}  # name → position in the model
         self._outputs: dict[str, int] = {}
         self._bf16: frozenset[str] = frozenset()  # inputs and outputs that travel as 16-bit words
-        self._fixed_rows = 0  # what every execution must have; 0 = any number
+        self._fixed_rows = 0  # rows that every execution must have; 0 = any number
         self._pads_batches = False
 
     def describe(self, model: Model, device: Device) -> ModelIO:
-        """The inputs and outputs of the file. It fills max_batch_size only where their layouts name the batch."""
+        """The inputs and outputs of the file. They determine max_batch_size only if their layouts name the batch
+        dimension."""
         self._read(model, openvino_settings(model, device))
         ports = (*self._model.inputs, *self._model.outputs)
         layouts = [openvino.layout_helpers.get_layout(port) for port in ports]
@@ -69,7 +70,7 @@ class OpenvinoBackend(BatchedBackend):
         return ModelIO(inputs, outputs, fills_max_batch_size=says_batch)
 
     def load(self, model: Model, device: Device) -> None:
-        """Shape, check and compile the model. Raises InvalidArgumentError where file and configuration disagree."""
+        """Shape, check and compile the model. Raises InvalidArgumentError if file and configuration disagree."""
         settings, signature = openvino_settings(model, device), Signature.from_config(model.config)
         file_checks.refuse_optional(signature, "OpenVINO")
         self._read(model, settings)
@@ -89,7 +90,7 @@ class OpenvinoBackend(BatchedBackend):
             run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
-        """Let the compiled model go."""
+        """Release the compiled model."""
         self._request = self._model = self._core = None
 
     def _read(self, model: Model, settings: OpenvinoSettings) -> None:
@@ -118,7 +119,8 @@ class OpenvinoBackend(BatchedBackend):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs where OpenVINO has them, until the next run. Raises InternalError with OpenVINO's words."""
+        """The outputs in OpenVINO's memory, valid until the next run. Raises InternalError with OpenVINO's text if
+        the run fails."""
         rows = len(next(iter(inputs.values()))) if self._fixed_rows else 0
         if rows != self._fixed_rows:
             inputs = self._padded(inputs, rows)
@@ -152,7 +154,7 @@ class OpenvinoBackend(BatchedBackend):
 
 
 def _tensor(array: Array, is_bf16: bool) -> Any:
-    # Words have to be told their type, and that form takes no copy by itself.
+    # 16-bit words need the type as an argument, and that form of the constructor makes no copy by itself.
     return openvino.Tensor(array.copy(), array.shape, openvino.Type.bf16) if is_bf16 else openvino.Tensor(array)
 
 
@@ -164,7 +166,7 @@ def _openvino_error(where: str, error: RuntimeError) -> InternalError:
 
 
 def _io_tensors(ports: Sequence[Any], configured: Collection[str]) -> tuple[IOTensor, ...]:
-    """Inputs or outputs of a model; one that has several names bears the configured one."""
+    """Inputs or outputs of a model; one that has several names is returned under the configured one."""
     tensors = []
     for port in ports:
         name = next((name for name in sorted(port.get_names()) if name in configured), None) or port.get_any_name()
@@ -182,7 +184,7 @@ def _with_batch(tensors: Sequence[IOTensor]) -> tuple[IOTensor, ...]:
 def _as_served(
     ports: Sequence[Any], specs: Mapping[str, TensorSpec], role: str, model: str, fixed_rows: int
 ) -> tuple[IOTensor, ...]:
-    """What requests see of these inputs or outputs: OpenVINO converts from and to the configured datatypes."""
+    """Inputs or outputs as requests see them: OpenVINO converts from and to the configured datatypes."""
     tensors = []
     for tensor in _io_tensors(ports, specs):
         if tensor.name in specs:
@@ -206,7 +208,7 @@ def _as_served(
 def _shaped(model: Any, signature: Signature, settings: OpenvinoSettings) -> tuple[Any, int]:
     """The model with its inputs' shapes for serving, and the rows that every execution must have (0 = any number).
 
-    Raises InternalError where OpenVINO finds that the shapes do not suit the model.
+    Raises InternalError if OpenVINO finds that the shapes do not suit the model.
     """
     if signature.max_batch_size == 0:
         return _reshaped(model, signature, settings, []), 0
@@ -214,7 +216,7 @@ def _shaped(model: Any, signature: Signature, settings: OpenvinoSettings) -> tup
         try:
             shaped = _reshaped(model, signature, settings, [-1])
         except InternalError:
-            pass  # then as Triton does it, always
+            pass  # then the batch size is fixed, as it always is in Triton
         else:
             outputs = _io_tensors(shaped.outputs, signature.outputs)
             if all(tensor.dims[:1] == (-1,) for tensor in outputs if tensor.name in signature.outputs):
@@ -240,7 +242,7 @@ def _reshaped(model: Any, signature: Signature, settings: OpenvinoSettings, lead
 
 
 def _converted(model: Any, signature: Signature) -> Any:
-    """`model` with the configured datatypes at its ends."""
+    """The model with the configured datatypes at its inputs and outputs."""
     steps = openvino.preprocess.PrePostProcessor(model)
     for end, specs in ((steps.input, signature.inputs), (steps.output, signature.outputs)):
         for spec in specs.values():

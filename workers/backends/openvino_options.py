@@ -1,6 +1,6 @@
-"""What config.pbtxt says about OpenVINO, read into one value and checked.
+"""The settings of OpenVINO in config.pbtxt, read into one value and checked.
 
-Pure: knows the names of Triton's parameters and of OpenVINO's properties, imports neither. Runs in a worker.
+Pure: has the names of Triton's parameters and of OpenVINO's properties, imports neither. Runs in a worker.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import Device, Model
 
-#: Triton's three; with one stream they differ in nothing that the pinned cores have not decided.
+#: Triton's three hints; with one stream on pinned cores they make no difference.
 PERFORMANCE_HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 
 
@@ -20,18 +20,19 @@ class OpenvinoSettings:
     properties: dict[str, str | int | bool]  # of the compiled model
     extension: str  # a library of operators; "" = none
     keeps_batch_fixed: bool  # SKIP_OV_DYNAMIC_BATCHSIZE: every execution has max_batch_size rows
-    pads_batches: bool  # ENABLE_BATCH_PADDING: with rows of zeros, where the batch is fixed
+    pads_batches: bool  # ENABLE_BATCH_PADDING: with rows of zeros, if the batch size is fixed
     reshapes_inputs: bool  # RESHAPE_IO_LAYERS: the inputs get the configuration's dims
 
 
 def openvino_settings(model: Model, device: Device) -> OpenvinoSettings:
-    """All options of `model`. Raises InvalidArgumentError with Triton's sentence for a value that is none."""
+    """All options of `model`. Raises InvalidArgumentError with Triton's sentence for an invalid value,
+    UnsupportedError for another device than the CPU."""
     if device.kind != "KIND_CPU":
         raise InvalidArgumentError(
             f"unable to load model '{model.name}', Triton openVINO backend supports only CPU device"
         )
     target = _value(model, "TARGET_DEVICE") or "cpu"
-    if target not in ("cpu", "auto"):  # with AUTO OpenVINO may choose, and the CPU is always among what there is
+    if target not in ("cpu", "auto"):  # with AUTO OpenVINO may choose a device, and the CPU is always there
         raise UnsupportedError(f"model '{model.name}': TARGET_DEVICE {target.upper()} is not supported; remove it")
     _threads(model, "COMPILATION_NUM_THREADS")  # the CPU plugin compiles on the inference's threads
     _check_streams(model)
@@ -57,7 +58,7 @@ def openvino_settings(model: Model, device: Device) -> OpenvinoSettings:
 
 
 def _value(model: Model, key: str) -> str:
-    """In lower case, as Triton compares it and says it back."""
+    """A parameter in lower case, as Triton compares it and quotes it."""
     return (model.parameter(key) or "").lower()
 
 

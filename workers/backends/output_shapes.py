@@ -1,7 +1,7 @@
-"""Which shapes a batch's outputs will have, as far as that follows from configuration, file and inputs. Pure.
+"""The shapes that a batch's outputs will have, as far as they follow from configuration, file and inputs. Pure.
 
-A dimension that the configuration leaves open (-1) often bears a name in the file, `sequence` say, that one of an
-input's bears, too: then it has that one's size. A file may err there, so the caller must check the real size.
+A dimension that the configuration leaves open (-1) often has a name in the file, such as `sequence`, that a dimension
+of an input has, too: then both have one size. A file may err there, so the caller must check the real size.
 """
 
 import math
@@ -12,9 +12,9 @@ from shoal.datatypes import BYTES
 from shoal.model_config.signature import Signature
 from shoal.workers.tensors import Array
 
-#: By tensor, what a file says of its dimensions: a size, a name, or nothing.
+#: By tensor, the file's entry for each dimension: a size, a name, or None.
 FileShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
-#: A size, or the input and the dimension of it that has it.
+#: A size, or the name of an input and the number of its dimension that has the size.
 _Dim: TypeAlias = int | tuple[str, int]
 
 
@@ -25,13 +25,13 @@ class OutputShapes:
         self._shapes = shapes
         self._itemsizes = {name: signature.outputs[name].datatype.itemsize for name in shapes}
         self._is_batched = signature.max_batch_size > 0
-        #: Whether some follow from inputs, and might be others.
+        #: Whether some sizes are derived from inputs, and so might be wrong.
         self.are_guessed = any(isinstance(dim, tuple) for dims in shapes.values() for dim in dims)
         self._row_nbytes = 0 if self.are_guessed else self._nbytes(self._sized({}))
 
     @classmethod
     def of(cls, signature: Signature, inputs: FileShapes, outputs: FileShapes) -> "OutputShapes | None":
-        """None where one of them cannot be known, or is not of one size for each element."""
+        """The shapes of a model's outputs; None if one cannot be known, or has elements of different sizes."""
         named: dict[str, tuple[str, int]] = {}
         for input_ in signature.inputs:
             for axis, dim in enumerate(inputs.get(input_, ())):
@@ -56,7 +56,7 @@ class OutputShapes:
         return cls(shapes, signature)
 
     def of_batch(self, inputs: Mapping[str, Array], rows: int, least_nbytes: int) -> dict[str, tuple[int, ...]] | None:
-        """The shape of each, with all rows; None where all together are smaller than so many bytes."""
+        """The shape of each output, with all rows; None if all together are smaller than `least_nbytes` bytes."""
         if not self.are_guessed and rows * self._row_nbytes < least_nbytes:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Texts of a configuration's `parameters` as values, alike for all backends. Pure. Runs in a worker, while it loads."""
+"""Texts of a configuration's `parameters` as values, for all backends. Pure. Runs in a worker, while it loads."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,24 +7,26 @@ from typing import TypeAlias
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends.backend import Model
 
-#: The error for a model's parameter that must be something and has another value; a framework may have a sentence.
+#: The error for a parameter with an invalid value: of model, key, expected value and value. A framework may have its
+#: own sentence.
 Refusal: TypeAlias = Callable[[Model, str, str, str], InvalidArgumentError]
 
 THREADS = "a number of threads, 0 for the default"
-# Python takes more for numbers: 1_000, digits of other scripts, nan.
+# Python accepts more as numbers: 1_000, digits of other scripts, nan.
 _WHOLE_NUMBER = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
-    """The sentence of the frameworks that have none of their own."""
+    """The error for an invalid value, for frameworks without a sentence of their own."""
     return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
 
 
 def whole_number(
     model: Model, key: str, value: str | None, expected: str = "a whole number", refusal: Refusal = invalid
 ) -> int:
-    """0 where nothing is said. Raises what `refusal` returns for anything but digits."""
+    """A parameter's value as a number; 0 if it is not set. Raises the error that `refusal` returns if the text has
+    other characters than digits."""
     if not value:
         return 0
     if not _WHOLE_NUMBER.fullmatch(value):
@@ -33,7 +35,8 @@ def whole_number(
 
 
 def number(model: Model, key: str, value: str | None, default: float) -> float:
-    """A number in digits. Raises InvalidArgumentError for anything else."""
+    """A parameter's value as a float; `default` if it is not set. Raises InvalidArgumentError if the text is no
+    number."""
     if not value:
         return default
     if not _NUMBER.fullmatch(value):
@@ -49,7 +52,8 @@ def flag(
     expected: str,
     refusal: Refusal = invalid,
 ) -> bool | None:
-    """What the word `value` means; None where nothing is said. Raises what `refusal` returns for other words."""
+    """The meaning of a parameter's value by `words`; None if it is not set. Raises the error that `refusal` returns
+    for other words."""
     if not value:
         return None
     if value not in words:

@@ -1,8 +1,8 @@
 """TensorFlow models: one session per instance, on the worker's own cores. The only file that imports TensorFlow.
 
-SavedModels and frozen graphs are run in a session, as Triton does it: nothing of a model is executed but TensorFlow's
-own operations, no Python and no Keras. Inputs are fed where they lie, unless the model may keep them, and outputs are
-copied once, into the block.
+SavedModels and frozen graphs are run in a session, as in Triton: a model runs TensorFlow's own operations only, no
+Python and no Keras. Inputs are fed from where they lie, unless the model may keep them, and outputs are copied once,
+into the block.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Before the import: what it says of the processor's instructions would be in the log of every worker.
+# Before the import: TensorFlow's lines about the processor's instructions would be in the log of every worker.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import tensorflow as tf
 
@@ -30,17 +30,17 @@ from shoal.workers.warmup import run_zeros
 
 _log = logging.getLogger(__name__)
 
-# TensorFlow's types; those that are not here have no Triton datatype.
+# TensorFlow's types; types that are missing here have no Triton datatype.
 _TYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
     "string": "BYTES", "bfloat16": "BF16",
 }  # fmt: skip
-#: What a session raises: TensorFlow's errors, and Python's for what it finds before it runs anything.
+#: Exceptions of a session: TensorFlow's, and Python's for errors that it finds before it runs an operation.
 _ERRORS = (tf.errors.OpError, RuntimeError, OSError, ValueError, TypeError)
 _INIT_OPS_NBYTES = 1 << 20
 _OPERATIONS: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")
-#: Operations with a state that keep no input; what is called or repeated is looked at by itself.
+#: Operations with a state that keep no input; functions that they call or repeat are checked by themselves.
 _KEEP_NOTHING = (
     "Assert", "Case", "HashTableV2", "If", "LookupTableFindV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
     "StatefulPartitionedCall", "VarHandleOp", "While",
@@ -48,12 +48,12 @@ _KEEP_NOTHING = (
 
 
 class TensorflowBackend(BatchedBackend):
-    """One session."""
+    """One TensorFlow session."""
 
     def __init__(self) -> None:
         # Changed by describe and load.
         self._session: Any = None
-        self._graph_def: Any = None  # as it was read; None once it is loaded
+        self._graph_def: Any = None  # the graph as read; None once it is loaded
         self._run: Any = None
         self._names: dict[str, dict[str, str]] = {}  # "input", "output" → configured name → name in the graph
         self._tensors: dict[str, list[IOTensor]] = {}
@@ -63,7 +63,8 @@ class TensorflowBackend(BatchedBackend):
         self._copies_inputs = False
 
     def describe(self, model: Model, device: Device) -> ModelIO:
-        """The inputs and outputs of the signature; of a frozen graph nothing, which tells potential ones only."""
+        """The inputs and outputs of the signature; none for a frozen graph, which only has candidates. Raises
+        InvalidArgumentError for tensors of rank 0, and as `load` does if the file cannot be read."""
         settings = tensorflow_settings(model, device)
         self._open(model, settings)
         if settings.is_graphdef:
@@ -77,7 +78,8 @@ class TensorflowBackend(BatchedBackend):
         return ModelIO(tuple(self._tensors["input"]), tuple(self._tensors["output"]))
 
     def load(self, model: Model, device: Device) -> None:
-        """Open the session and check it. Raises InvalidArgumentError where file and configuration disagree."""
+        """Open the session and check it. Raises InvalidArgumentError if file and configuration disagree,
+        UnavailableError without a file, InternalError with TensorFlow's text if it cannot be read."""
         signature, settings = Signature.from_config(model.config), tensorflow_settings(model, device)
         file_checks.refuse_optional(signature, "TensorFlow")
         self._open(model, settings)
@@ -102,13 +104,13 @@ class TensorflowBackend(BatchedBackend):
             run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
-        """Let the session go."""
+        """Close the session."""
         if self._session is not None:
             self._session.close()
         self._run = self._session = None
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs in fresh arrays. Raises InternalError with TensorFlow's words."""
+        """The outputs in fresh arrays. Raises InternalError with TensorFlow's text if the run fails."""
         arrays = [inputs[name].copy() if self._copies_inputs else inputs[name] for name in self._feeds]
         if self._bf16:
             bfloat16 = tf.bfloat16.as_numpy_dtype
@@ -134,7 +136,7 @@ class TensorflowBackend(BatchedBackend):
             raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
         graph = tf.Graph()
         session = tf.compat.v1.Session(graph=graph, config=_session_config(settings))
-        tf.get_logger().setLevel(logging.ERROR)  # it would advise to load models in another way
+        tf.get_logger().setLevel(logging.ERROR)  # without its advice to load models in another way
         try:
             with graph.as_default():
                 if settings.is_graphdef:
@@ -181,11 +183,12 @@ class TensorflowBackend(BatchedBackend):
 
 
 def keeps_inputs(graph_def: Any, fetches: Iterable[str]) -> bool:
-    """Whether what these outputs need may keep a tensor beyond its run, as an assignment to a variable does.
+    """Whether the operations that these outputs need may keep a tensor beyond its run, as an assignment to a variable
+    does.
 
-    An assignment takes no copy: the variable would be a client's block, which changes and must not be written to. Only
-    what the outputs need is looked at, since every SavedModel has assignments, which restore it. A copy of all inputs
-    takes 2 ms of 4 MiB, where the run took 1.
+    An assignment makes no copy: the variable would be a client's block, which changes and must not be written to. Only
+    operations that the outputs need are checked, since every SavedModel has assignments that restore it. A copy of all
+    inputs takes 2 ms for 4 MiB, in a model whose run took 1.
     """
     nodes = {node.name: node for node in graph_def.node}
     functions = {function.signature.name: function.node_def for function in graph_def.library.function}
@@ -224,7 +227,7 @@ def _io_tensor(name: str, dtype: Any, shape: Any) -> IOTensor:
 
 
 def _with_rank(tensors: Iterable[IOTensor], specs: dict[str, TensorSpec], is_batched: bool) -> Sequence[IOTensor]:
-    """`tensors`, where the file gives no dimensions with those of the configuration, as Triton takes them."""
+    """`tensors`, with the dimensions of the configuration if the file gives none, as in Triton."""
     result = []
     for tensor in tensors:
         spec = specs.get(tensor.name)
@@ -250,5 +253,5 @@ def _init_ops(model: Model, name: str) -> list[str]:
 
 
 def _message(error: Exception) -> str:
-    """An error's words, without the trace of how the model was once built."""
+    """An error's text, without the trace of how the model was once built."""
     return str(getattr(error, "message", None) or error).split("\n\nOriginal stack trace")[0].strip()

@@ -1,7 +1,7 @@
-"""What config.pbtxt and --backend-config say about TensorFlow, read into one value and checked.
+"""The settings of TensorFlow in config.pbtxt and --backend-config, read into one value and checked.
 
-Pure: knows the names of Triton's parameters, not TensorFlow. Runs in a worker. MAX_SESSION_SHARE_COUNT is checked and
-asks for nothing: instances are processes, and each has its session.
+Pure: has the names of Triton's parameters, does not import TensorFlow. Runs in a worker. MAX_SESSION_SHARE_COUNT is
+checked and has no effect: instances are processes, and each has its session.
 """
 
 from collections.abc import Callable, Collection
@@ -29,11 +29,12 @@ class TensorflowSettings:
     signature_def: str
     init_ops_file: str  # of a graph; "" = none
     jit_level: int  # optimization.graph.level: -1 = XLA off, 0 = TensorFlow's default, 1 and 2 = on
-    allows_soft_placement: bool  # of operations that ask for a device that is not there
+    allows_soft_placement: bool  # of operations whose device does not exist
 
 
 def tensorflow_settings(model: Model, device: Device) -> TensorflowSettings:
-    """All options of the session of `model`. Raises InvalidArgumentError for a value that is none."""
+    """All options of the session of `model`. Raises InvalidArgumentError for an invalid value, UnsupportedError for
+    a GPU."""
     if not _number(model, "MAX_SESSION_SHARE_COUNT", 1):
         raise _invalid(model, "MAX_SESSION_SHARE_COUNT", "positive number", "0")
     if device.kind != "KIND_CPU":
@@ -55,7 +56,8 @@ def tensorflow_settings(model: Model, device: Device) -> TensorflowSettings:
 
 
 def chosen_signature(signatures: Collection[str], settings: TensorflowSettings, model: str) -> str:
-    """The configured signature, or, as in Triton, any other that serves. Raises InternalError where there is none."""
+    """The configured signature or, as in Triton, any other that does inference. Raises InternalError if there is
+    none."""
     if settings.signature_def in signatures:
         return settings.signature_def
     for name in sorted(signatures):

@@ -1,4 +1,4 @@
-"""Bodies of requests on their way in: DATA frames passed on as they come, both kinds of receive window. Pure."""
+"""Bodies of requests on their way in: DATA frames passed on as they come, and both kinds of receive window. Pure."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.sending import Sending
 from shoal.frontend.grpc.http2.streams import Stream
 
-#: A piece of data up to this is copied out of the bytes received: a view costs as much, and would hold them all.
+#: A piece of data up to this size is copied out of the received bytes: a view costs as much, and would keep them all.
 _COPIED_BYTES = 4096
-#: A frame up to this is joined with the one before it: no client may be forbidden to send such frames.
+#: A frame up to this size is joined with the one before it: every client is allowed to send such frames.
 _JOINED_BYTES = DEFAULT_MAX_FRAME
 
 
 class Bodies:
-    """The DATA frame that is being received, and the connection's window."""
+    """The DATA frame that is being received, and the connection's receive window."""
 
     __slots__ = (
         "_conduct",
@@ -48,24 +48,24 @@ class Bodies:
         self._sending = sending
         self._conduct = conduct
         # Changed by every method.
-        #: What may come before the connection's window is given back; negative: what has come beyond that.
+        #: Bytes that may come before a WINDOW_UPDATE of the connection; negative: bytes that have come beyond that.
         self.spare = limits.connection_window // 2
         self._kept = 0  # bytes of all streams that have come and are not consumed
         self._stream: Stream | None = None  # the frame's stream; None: its bytes are dropped
-        self._length = 0  # of its payload, where that is all data and more may follow; else 0
+        self._length = 0  # length of its payload if that is all data and further frames may follow; else 0
         self._left = 0  # bytes of its data to come
-        self._ends = False  # the stream with it
-        self._skip_left = 0  # bytes of padding behind it, or of a frame that means nothing
+        self._ends = False  # whether the stream ends with it
+        self._skip_left = 0  # bytes of padding behind it, or of an unknown frame
 
     @property
     def is_within_frame(self) -> bool:
-        """Whether what comes next belongs to a frame that has begun, and `go_on` must have it."""
+        """Whether the next bytes belong to a frame that has begun, so that `go_on` must take them."""
         return self._left > 0 or self._skip_left > 0
 
     @property
     def expected(self) -> tuple[int, int, int, int] | None:
-        """The stream whose data comes next, and how many bytes of it for certain; the length of a frame like this one,
-        and how many of these its client might send behind it."""
+        """(stream whose data comes next, how many bytes of it for certain, the length of a frame like this one, how
+        many such frames might follow); None if other bytes may come."""
         stream, length = self._stream, self._length
         if stream is None or not self._is_open(stream):
             return None
@@ -79,7 +79,8 @@ class Bodies:
         return stream.number, self._left, length, room // length
 
     def received_directly(self, nbytes: int, num_alike: int, events: list[Event]) -> None:
-        """So many of what was `expected` have come, past `go_on`, and so many frames like the last one have begun."""
+        """Count `nbytes` bytes of the `expected` ones that were received past `go_on`, in which `num_alike` frames
+        like the last one have begun."""
         stream = self._stream
         if num_alike and stream is not None:
             length = num_alike * self._length
@@ -93,7 +94,7 @@ class Bodies:
             self._end(stream, b"", events)
 
     def credit(self, stream: Stream, nbytes: int) -> None:
-        """So many bytes of a stream are consumed: its client may send as many more."""
+        """Note that `nbytes` bytes of a stream are consumed: its client may send as many more."""
         stream.uncredited += nbytes
         if stream.uncredited * 2 >= self._limits.stream_window and not stream.is_ended_by_peer:
             self._sending.update_window(stream.number, stream.uncredited)
@@ -101,9 +102,10 @@ class Bodies:
             stream.uncredited = 0
 
     def keep(self, nbytes: int) -> None:
-        """So many bytes that have come are not consumed; until they are, the connection's window is smaller by them.
+        """Note that `nbytes` received bytes are not consumed; until they are (a negative number), the connection's
+        window is smaller by them.
 
-        Without a word about them, data is consumed when it has come. Negative: so many of them are consumed now.
+        All other data counts as consumed when it has come.
         """
         self._kept += nbytes
         if nbytes < 0 and self.spare < 0:
@@ -116,7 +118,7 @@ class Bodies:
             self.spare += increment
 
     def begin(self, data: bytes, position: int, length: int, flags: int, number: int, events: list[Event]) -> int:
-        """A DATA frame whose payload begins at `position`; where what was taken of it ends."""
+        """Take a DATA frame whose payload begins at `position`. Returns the position behind the bytes taken."""
         stream = self._streams.open.get(number)
         stop = position + length
         if (
@@ -143,9 +145,10 @@ class Bodies:
         return stop
 
     def _join_equals(self, data: bytes, position: int, first: bytes | memoryview, stream: Stream) -> tuple[Any, int]:
-        """A payload and those of the frames that follow with the same head, as one; where the last of them ends.
+        """A payload joined with those of the frames that follow with an equal head, and the position behind the last of
+        them.
 
-        Many clients cut a large message into frames of 16 KiB: copying one costs a tenth of an event for it.
+        Many clients cut a large message into frames of 16 KiB: to copy one costs a tenth of an event for it.
         """
         length = len(first)
         head, stop, step = data[position - HEAD_BYTES : position], position + length, HEAD_BYTES + length
@@ -170,7 +173,7 @@ class Bodies:
     def _begin(self, data: bytes, position: int, length: int, flags: int, number: int, events: list[Event]) -> int:
         num_padded = 0
         if flags & PADDED:
-            # Padding is as good as data to the windows, its length included.
+            # Padding, its length byte included, counts as data in the windows.
             num_padded = 1 + data[position] if length else 1
             position += 1
             if num_padded > length:
@@ -202,11 +205,11 @@ class Bodies:
         return self.go_on(data, position, events)
 
     def skip(self, nbytes: int) -> None:
-        """A frame of so many bytes that means nothing begins."""
+        """Skip the `nbytes` bytes of an unknown frame."""
         self._skip_left = nbytes
 
     def go_on(self, data: bytes, position: int, events: list[Event]) -> int:
-        """Take the rest of a frame; where that ends in `data`."""
+        """Take the rest of a frame. Returns the position behind the bytes taken."""
         if self._left:
             stop = min(position + self._left, len(data))
             nbytes = stop - position
@@ -226,7 +229,8 @@ class Bodies:
         return position + skipped
 
     def _take(self, nbytes: int) -> None:
-        """Data takes from the connection's window; what is consumed of it is given back at half."""
+        """Take data from the connection's window; consumed bytes are given back once half of the window is used.
+        Raises BrokenError if the client exceeds the window."""
         self.spare -= nbytes
         if self.spare < 0:
             if self.spare + self._limits.connection_window // 2 < 0:
@@ -234,7 +238,7 @@ class Bodies:
             self._give_back()
 
     def _end(self, stream: Stream, data: bytes | memoryview, events: list[Event]) -> None:
-        """The client has said all."""
+        """End the client's side of a stream with the last piece of its data."""
         if self._is_open(stream):
             stream.is_ended_by_peer = True
             events.append(DataReceived(stream.number, data, True))
@@ -242,12 +246,12 @@ class Bodies:
             self._streams.left.pop(stream.number, None)
 
     def _is_open(self, stream: Stream) -> bool:
-        """Whether a stream is open: it may have been reset since its frame began."""
+        """Whether a stream is still open: it may have been reset since its frame began."""
         return self._streams.open.get(stream.number) is stream
 
 
 def _fault(stream: Stream, length: int, nbytes: int, ends: bool) -> int:
-    """The error code of a DATA frame that the stream cannot take, or 0."""
+    """The error code for a DATA frame that breaks a rule of its stream, or 0."""
     if stream.is_ended_by_peer:
         return STREAM_CLOSED
     if length > stream.receive_window:

@@ -1,4 +1,4 @@
-"""How a client behaves: the allowances that keep every known flood within bounds. Pure."""
+"""Limits on a client's behaviour: allowances that keep every known flood within bounds. Pure."""
 
 from shoal.frontend.grpc.http2.events import Event, StreamReset
 from shoal.frontend.grpc.http2.frames import ENHANCE_YOUR_CALM, BrokenError
@@ -11,7 +11,7 @@ _IDLE_PING_INTERVAL_S = 7200.0
 
 
 class Allowance:
-    """How much nuisance is left to a client: a bucket that time and work done fill again."""
+    """The remaining allowance of a client for useless frames: a bucket that time and work done fill again."""
 
     __slots__ = ("_burst", "_filled_at_s", "_level", "_num_earned", "_per_earned", "_per_s")
 
@@ -25,7 +25,7 @@ class Allowance:
         self._num_earned = 0
 
     def spend(self, cost: float, now_s: float, num_earned: int) -> bool:
-        """Take `cost`; False where nothing is left. `num_earned` counts the work done since the beginning."""
+        """Take `cost`; False if too little was left. `num_earned` counts the work done since the beginning."""
         level = self._level + (now_s - self._filled_at_s) * self._per_s
         level += (num_earned - self._num_earned) * self._per_earned
         self._filled_at_s = now_s
@@ -63,7 +63,7 @@ class Conduct:
         self._num_sent_at_ping = -1
 
     def nuisance(self, cost: float = 1.0) -> None:
-        """Count a frame that carries nothing. Raises BrokenError for too many."""
+        """Count a frame without content. Raises BrokenError for too many."""
         if not self._nuisances.spend(cost, self.now_s, self._sending.num_sent):
             raise BrokenError(ENHANCE_YOUR_CALM, "too many frames that carry nothing")
 
@@ -73,13 +73,14 @@ class Conduct:
             raise BrokenError(ENHANCE_YOUR_CALM, "too many streams cancelled")
 
     def fault(self, stream: Stream, error_code: int, events: list[Event]) -> None:
-        """The client broke a rule of a stream, and loses it."""
+        """Reset a stream whose rule the client broke. Raises BrokenError for too many."""
         self.nuisance()
         self._sending.reset(stream.number, error_code)
         events.append(StreamReset(stream.number, error_code))
 
     def ping(self, num_streams: int) -> None:
-        """A ping; early ones are strikes, unless we have sent HEADERS or DATA since the last."""
+        """Count a ping; early ones are strikes, unless HEADERS or DATA were sent since the last. Raises BrokenError
+        for too many."""
         self.nuisance()
         limits = self._limits
         is_idle = not num_streams and not limits.keepalive_permit_without_calls
@@ -89,11 +90,11 @@ class Conduct:
         elif self.now_s < self._last_ping_s + interval_s:
             self._num_strikes += 1
             if self._num_strikes > limits.max_ping_strikes > 0:
-                raise BrokenError(ENHANCE_YOUR_CALM, "too_many_pings")  # the words gRPC clients know
+                raise BrokenError(ENHANCE_YOUR_CALM, "too_many_pings")  # the text that gRPC clients recognise
         self._num_sent_at_ping = self._sending.num_sent
         self._last_ping_s = self.now_s
 
     def unread(self) -> None:
-        """The client has been read to; are there too many answers that it does not read?"""
+        """Check the answers that the client has not read. Raises BrokenError if there are too many."""
         if self._sending.num_answers > self._limits.max_unsent_answers:
             raise BrokenError(ENHANCE_YOUR_CALM, "too many answers that are not read")

@@ -1,9 +1,9 @@
 """The server side of an HTTP/2 connection (RFC 9113), as much of it as gRPC needs, without socket and clock. Pure.
 
-Bytes go into `receive`, which never raises on what a client sends, and come out as events; what the server does comes
-out of `output` as bytes. A client that breaks a rule of a stream loses the stream; one that breaks a rule of the
-connection or floods it gets GOAWAY with the code that the RFC names, and `is_failed` is true. HTTP/2 starts with prior
-knowledge only.
+Bytes go into `receive`, which never raises on a client's bytes, and come out as events; the server's actions come out
+of `output` as bytes. A client that breaks a rule of a stream loses the stream; one that breaks a rule of the connection
+or floods it gets GOAWAY with the code that the RFC names, and `is_failed` is true. HTTP/2 starts with prior knowledge
+only.
 """
 
 from shoal.frontend.grpc.http2 import frames
@@ -15,7 +15,7 @@ from shoal.frontend.grpc.http2.sending import Sending
 
 _HTTP1_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ")
 _ADVICE = b"This port speaks gRPC, over HTTP/2. HTTP has a port of its own: 8000, or what --http-port says.\n"
-#: What a client that speaks HTTP/1 is answered.
+#: The answer to a client that speaks HTTP/1.
 _IN_HTTP1 = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_ADVICE), _ADVICE)
@@ -30,17 +30,19 @@ class Http2Connection(Sending):
     def __init__(self, limits: Limits, now_s: float) -> None:
         super().__init__(limits)
         self._receiving = Receiving(limits, self, now_s)
-        #: Short for `receive`, for calls that are known.
+        #: Opens a stream for a call of a known form; see Receiving.open_whole.
         self.open_whole = self._receiving.open_whole
-        #: Short for `Bodies.keep`.
+        #: Counts received bytes that are not consumed; see Bodies.keep.
         self.keep_received = self._receiving.bodies.keep
-        #: The client broke the connection: send the output, then close. Changed by `receive`.
+        #: Whether the client broke a rule of the connection: the output is to be sent, then it is closed. Changed by
+        #: `receive`.
         self.is_failed = False
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
-        """What the client did by these bytes; nothing once it has failed: then all its streams are void without a word.
+        """The events of these received bytes; none once the connection has failed: then all its streams are void
+        without events.
 
-        Call `output` afterwards, at the latest when what it gave before is written.
+        Call `output` afterwards, at the latest when its last result is written.
         """
         events: list[Event] = []
         if self.is_failed:
@@ -60,10 +62,10 @@ class Http2Connection(Sending):
 
     @property
     def expected(self) -> tuple[int, int, int, int] | None:
-        """Stream and number of the bytes that come next, where they are certain to be its data and nothing else; then
-        the length of its last frame, and how many frames of the same head might follow.
+        """Stream and number of the next bytes, if they are certain to be its data and nothing else; then the length of
+        its last frame, and how many frames with an equal head might follow. None otherwise.
 
-        The caller may receive these where it wants them, instead of by `receive`, and says so afterwards.
+        The caller may receive these bytes directly, instead of by `receive`, and then calls `received_directly`.
         """
         bodies = self._receiving.bodies
         if self.is_failed or not (bodies.is_within_frame or self._receiving.is_between_frames):
@@ -71,10 +73,8 @@ class Http2Connection(Sending):
         return bodies.expected
 
     def received_directly(self, nbytes: int, num_alike: int = 0) -> list[Event]:
-        """So many bytes of data have come of what was `expected`, and so many frames have begun with them.
-
-        An event where the stream ends with them.
-        """
+        """Count `nbytes` bytes of the `expected` data that were received directly, with which `num_alike` frames
+        have begun. Returns an event if the stream ends with them."""
         events: list[Event] = []
         bodies = self._receiving.bodies
         bodies.received_directly(nbytes, num_alike, events)
@@ -82,27 +82,27 @@ class Http2Connection(Sending):
         return events
 
     def credit(self, stream_id: int, nbytes: int) -> None:
-        """So many bytes of a stream's data are consumed: its client may send as many more."""
+        """Note that `nbytes` bytes of a stream's data are consumed: its client may send as many more."""
         stream = self.streams.open.get(stream_id)
         if stream is not None:
             self._receiving.bodies.credit(stream, nbytes)
 
     def ping(self) -> None:
-        """Ask for a sign of life: PingAcked."""
+        """Send a ping, to be answered by PingAcked."""
         self.answer(frames.ping(PING))
 
     def go_away(self, error_code: int = NO_ERROR, debug: bytes = b"") -> None:
-        """Take no further streams; those open go on. `is_drained` once they are done."""
+        """Take no further streams; open ones go on. `is_drained` once they are done."""
         if not self._receiving.is_going_away or error_code:
             self._receiving.is_going_away = True
             self.answer(frames.go_away(self.streams.last_id, error_code, debug))
 
     def close(self) -> None:
-        """Drop all streams of a dead connection. Their tokens come out of `output`, with bytes that are not to be
+        """Drop all streams of a dead connection. Their tokens come out of `output`, with bytes that must not be
         sent."""
         self.drop_all()
 
     @property
     def is_drained(self) -> bool:
-        """Gone away, and every response lies in the output to its end."""
+        """Whether no further streams are taken, and every response lies in the output to its end."""
         return self._receiving.is_going_away and not self.streams.open

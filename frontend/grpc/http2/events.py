@@ -1,9 +1,9 @@
-"""What a client did, as the HTTP/2 connection tells it, and the mark in its output."""
+"""The events of an HTTP/2 connection, which report a client's actions, and the mark in its output."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-#: Makes one of them of its class and its fields, in a third of the time that calling the class takes.
+#: Makes an event of its class and its fields, in a third of the time that calling the class takes.
 new = tuple.__new__
 
 
@@ -20,7 +20,7 @@ class RequestStarted(NamedTuple):
 class DataReceived(NamedTuple):
     """A piece of a body as it came, or, empty, its end alone. Trailers are such an end, too.
 
-    It may come after the server has responded, as long as the response waits for a window.
+    The event may come after the server has responded, as long as the response waits for a window.
     """
 
     stream_id: int
@@ -29,7 +29,7 @@ class DataReceived(NamedTuple):
 
 
 class StreamReset(NamedTuple):
-    """A stream is no more: the client cancelled it, or it broke a rule and was reset for that."""
+    """A stream has ended because the client cancelled it, or broke a rule, for which it was reset."""
 
     stream_id: int
     error_code: int
@@ -50,8 +50,8 @@ Event = RequestStarted | DataReceived | StreamReset | PingAcked | GoneAway
 
 
 class Sent(NamedTuple):
-    """A mark in a stream's queue: everything that was given with this token lies before it."""
+    """A mark in a stream's queue: all pieces that were given with this token lie before it."""
 
     token: Any
-    nbytes: int  # that were given with it
-    since_s: float  # when that was
+    nbytes: int  # size of these pieces
+    since_s: float  # when they were given

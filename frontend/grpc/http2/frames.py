@@ -36,9 +36,9 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
     range(1, 7)
 )
 
-#: What a client sends first (RFC 9113, 3.4).
+#: The connection preface, which a client sends first (RFC 9113, 3.4).
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: What holds before any SETTINGS, and the bounds of what they may say.
+#: Values before any SETTINGS, and the bounds of values in them.
 DEFAULT_WINDOW, DEFAULT_MAX_FRAME, DEFAULT_HEADER_TABLE = 65_535, 16_384, 4_096
 MAX_WINDOW, MAX_MAX_FRAME = (1 << 31) - 1, (1 << 24) - 1
 MAX_STREAM_ID = (1 << 31) - 1
@@ -63,33 +63,33 @@ _SETTING = struct.Struct(">HI")
 
 
 def word_of(payload: bytes) -> int:
-    """The 31 bits in a payload of four bytes or more."""
+    """The 31-bit number in the first four bytes of a payload."""
     number: int = _WORD.unpack_from(payload)[0]
     return number
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """The peer may send so many bytes more; stream 0 is the connection."""
+    """A WINDOW_UPDATE by `increment` bytes; stream 0 is the connection."""
     return pack_head(4 << 8 | WINDOW_UPDATE, 0, stream_id) + _WORD.pack(increment)
 
 
 def rst_stream(stream_id: int, error_code: int) -> bytes:
-    """A frame that ends a stream."""
+    """An RST_STREAM, which ends a stream."""
     return pack_head(4 << 8 | RST_STREAM, 0, stream_id) + _WORD.pack(error_code)
 
 
 def go_away(last_stream_id: int, error_code: int, debug: bytes = b"") -> bytes:
-    """No stream after that one was or will be looked at."""
+    """A GOAWAY: no stream after `last_stream_id` was or will be handled."""
     return pack_head((8 + len(debug)) << 8 | GOAWAY, 0, 0) + _TWO_WORDS.pack(last_stream_id, error_code) + debug
 
 
 def ping(payload: bytes, flags: int = 0) -> bytes:
-    """A ping of eight bytes, or its answer with ACK."""
+    """A PING with eight bytes, or its answer with ACK."""
     return pack_head(8 << 8 | PING, flags, 0) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """SETTINGS by their numbers."""
+    """A SETTINGS with these values by their numbers."""
     return pack_head(len(values) * 6 << 8 | SETTINGS, 0, 0) + b"".join(_SETTING.pack(*item) for item in values.items())
 
 
@@ -102,7 +102,7 @@ SETTINGS_ACK = pack_head(SETTINGS, ACK, 0)
 
 
 def headers(stream_id: int, block: bytes, flags: int, max_frame: int) -> bytes:
-    """HEADERS with as many CONTINUATIONs as the peer's MAX_FRAME_SIZE asks for; `flags`: END_STREAM or 0."""
+    """HEADERS with as many CONTINUATIONs as the peer's MAX_FRAME_SIZE requires; `flags`: END_STREAM or 0."""
     if len(block) <= max_frame:
         return pack_head(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block
     parts = [block[at : at + max_frame] for at in range(0, len(block), max_frame)]
@@ -114,7 +114,8 @@ def headers(stream_id: int, block: bytes, flags: int, max_frame: int) -> bytes:
 
 
 def unpadded(payload: bytes, flags: int) -> bytes:
-    """The header block in a HEADERS frame, without padding and priority."""
+    """The header block in a HEADERS frame, without padding and priority. Raises BrokenError if there is more padding
+    than payload."""
     start, stop = 0, len(payload)
     if flags & PADDED:
         start = 1

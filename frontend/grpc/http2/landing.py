@@ -1,21 +1,22 @@
-"""One read that puts a large message where it belongs, though its frames' heads lie in between. Pure.
+"""One read that receives a large message into its block, although the heads of its frames lie in between. Pure.
 
-Most clients cut a message into frames of 16 KiB. Once one has begun, so many bytes are certain to be its data; behind
-them frames like it are expected, and whether they came is seen afterwards, by their heads. What else came is returned,
-to be parsed: it lies where data was expected, and is overwritten by what does belong there.
+Most clients cut a message into frames of 16 KiB. Once one has begun, the rest of it is certain to be data of the
+message; behind it frames like it are expected, and whether they came is seen afterwards, by their heads. Other bytes
+that came are returned, to be parsed: they lie in memory where data was expected, which is overwritten by the data when
+it comes.
 """
 
 from shoal.frontend.grpc.http2.frames import HEAD_BYTES, pack_head
 
-#: The most of one read, since others wait meanwhile; and the least that is expected where little came the last time.
+#: Most bytes of one read, since other connections wait meanwhile; and fewest bytes to expect after a short one.
 _MAX_BYTES, _MIN_BYTES = 512 * 1024, 64 * 1024
 _MAX_FRAMES = 64
-#: For what follows the last frame that is expected: mostly the message's last one, which is shorter.
+#: Bytes for what follows the last expected frame: mostly the message's last frame, which is shorter.
 _REST_BYTES = 32 * 1024
 
 
 class Landing:
-    """The buffers of the read; one for all connections of a thread."""
+    """The buffers of such a read; one object for all connections of a thread."""
 
     def __init__(self) -> None:
         # Changed by the read, and by `spread`.
@@ -26,12 +27,13 @@ class Landing:
         self._buffers: list[memoryview] = []
         self._num_certain = self._length = 0
         self._head = b""
-        self._num_expected = _MAX_BYTES  # twice what came the last time: each place that is expected has its price
+        self._num_expected = _MAX_BYTES  # twice the bytes that came the last time: each further buffer costs time
 
     def spread(self, target: memoryview, stream_id: int, num_certain: int, length: int, num_alike: int) -> int:
-        """Expect the rest of a frame, and up to so many like it, of `length`, in `target`. How many bytes of them.
+        """Prepare the buffers for the rest of a frame (`num_certain` bytes), and up to `num_alike` frames like it, of
+        `length` bytes, in `target`. Returns how many bytes of data are expected.
 
-        They are expected as far as they lie in `target` altogether.
+        Frames are expected as far as they lie in `target` altogether.
         """
         self._head = pack_head(length << 8, 0, stream_id)
         start = self._num_certain = min(num_certain, len(target))
@@ -47,11 +49,12 @@ class Landing:
 
     @property
     def buffers(self) -> list[memoryview]:
-        """What is to be received into, in this order."""
+        """The buffers to receive into, in this order."""
         return self._buffers
 
     def settle(self, nbytes: int) -> tuple[int, int, bytes]:
-        """So many bytes have come. How many of the target are its stream's, in how many frames that began; the rest."""
+        """Sort `nbytes` received bytes. Returns how many bytes of the target are the stream's data, how many frames
+        have begun in them, and the other bytes."""
         self._num_expected = min(max(2 * nbytes, _MIN_BYTES), _MAX_BYTES)
         more, length = nbytes - self._num_certain, self._length
         if more <= 0:

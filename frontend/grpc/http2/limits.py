@@ -1,4 +1,4 @@
-"""What a client may ask of one connection: sizes, numbers, and how often it may be a nuisance. Pure."""
+"""Limits of a client on one connection: sizes, numbers, and how often it may send useless frames. Pure."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ class Limits(NamedTuple):
     #: Bytes of one header list: decoded as RFC 9113 10.5.1 counts (32 bytes beside each field) and encoded, with its
     #: CONTINUATIONs. gRPC's own limit for metadata is 16 KiB, too.
     max_header_bytes: int = 16 * 1024
-    #: Open at the same time. Ours: h2load's 100 per connection and perf_analyzer's concurrency with a margin.
+    #: Streams open at one time. Ours: h2load's 100 per connection and perf_analyzer's concurrency with a margin.
     max_streams: int = 1024
     #: Bytes that a client may send on a stream beyond what was credited. Ours: a 4 MiB tensor without waiting.
     stream_window: int = 4 * 1024 * 1024
-    #: Bytes of header lists of all streams together. Ours: four such.
+    #: Bytes that a client may send on all streams together beyond what was credited. Ours: four streams' windows.
     connection_window: int = 16 * 1024 * 1024
     #: Bytes of a frame's payload. Ours: a large tensor comes in few frames.
     max_frame: int = 1024 * 1024
@@ -23,7 +23,7 @@ class Limits(NamedTuple):
     max_continuations: int = 16
     #: Settings in one SETTINGS; RFC 9113 knows six, gRPC two more.
     max_settings: int = 64
-    #: Bytes of the last words in a GOAWAY that are kept.
+    #: Bytes of the debug data in a GOAWAY that are kept.
     max_debug_bytes: int = 1024
     #: Streams cancelled by the client: so many at once, so many per second, and one more for each call answered.
     #: nghttp2's burst is 1000 at 33/s; ours is wider, since a client whose deadlines pass cancels all it has open.
@@ -44,7 +44,7 @@ class Limits(NamedTuple):
 
 
 def greeting(limits: Limits) -> list[bytes]:
-    """Our SETTINGS, which come first, and the connection's window, which they cannot set."""
+    """Our SETTINGS, which come first, and the connection's window, which SETTINGS cannot set."""
     values = {
         frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
         frames.INITIAL_WINDOW_SIZE: limits.stream_window,

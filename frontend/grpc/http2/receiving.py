@@ -1,7 +1,7 @@
-"""The receiving half of an HTTP/2 connection: a client's bytes taken apart into frames, and those into events. Pure.
+"""The receiving half of an HTTP/2 connection: a client's bytes are split into frames, and frames become events. Pure.
 
-Frames that carry data are passed on as they come; of all others the largest that is kept is a header list. A broken
-rule of a stream resets the stream, one of the connection raises BrokenError (RFC 9113, 5.4).
+Frames with data are passed on as they come; of all others the largest that is kept is a header list. A broken rule of a
+stream resets the stream, one of the connection raises BrokenError (RFC 9113, 5.4).
 """
 
 from collections.abc import Callable, Mapping
@@ -47,17 +47,17 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.sending import Sending
 from shoal.frontend.grpc.http2.streams import Stream
 
-#: By which an answer to a ping of ours is known.
+#: The payload of our pings, by which their answers are recognised.
 PING = b"shoal\0\0\0"
 _ANY = -1
-#: What SETTINGS cost, in frames that carry nothing: they may touch every stream.
+#: The cost of SETTINGS, in frames without content: they may touch every stream.
 _SETTINGS_COST = 10.0
 
 _Handler = Callable[[int, int, bytes, list[Event]], None]
 
 
 class Receiving:
-    """What has come of a frame and of a header list; bodies are `bodies`."""
+    """The received parts of a frame and of a header list; bodies are in `bodies`."""
 
     __slots__ = (
         "_block",
@@ -95,7 +95,7 @@ class Receiving:
         self._blocks = HeaderBlocks(limits)
         self.bodies = Bodies(limits, sending, self._conduct)
         most = limits.max_header_bytes + 256 + 5  # with padding and priority
-        #: By kind: who handles it, and the least and the most its payload may have.
+        #: By kind of frame: its handler, and the fewest and most bytes that its payload may have.
         self._kinds: dict[int, tuple[_Handler, int, int]] = {
             HEADERS: (self._headers, 0, most),
             frames.PRIORITY: (self._priority, 5, 5),
@@ -111,17 +111,18 @@ class Receiving:
         #: Whether the client's connection preface (RFC 9113, 3.4) has come.
         self.has_begun = False
         self._expected = SETTINGS  # the only kind of frame that may come next, or _ANY
-        self._partial = bytearray()  # the beginning of a frame, which means nothing before there are `_wanted` bytes
+        self._partial = bytearray()  # the beginning of a frame, which is handled once there are `_wanted` bytes
         self._wanted = 0
-        #: And any frame may come. Changed by the connection, too.
+        #: Whether the next byte begins a frame, of any kind. Changed by the connection, too.
         self.is_between_frames = False
         self._block = bytearray()  # a header list of which more is to come
         self._block_stream_id = self._block_flags = self._num_continuations = 0
-        #: New streams are refused. Changed by the connection.
+        #: Whether new streams are refused. Changed by the connection.
         self.is_going_away = False
 
     def receive(self, data: bytes, now_s: float, events: list[Event]) -> None:
-        """Take what has come; raises BrokenError."""
+        """Take received bytes and append their events. Raises BrokenError if the client breaks a rule of the
+        connection."""
         self._conduct.now_s = now_s
         if self._partial:
             self._partial += data
@@ -150,7 +151,7 @@ class Receiving:
         return len(PREFACE)
 
     def _frames(self, data: bytes, position: int, events: list[Event]) -> int:
-        """Take all frames that are there; where the first begins that is not."""
+        """Take all complete frames. Returns the position of the first incomplete one."""
         if not self.has_begun:
             return 0
         end = len(data)
@@ -175,7 +176,7 @@ class Receiving:
                 continue
             handler, least, most = self._kinds[kind]
             if not least <= length <= most:
-                # What is too small is against the RFC, what is too large may be against our bounds alone.
+                # A frame that is too small breaks the RFC; one that is too large may only exceed our limits.
                 is_fixed = length < least or least == most
                 raise BrokenError(FRAME_SIZE_ERROR if is_fixed else ENHANCE_YOUR_CALM, "frame of an illegal size")
             stop = position + HEAD_BYTES + length
@@ -188,10 +189,11 @@ class Receiving:
         return position
 
     def open_whole(self, number: int, block: bytes, headers: Mapping[str, str], nbytes: int) -> bool:
-        """Like `receive`, for two whole frames that the caller has compared with those of an earlier call.
+        """Open a stream for a HEADERS and a DATA frame that the caller has compared with those of an earlier call.
+        Saves 35 of 41 thousand instructions of `receive`.
 
-        `block` is that of its HEADERS, which meant `headers` then; its DATA, which ends the stream, has `nbytes`.
-        False, and nothing happens, where only `receive` can tell what that means. Saves 35 of 41 thousand instructions.
+        `block` is the header block, which decoded to `headers` then; the DATA frame, which ends the stream, has
+        `nbytes` bytes. False, and no effect, if the frames must go through `receive`.
         """
         bodies, streams = self.bodies, self._streams
         if (
@@ -268,7 +270,7 @@ class Receiving:
         events.append(new(RequestStarted, (number, headers, is_last)))
 
     def _refuse(self, number: int, error_code: int, is_last: bool) -> None:
-        """A stream that was never opened."""
+        """Refuse a stream that was never opened."""
         self._conduct.nuisance()
         self._sending.refuse(number, error_code, is_ended_by_peer=is_last)
 
@@ -294,7 +296,7 @@ class Receiving:
     # --- everything else ---
 
     def _priority(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Obsolete (RFC 9113, 5.3)."""
+        """Ignore an obsolete PRIORITY (RFC 9113, 5.3)."""
         del flags, payload, events
         if number == 0:
             raise BrokenError(PROTOCOL_ERROR, "PRIORITY of no stream")

@@ -6,7 +6,7 @@ from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEADERS
 
 
 class Blocks(NamedTuple):
-    """The header blocks of a response and the heads of their frames, but for the stream's number."""
+    """The header blocks of a response and the heads of their frames, without the stream's number."""
 
     headers_head: bytes
     headers: bytes
@@ -15,7 +15,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, headers: bytes, trailers: bytes) -> "Blocks":
-        """Of small blocks: each fits into any frame."""
+        """The framed form of small blocks: each fits into any frame."""
         heads = [
             (len(block) << 8 | HEADERS).to_bytes(4, "big") + bytes([flags])
             for block, flags in ((headers, END_HEADERS), (trailers, END_HEADERS | END_STREAM))

@@ -1,4 +1,4 @@
-"""The streams of an HTTP/2 connection: those open, with what waits to be sent, and those left early. Pure."""
+"""The streams of an HTTP/2 connection: the open ones, with their queues of unsent data, and those left early. Pure."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,25 +10,26 @@ from shoal.frontend.grpc.http2.frames import PROTOCOL_ERROR, STREAM_CLOSED, Brok
 
 Chunk = bytes | memoryview
 
-#: Streams remembered that we left while their client was still sending.
+#: Most streams that are remembered as ended here while their client was still sending.
 _MAX_LEFT = 4096
 
 
 class Queue:
-    """What waits to be sent on a stream. Changed by the sending side alone."""
+    """The unsent data of a stream. Changed by the sending side alone."""
 
     __slots__ = ("is_ready", "nbytes", "num_lent", "num_taken", "pieces", "trailers")
 
     def __init__(self) -> None:
         self.pieces: deque[Chunk | Sent] = deque()
-        self.nbytes = 0  # of data
-        self.num_lent = 0  # marks: messages whose memory is another's
-        self.num_taken = 0  # bytes that have left it
-        self.trailers: bytes | None = None  # behind it
-        self.is_ready = False  # in the round of those that may send
+        self.nbytes = 0  # bytes of data
+        self.num_lent = 0  # number of marks: messages that lie in another process's memory
+        self.num_taken = 0  # bytes that have left the queue
+        self.trailers: bytes | None = None  # sent behind the data
+        self.is_ready = False  # whether the stream is among those that take turns
 
     def keep(self, most_bytes: int) -> list[Sent]:
-        """Copy the first messages that lie in another's memory, at most so many bytes; their marks, taken out."""
+        """Copy the first messages that lie in another process's memory, at most `most_bytes` bytes. Returns their
+        marks, which are taken out."""
         pieces, copies, kept, start = list(self.pieces), list[Chunk](), list[Sent](), 0
         for position, mark in enumerate(pieces):
             if isinstance(mark, Sent):
@@ -45,7 +46,7 @@ class Queue:
         return kept
 
     def is_lent_before(self, then_s: float) -> bool:
-        """Whether it has a message that was given before then and lies in another's memory."""
+        """Whether the queue has a message that was given before `then_s` and lies in another process's memory."""
         return self.num_lent > 0 and next(each.since_s for each in self.pieces if isinstance(each, Sent)) < then_s
 
     def lent_since_s(self, is_wanted: Callable[[Any], bool]) -> float:
@@ -55,7 +56,7 @@ class Queue:
 
 
 class Stream:
-    """One stream, open until we have ended or reset it, or its client has reset it."""
+    """One stream, open until the server has ended or reset it, or its client has reset it."""
 
     __slots__ = ("body_left", "is_ended_by_peer", "number", "queue", "receive_window", "send_window", "uncredited")
 
@@ -63,8 +64,8 @@ class Stream:
         self.number = number
         # Changed by the receiving side.
         self.receive_window = receive_window
-        self.uncredited = 0  # bytes consumed of which the client does not know yet
-        self.body_left = -1  # bytes that Content-Length has promised and that have not come; -1: it promised nothing
+        self.uncredited = 0  # consumed bytes for which no WINDOW_UPDATE has been sent yet
+        self.body_left = -1  # bytes of the Content-Length that have not come; -1: there was no Content-Length
         self.is_ended_by_peer = is_ended_by_peer
         # Changed by the sending side. The window may be negative (RFC 9113, 6.9.2).
         self.send_window = send_window
@@ -85,23 +86,24 @@ class Streams:
         self.last_id = 0
 
     def queue_of(self, number: int) -> Queue | None:
-        """What waits to be sent on a stream, where anything does or did."""
+        """The queue of a stream that has or had unsent data; None if it had none, or is not open."""
         stream = self.open.get(number)
         return None if stream is None else stream.queue
 
     def lent_before(self, then_s: float) -> list[tuple[Stream, Queue]]:
-        """The streams that wait to send messages which were given before then and lie in another's memory."""
+        """The streams with unsent messages that were given before `then_s` and lie in another process's memory."""
         queues = [(each, each.queue) for each in self.open.values() if each.queue is not None]
         return [(stream, queue) for stream, queue in queues if queue.is_lent_before(then_s)]
 
     def leave(self, number: int) -> None:
-        """Ignore what the client still sends on a stream."""
+        """Ignore frames that the client still sends on a stream."""
         if len(self.left) >= _MAX_LEFT:
             del self.left[next(iter(self.left))]
         self.left[number] = None
 
     def pass_over(self, number: int, is_last: bool) -> None:
-        """DATA or HEADERS of a stream that is not open: no error while its client cannot know that we left it."""
+        """Ignore DATA or HEADERS of a stream that the server has ended and whose client may not know that yet.
+        Raises BrokenError for any other stream."""
         if number == 0 or number > self.last_id:
             raise BrokenError(PROTOCOL_ERROR, "a frame of a stream that was never opened")
         if number not in self.left:
@@ -111,5 +113,5 @@ class Streams:
 
 
 def _is_own(piece: Chunk) -> bool:
-    """Whether a piece lies in memory of this process alone: such a copy may be sent in part."""
+    """Whether a piece lies in memory of this process alone: such a piece need not be copied."""
     return isinstance(piece, bytes) or isinstance(piece.obj, bytes)

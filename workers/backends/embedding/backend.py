@@ -1,6 +1,7 @@
-"""The backend: ids from the inputs of a batch, their rows straight into the block that clients read.
+"""The embedding backend: ids come from the inputs of a batch, and the rows of tables go straight into the block that
+clients read.
 
-A request with an id that is unknown fails alone. Runs in a worker.
+A request with an unknown id fails alone. Runs in a worker.
 """
 
 import os
@@ -25,7 +26,7 @@ _NO_ENDS: Mapping[str, Array] = {}
 
 
 class EmbeddingBackend(Backend):
-    """Tables, and the outputs that are made of their rows."""
+    """The tables of a model, and its outputs, which are made of their rows."""
 
     def __init__(self) -> None:
         # Changed by load and unload.
@@ -34,7 +35,7 @@ class EmbeddingBackend(Backend):
         self._outputs: tuple[Output, ...] = ()
 
     def load(self, model: Model, device: Device) -> None:
-        """Open the tables. Raises InvalidArgumentError where they and the configuration disagree."""
+        """Open the tables. Raises InvalidArgumentError if tables and configuration disagree."""
         del device
         tables: dict[tuple[str, Form, str], Rows] = {}
         stores: dict[str, Store] = {}
@@ -43,7 +44,7 @@ class EmbeddingBackend(Backend):
             form = Form(look_up.ids.datatype, look_up.output.datatype, look_up.dims, look_up.scale, look_up.datatype)
             key = (look_up.table, form, look_up.key)
             what = f"table '{public_name(look_up.table)}' of model '{model.name}'"
-            if key not in tables:  # one for all outputs that use it alike, so that they see it replaced together
+            if key not in tables:  # one for all outputs that use it alike, so that all see a replaced table at once
                 tables[key] = _rows(look_up, model, what, form, stores)
                 tables[key].refresh()
             outputs.append(Output(look_up, tables[key], what))
@@ -52,7 +53,7 @@ class EmbeddingBackend(Backend):
         self._tables, self._outputs = tuple(tables.values()), tuple(outputs)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Look at the tables once, so that the whole batch sees the same."""
+        """Check the tables' files once per batch, so that all its requests are answered from the same ones."""
         for table in self._tables:
             table.refresh()
         if len(requests) > 1:
@@ -60,7 +61,7 @@ class EmbeddingBackend(Backend):
         self._answer(requests, answers)
 
     def unload(self) -> None:
-        """Let go of the tables."""
+        """Release the tables."""
         self._tables = self._outputs = ()
 
     def _answer(self, requests: Sequence[Request], answers: Answers) -> None:

@@ -1,7 +1,7 @@
-"""What config.pbtxt says about each output's look-up, read into one value and checked.
+"""The settings in config.pbtxt of each output's look-up, read into one value and checked.
 
-Opens nothing. A setting is a parameter, `OUTPUT.setting` for one output or `setting` for all of them. Runs in a
-worker, while it loads.
+Opens no file. A setting is a parameter, `OUTPUT.setting` for one output or `setting` for all of them. Runs in a worker,
+while it loads.
 """
 
 import logging
@@ -21,36 +21,36 @@ _log = logging.getLogger(__name__)
 
 SETTINGS = ("table", "ids", "offsets", "pooling", "padding_id", "unknown_id", "scale", "datatype", "key")
 POOLINGS = ("none", "sum", "mean")
-#: What may stand before the place of a table that is no file of numpy's.
+#: Prefixes of a table that lies in a store instead of numpy's files.
 STORES = ("lmdb:", "rocksdb:", "redis:", "rediss:", "unix:")
 ERROR, ZEROS = "error", "zeros"
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """How one output comes about."""
+    """The look-up of one output: from which ids, in which table, and what is done with the rows."""
 
     output: TensorSpec
-    dims: tuple[int, ...]  # of a row; -1 = what the table has
+    dims: tuple[int, ...]  # of a row; -1 = the table's
     table: str
     ids: TensorSpec
-    offsets: str | None  # the input that says where each bag starts in the ids
+    offsets: str | None  # name of the input with each bag's start in the ids
     pooling: str
-    padding_id: int | bytes | None  # entries with this id are none
-    unknown_id: int | bytes | None  # stands for ids that the table does not have; None = see zeros
+    padding_id: int | bytes | None  # entries with this id only fill up bags
+    unknown_id: int | bytes | None  # used in place of ids that the table does not have; None = see zeros
     zeros: bool  # unknown ids have rows of zeros; otherwise, without unknown_id, they are an error
     scale: float | None
     datatype: Datatype  # of the rows in a store
-    key: str  # in a store, around "{id}"
+    key: str  # of a value in a store; contains "{id}" once
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the rows of a bag become one."""
+        """Whether the rows of a bag are joined to one row."""
         return self.pooling != "none"
 
 
 def look_ups(model: Model, signature: Signature) -> tuple[LookUp, ...]:
-    """One look-up per output. Raises InvalidArgumentError for settings without effect or in contradiction."""
+    """One look-up per output. Raises InvalidArgumentError for settings that have no effect or contradict each other."""
     _refuse_misspelt(model, signature)
     return tuple(_look_up(model, signature, output) for output in signature.outputs.values())
 
@@ -149,7 +149,7 @@ def _ids(where: str, signature: Signature, name: str | None, offsets: str | None
 
 
 def _row_dims(where: str, output: TensorSpec, leading: tuple[int, ...]) -> tuple[int, ...]:
-    """What the output's dims have beyond `leading`, those of the ids or of the bags."""
+    """The dims of a row: the output's dims beyond `leading`, which are those of the ids or of the bags."""
     dims = output.model_dims
     head, row = dims[: len(leading)], dims[len(leading) :]
     if len(head) < len(leading) or any(a != b and -1 not in (a, b) for a, b in zip(head, leading, strict=True)):

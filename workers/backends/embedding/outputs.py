@@ -1,4 +1,5 @@
-"""One output of the model: which ids it asks for, and what becomes of their rows. Runs in a worker."""
+"""One output of an embedding model: which ids are looked up for it, and what is made of their rows. Runs in a
+worker."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,24 +13,25 @@ from shoal.workers.backends.embedding.rows import Rows
 from shoal.workers.tensors import Array
 
 _NONE: Array = np.empty(0, np.intp)
-#: Rows that are in memory at once to be pooled: ids of a byte each ask for 512 times their size in rows of 128 floats.
+#: Bytes of rows that are in memory at once to be pooled: ids of one byte each with rows of 128 floats need 512 times
+#: their own size.
 PIECE_NBYTES = 16 << 20
 
 
 class Found(NamedTuple):
-    """A look-up between its two halves."""
+    """A look-up whose rows have been found and not yet copied."""
 
     ids: Array  # flat
     rows: Any  # for Rows.take
-    lacking: Array  # positions of ids that no row stands for
-    damaged: dict[int, str]  # why that is, of some of them; the others are unknown
-    padding: Array  # positions of ids that are none
+    lacking: Array  # positions of ids without a usable row
+    damaged: dict[int, str]  # position → why the row is not usable; ids at other positions are unknown
+    padding: Array  # positions of ids that only fill up bags
     zeros: Array  # positions whose rows are 0
     ends: Array  # of bags, where there are any
     shape: tuple[int, ...]  # of the output
 
     def first_id_of(self, row: int, num_rows: int) -> int:
-        """The position at which the ids of a row begin, of so many that were asked for."""
+        """The position at which the ids of one row of the batch begin; the batch has `num_rows` rows."""
         if not len(self.ends):
             return len(self.ids) * row // num_rows
         bag = len(self.ends) * row // num_rows
@@ -37,23 +39,25 @@ class Found(NamedTuple):
 
 
 class Output:
-    """Finds, then takes; between the two the output gets its place."""
+    """One output: `find` looks up the ids, which gives the output's shape; `take` then copies the rows into its
+    memory."""
 
     def __init__(self, look_up: LookUp, rows: Rows, what: str) -> None:
         self._look_up = look_up
         self._rows = rows
-        self._what = what  # the table, in sentences
+        self._what = what  # name of the table in error messages
         self.name = look_up.output.name
         self._inputs = {look_up.ids.name, *({look_up.offsets} if look_up.offsets else ())}
         # float16 is no type to add up in.
         self._work = np.result_type(look_up.output.datatype.dtype, np.float32)
 
     def is_asked(self, inputs: Mapping[str, Array]) -> bool:
-        """Whether the inputs that it needs are given."""
+        """Whether a batch has the inputs that this output needs."""
         return self._inputs <= inputs.keys()
 
     def check(self) -> None:
-        """Raises InvalidArgumentError where the id that stands for unknown ones is unknown itself, or damaged."""
+        """Check the id that replaces unknown ones. Raises InvalidArgumentError if it is unknown itself, or its row
+        damaged."""
         unknown_id = self._look_up.unknown_id
         if unknown_id is None:
             return
@@ -64,9 +68,10 @@ class Output:
             raise self._unknown(unknown_id)
 
     def find(self, inputs: Mapping[str, Array], ends_of_ragged: Mapping[str, Array]) -> Found:
-        """`ends_of_ragged`: where each row ends of an input whose rows have different lengths.
+        """Look up the ids of a batch. `ends_of_ragged` has, for inputs whose rows have different lengths, where each
+        row ends.
 
-        Raises InvalidArgumentError for offsets that are none.
+        Raises InvalidArgumentError for invalid offsets.
         """
         look_up = self._look_up
         given = inputs[look_up.ids.name]
@@ -98,7 +103,7 @@ class Output:
         return Found(ids, rows, lacking, damaged, padding, zeros, ends, shape + self._rows.row_shape)
 
     def take(self, found: Found, out: Array) -> None:
-        """The rows of what was found, or of its bags, into `out`, which has the shape found."""
+        """Copy the found rows, or the sums or means of the bags, into `out`, which has the shape `found.shape`."""
         if self._look_up.is_pooled:
             self._pool(found, out)
             return
@@ -125,7 +130,7 @@ class Output:
         np.copyto(out.reshape(-1, width), sums, casting="same_kind")
 
     def why_lacking(self, found: Found, position: int) -> ShoalError:
-        """What is said of an id that no row stands for."""
+        """The error for the id at a position that has no usable row."""
         if position in found.damaged:
             return InternalError(found.damaged[position])
         return self._unknown(found.ids[position])

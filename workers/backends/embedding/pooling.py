@@ -1,4 +1,4 @@
-"""Bags: the rows of several ids become one, their sum or mean. Pure."""
+"""Bags: the rows of several ids are joined to one row, their sum or mean. Pure."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ from shoal.workers.tensors import Array
 
 
 def ends_of(name: str, offsets: Array, num_ids: int) -> Array:
-    """The ends of bags that begin at `offsets`. Raises InvalidArgumentError for invalid offsets."""
+    """The ends of bags that begin at `offsets` (int array of one dimension). Raises InvalidArgumentError for invalid
+    offsets."""
     ends = np.append(offsets.astype(np.int64), num_ids)
     if ends[0] != 0 or np.any(ends[1:] < ends[:-1]):
         raise InvalidArgumentError(f"input '{name}' must begin with 0, never fall and stay within the {num_ids} ids")
@@ -17,12 +18,13 @@ def ends_of(name: str, offsets: Array, num_ids: int) -> Array:
 
 
 def num_ids_of(ends: Array, padding: Array) -> Array:
-    """How many ids each bag has; those at the positions `padding`, which ascend, are none."""
+    """The number of ids in each bag, without those at the positions `padding`, which ascend."""
     return np.diff(ends - np.searchsorted(padding, ends), prepend=0)
 
 
 def pieces(ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
-    """Bags in a row, and where their ids begin and end: at most `most` ids, so that a longer bag comes in parts."""
+    """Consecutive bags (a slice of them), with begin and end of their ids: at most `most` ids at once, so a longer
+    bag comes in parts."""
     begin, total = 0, int(ends[-1]) if len(ends) else 0
     while begin < total:
         end = min(begin + most, total)
@@ -34,7 +36,8 @@ def pieces(ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
 
 
 def add_up(rows: Array, ends: Array, sums: Array) -> None:
-    """Add the rows of each bag, of two dimensions, to its sum. The last bag may end beyond them.
+    """Add the rows of each bag, (ids, width), to the bag's sum in `sums`, (bags, width). The last bag may end beyond
+    `rows`.
 
     Products with a vector of ones: 32 bags of 50 rows of 128 floats take 41 us this way, 210 with a sum over the axis
     and 1785 with numpy's reduceat.

@@ -1,7 +1,7 @@
-"""An object opened from a path, and opened anew once another file stands there: by rename, which is atomic.
+"""An object opened from a path, and opened again once another file has taken that path, by rename, which is atomic.
 
-Looking costs one stat per batch (1.5 us), so that a request which is sent after the rename meets the new file. Runs in
-a worker.
+The check costs one stat per batch (1.5 us), so that a request which is sent after the rename is answered from the new
+file. Runs in a worker.
 """
 
 import logging
@@ -14,7 +14,7 @@ from shoal.errors import ShoalError, UnavailableError
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: What distinguishes a file from the one that stood there before.
+#: The properties of a file that tell it from the one that was at its path before.
 Stamp = Callable[[os.stat_result], tuple[int, ...]]
 
 
@@ -33,7 +33,7 @@ class Replaceable(Generic[T]):
 
     def __init__(self, path: str, what: str, open_: Callable[[str], T], stamp: Stamp = contents) -> None:
         self._path = path
-        self._what = what  # in sentences
+        self._what = what  # name of the object in messages
         self._open = open_
         self._stamp_of = stamp
         # Changed by refresh.
@@ -49,10 +49,11 @@ class Replaceable(Generic[T]):
         return self._current
 
     def refresh(self) -> bool:
-        """Look whether another file is there. False if it is not in use, because it cannot be opened; the log says why.
+        """Open the file again if another one is at the path. False if that one cannot be opened, and so is not in use;
+        the log has the error.
 
-        A file that cannot be opened now is tried again the next time. Raises the error if the first one cannot be
-        opened; UnavailableError if there is none.
+        A file that cannot be opened now is tried again at the next call. If no file was opened before, raises the
+        error, or UnavailableError if there is no file.
         """
         try:
             stamp = self._stamp_of(os.stat(self._path))

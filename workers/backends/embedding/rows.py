@@ -1,4 +1,4 @@
-"""What the backend asks of a table, wherever its rows are. Runs in a worker."""
+"""The interface of a table to the embedding backend, for tables in files and in stores. Runs in a worker."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from shoal.workers.tensors import Array
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the configuration asks of a table."""
+    """The configured datatypes, row dims and scale of a table."""
 
     ids: Datatype
     output: Datatype
     row_dims: tuple[int, ...]  # -1 = any
     scale: float | None
-    stored: Datatype  # of a store, which does not tell
+    stored: Datatype  # of rows in a store, which does not record it
 
 
 class Look(NamedTuple):
-    """What a table says to ids; positions in them ascend."""
+    """A table's answer to a look-up of ids; positions refer to the ids and ascend."""
 
-    rows: Any  # for `take`, one per id: whatever can be sliced
+    rows: Any  # for `take`, one element per id; can be sliced
     unknown: Array  # positions of ids that have no row
-    damaged: dict[int, str]  # of those whose row is none, each with why
+    damaged: dict[int, str]  # position → why the row of that id is not usable
 
 
 class Rows(ABC):
@@ -36,24 +36,25 @@ class Rows(ABC):
     @property
     @abstractmethod
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of a row; from one `refresh` to the next it stays."""
+        """The shape of a row, constant from one `refresh` to the next."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take notice of a table that has replaced this one; called between two batches, never within one."""
+        """Use the files that have replaced this table's, if any; called between two batches, never within one."""
 
     @abstractmethod
     def find(self, ids: Array) -> Look:
-        """Look for ids, of one dimension."""
+        """Look up ids, an array of one dimension."""
 
     @abstractmethod
     def take(self, found: Any, out: Array) -> None:
-        """The rows, or a slice of them, into `out`, (ids, *row_shape), as its numbers; where an id has none, whatever
-        there is."""
+        """Copy found rows, or a slice of them, into `out`, (ids, *row_shape), converted to its datatype; the rows of
+        ids that were not found are undefined."""
 
 
 def convert(rows: Array, scales: Array | None, out: Array) -> None:
-    """Rows as they are stored into `out`, times the factor of each where there are any."""
+    """Copy stored rows into `out`, converted to its datatype, and multiplied by `scales` (one for all or one per
+    row) if there are any."""
     if scales is None:
         np.copyto(out, rows, casting="same_kind")
     else:
@@ -63,7 +64,7 @@ def convert(rows: Array, scales: Array | None, out: Array) -> None:
 
 
 def check_type(what: str, stored: "np.dtype[Any]", is_scaled: bool, output: Datatype) -> None:
-    """Raises InvalidArgumentError where rows of this type cannot become the output's."""
+    """Check that rows of the datatype `stored` can be converted to the output's. Raises InvalidArgumentError if not."""
     if stored == output.dtype and not is_scaled:
         return
     if output.dtype.kind != "f" or stored.kind not in "iuf":

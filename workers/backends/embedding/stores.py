@@ -4,8 +4,8 @@
     rocksdb:items             a directory of the version, as it was when it was opened
     redis://host:6379/0       a server; one MGET per look-up
 
-Each store is a function from keys to values, and opened once, whatever asks it. The packages are extras and imported
-where a table names their store. Runs in a worker.
+Each store is a function from keys to values, and opened once for all tables in it. The packages are extras and imported
+if a table names their store. Runs in a worker.
 """
 
 import importlib
@@ -24,21 +24,22 @@ from shoal.workers.backends.embedding.replaceable import Replaceable, place
 from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
 from shoal.workers.tensors import Array
 
-#: Keys → the value of each, None where there is none.
+#: Keys → the value of each, None for a key without one.
 GetMany: TypeAlias = Callable[[list[bytes]], Sequence[bytes | None]]
-#: How long a Redis may keep silent, unless its URL says otherwise (ours).
+#: How long (s) a Redis may keep silent, unless its URL sets another timeout (ours).
 REDIS_TIMEOUT_S = 1.0
 
 
 class Store(NamedTuple):
-    """What is opened."""
+    """An opened store."""
 
     get_many: GetMany
-    refresh: Callable[[], object]  # look for another file where the store is one
+    refresh: Callable[[], object]  # opens the file again if another one has taken its path; no effect for a server
 
 
 class StoreRows(Rows):
-    """A table in a store. Raises InvalidArgumentError where its numbers cannot become the output's."""
+    """A table in a store. Its construction raises InvalidArgumentError if its rows cannot be converted to the
+    output's datatype."""
 
     def __init__(self, what: str, form: Form, key: str, store: Store) -> None:
         _check_form(what, form)
@@ -51,15 +52,15 @@ class StoreRows(Rows):
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """As configured: the store does not tell."""
+        """The configured shape: a store does not record shapes."""
         return self._form.row_dims
 
     def refresh(self) -> None:
-        """Look for another file where the store is one."""
+        """Open the store's file again if another one has taken its path."""
         self._store.refresh()
 
     def find(self, ids: Array) -> Look:
-        """The values, zeros where there is none. Each id is asked for once."""
+        """Look up ids: the values of their rows, zeros for an id without one. Each distinct id is requested once."""
         elements = ids.tolist()
         distinct = list(dict.fromkeys(elements))
         text = b"%s%s%s" if ids.dtype.hasobject else b"%s%d%s"
@@ -77,7 +78,7 @@ class StoreRows(Rows):
         return Look(rows, np.array(unknown, np.intp), damaged)
 
     def take(self, found: list[bytes], out: Array) -> None:
-        """The values, joined, as an array."""
+        """Convert found values into `out`."""
         stored, scale = self._form.stored, self._form.scale
         rows: Array = np.ndarray((len(found), *self.row_shape), stored.dtype, b"".join(found))
         if stored is BF16 and self._form.output is not BF16:
@@ -102,7 +103,8 @@ def _check_form(what: str, form: Form) -> None:
 
 
 def open_store(table: str, directory: str, what: str) -> Store:
-    """The store that a table names. Raises UnsupportedError where its package is not installed."""
+    """The store that a table's setting names. Raises UnsupportedError if the store's package is not installed,
+    InvalidArgumentError or UnavailableError if it cannot be opened."""
     scheme, _, place_ = table.partition(":")
     if scheme in ("lmdb", "rocksdb"):
         open_ = _open_lmdb if scheme == "lmdb" else _open_rocksdb
@@ -117,7 +119,7 @@ def open_store(table: str, directory: str, what: str) -> Store:
 
 
 def public_name(table: str) -> str:
-    """A table as it may be told to clients: without the password of a URL."""
+    """A table's setting as clients may see it: without the password of a URL."""
     return re.sub("^(rediss?:|unix:)(//)?.*@", r"\1\2", table).partition("?")[0]
 
 
@@ -136,22 +138,24 @@ class _Environment:
     place: tuple[int, ...]
 
 
-#: By their real paths, while they are used: LMDB refuses to open one path twice in a process.
+#: Open environments by their real paths, while in use: LMDB refuses to open one path twice in a process.
 _environments: WeakValueDictionary[str, _Environment] = WeakValueDictionary()
 
 
 def _environment(lmdb: Any, path: str) -> _Environment:
-    """Opened, or shared. Raises what lmdb raises, and InvalidArgumentError for a file that has replaced one in use.
+    """An LMDB environment, opened now or shared with other stores. Raises what lmdb raises, and InvalidArgumentError
+    for a file that has replaced one in use.
 
-    The lock file is found by name and says which half of the file is the newer one: of the old file, while any process
-    has that open. So LMDB is right to refuse, and only a link to a file of another name can be replaced.
+    LMDB finds its lock file by the name of the data file. The lock file says which half of the data file is the newer
+    one; as long as any process has the old data file open, that is true of the old one only. So a file in use can only
+    be replaced where `path` comes from a link, which is made to lead to a file of another name.
     """
     here = place(os.stat(path))
     environment = _environments.get(path)
     if environment is None:
         is_directory = os.path.isdir(path)
-        # A reader notes in the lock file what it reads, so that it is not overwritten; if it may not write there, no
-        # process does.
+        # A reader notes in the lock file which pages it reads, so that they are not overwritten; if this process may
+        # not write there, no process does.
         can_lock = os.access(path if is_directory else os.path.dirname(path), os.W_OK)
         opened = lmdb.open(path, subdir=is_directory, readonly=True, lock=can_lock, create=False, readahead=False)
         environment = _environments[path] = _Environment(opened, here)
@@ -170,6 +174,7 @@ def _open_lmdb(what: str, path: str) -> GetMany:
         raise InvalidArgumentError(f"it cannot be read: {error}") from error
 
     def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
+        """The values of these keys. Raises UnavailableError if LMDB cannot read them."""
         try:
             with environment.opened.begin() as transaction:
                 return [transaction.get(key) if key else None for key in keys]
@@ -197,23 +202,24 @@ def _open_redis(what: str, url: str) -> GetMany:
     redis = _import(what, "redis", "embedding-redis")
     backoff, retry = (importlib.import_module(f"redis.{each}") for each in ("backoff", "retry"))
     try:
-        client = redis.Redis.from_url(  # what the URL says goes before what is said here
+        client = redis.Redis.from_url(  # settings in the URL override these arguments
             url,
             socket_timeout=REDIS_TIMEOUT_S,
             socket_connect_timeout=REDIS_TIMEOUT_S,
-            # Once more, where a connection was closed meanwhile; not for one that is silent.
+            # One retry if the connection was closed meanwhile; none if the server is silent.
             retry=retry.Retry(backoff.NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
-        client.connection_pool.make_connection()  # looks at all that the URL says, connects nothing
+        client.connection_pool.make_connection()  # checks the whole URL, opens no connection
     except (TypeError, ValueError):  # which may quote a piece of the password
         raise InvalidArgumentError(f"{what}: its URL is none that Redis is found by") from None
 
     def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
+        """The values of these keys. Raises UnavailableError if the server cannot be reached."""
         try:
             values: list[bytes | None] = client.mget(keys)
             return values
         except redis.RedisError as error:
             raise UnavailableError(f"{what} cannot be asked: {error}") from error
 
-    get_many([b""])  # a server that is not there is better told now
+    get_many([b""])  # an unreachable server is an error of the load
     return get_many

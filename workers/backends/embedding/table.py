@@ -1,12 +1,12 @@
 """A table in files of numpy's: mapped, never read as a whole, shared by all instances through the page cache.
 
     items.npy                rows by their number
-    items/vectors.npy        the same, and beside it
+    items/vectors.npy        rows by their number, and beside it
     items/ids.npy            the id of each row, ascending
     items/scales.npy         a factor for each row, or one for all
 
-Headers are checked and pages are left to be fetched when they are asked for: opening takes a millisecond whatever the
-size. Files that belong together lie in a directory, so that one rename (of a link to it) replaces them all.
+Headers are checked when a table is opened, and pages are fetched when they are used: opening takes a millisecond
+whatever the size. Files that belong together lie in a directory, so that one rename (of a link to it) replaces all.
 Runs in a worker.
 """
 
@@ -30,23 +30,23 @@ from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, 
 from shoal.workers.tensors import Array
 
 VECTORS, IDS, SCALES = "vectors.npy", "ids.npy", "scales.npy"
-#: How many ids are compared to see that they ascend: to see all would be to read the whole file.
+#: Number of ids that are compared to check that all ascend: to compare all would mean to read the whole file.
 _SAMPLE = 64
 _NONE: Array = np.empty(0, np.intp)
 _INT64, _UINT64, _INTP = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.intp)
-#: Why a good file cannot be opened for a while.
+#: Errors for which a good file cannot be opened for a while.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The files of one moment."""
+    """The mapped files of a table, as they were when opened."""
 
     vectors: Array
     ids: Array | None
-    scales: Array | None  # broadcast against taken rows where there is one for all
-    pages: tuple[mmap.mmap, ...]  # of its files, the vectors' first
+    scales: Array | None  # one per row, or a single one that is broadcast
+    pages: tuple[mmap.mmap, ...]  # mappings of the files, the vectors' first
 
 
 class _Mapped(NamedTuple):
@@ -55,7 +55,7 @@ class _Mapped(NamedTuple):
 
 
 class TableRows(Rows):
-    """A table that can be replaced."""
+    """A table in numpy's files, which can be replaced."""
 
     def __init__(self, path: str, what: str, form: Form) -> None:
         self._what = what
@@ -66,28 +66,29 @@ class TableRows(Rows):
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """As the file has it."""
+        """The shape of a row in the file."""
         return self._files.current.vectors.shape[1:]
 
     def refresh(self) -> None:
-        """Raises InvalidArgumentError and UnavailableError where there is no good table at all."""
+        """Open the table's files again if others have taken their path. Raises InvalidArgumentError if no table was
+        ever good, UnavailableError if there is none or the files in use were cut short."""
         if self._files.refresh():
             return
         for pages in self._files.current.pages:
-            if pages.size() < len(pages):  # to touch what is missing would end this process (SIGBUS)
+            if pages.size() < len(pages):  # to touch the missing pages would end this process (SIGBUS)
                 raise UnavailableError(
                     f"{self._what} was cut short while it is read; replace it by rename, do not write into it"
                 )
 
     def find(self, ids: Array) -> Look:
-        """The numbers of rows, 0 where there is none."""
+        """Look up ids: the numbers of their rows, 0 for an id without one."""
         table = self._files.current
         if table.ids is not None:
             return Look(*_find_sorted(table.ids, ids), {})
-        # What is below 0 is then above all, which it is in 64 bits only: as a byte -1 is 255, and that may be a row.
+        # As unsigned, negative ids are beyond any row, but in 64 bits only: as a byte -1 is 255, which may be a row.
         unsigned = ids.astype(_INT64, copy=False).view(_UINT64) if ids.dtype.kind == "i" else ids
         num_rows = len(table.vectors)
-        # By its place: numpy's max itself runs Python, 11k instructions against 4k.
+        # The greatest by its position: numpy's max itself runs Python, 11k instructions against 4k.
         if not len(ids) or unsigned.item(unsigned.argmax()) < num_rows:
             return Look(ids, _NONE, {})
         unknown = np.flatnonzero(unsigned >= num_rows)
@@ -96,14 +97,14 @@ class TableRows(Rows):
         return Look(rows, unknown, {})
 
     def take(self, found: Array, out: Array) -> None:
-        """From the mapped file straight into `out` where the numbers are of one kind."""
+        """Copy rows from the mapped file into `out`, directly if both have one datatype."""
         table = self._files.current
         vectors, scales = table.vectors, table.scales
         rows = found.astype(_INTP, copy=False)
         if self._is_cold:
             _read_ahead(table, rows)
-        # mode: with "raise" numpy makes a copy first. All numbers are within. The method, since around it the function
-        # runs another 10k instructions.
+        # Mode "clip", since with "raise" numpy makes a copy first; all numbers are valid. The method, since the
+        # function around it runs another 10k instructions.
         if scales is None and vectors.dtype == out.dtype:
             vectors.take(rows, 0, out, "clip")
         else:
@@ -117,7 +118,7 @@ def _find_sorted(known: Array, ids: Array) -> tuple[Array, Array]:
     too_long = None
     if ids.dtype.hasobject:
         elements = ids.tolist()
-        # numpy's strings know neither of an end that is NUL nor of what goes beyond their size.
+        # numpy's strings drop NULs at their end and everything beyond their fixed size.
         too_long = [len(each) > known.itemsize or each.endswith(b"\0") for each in elements]
         ids = np.array(elements, known.dtype)
     rows = np.minimum(known.searchsorted(ids), len(known) - 1)
@@ -128,7 +129,7 @@ def _find_sorted(known: Array, ids: Array) -> tuple[Array, Array]:
 
 
 def _read_ahead(table: Table, rows: Array) -> None:
-    """Ask for the pages of these rows, all at once: a page that is not in memory costs a wait, and 64 in turn 64.
+    """Start reading the pages of these rows all at once: one by one, each page that is not in memory would cost a wait.
 
     Measured with 64 rows of 512 bytes on a virtual disk: 2.7 ms instead of 12.
     """
@@ -144,12 +145,14 @@ def _read_ahead(table: Table, rows: Array) -> None:
 
 
 def open_table(path: str, form: Form) -> Table:
-    """The files as they are now. Raises InvalidArgumentError, which names the file and what it should be, and
-    UnavailableError where only now it cannot be read."""
+    """The table in the files at `path` as they are now. Raises InvalidArgumentError, which names the faulty file and
+    what it should be, and UnavailableError if a file cannot be read for now."""
     if not os.path.isdir(path):
         return _checked({VECTORS: _map(path, None)}, form)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # one directory, whatever the link leads to by then
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_DIRECTORY
+        )  # one directory, even if the link is replaced meanwhile
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
@@ -181,8 +184,8 @@ def _map(path: str, opener: Callable[[str, int], int] | None) -> _Mapped:
             pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
-    # Neighbours of a row are not asked for next. Without this, one batch of 64 ids on a file that is not in memory read
-    # 8 MiB for each (0.8 s, and everything else driven out) instead of a page (18 ms).
+    # A row's neighbours are not needed next. Without this advice, one batch of 64 ids on a file that is not in memory
+    # read 8 MiB for each (0.8 s, and everything else driven out) instead of a page (18 ms).
     pages.madvise(mmap.MADV_RANDOM)
     array: Array = np.ndarray(shape, dtype, pages, offset)
     if not array.flags.aligned:
@@ -198,7 +201,7 @@ def _unreadable(path: str, error: Exception) -> ShoalError:
 
 def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     """The header of a .npy file, in the two versions that numpy writes for numbers; its text is parsed as a literal,
-    never run. Raises ValueError."""
+    never run. Raises ValueError for any other header."""
     version = npy.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of numpy's format is not read")

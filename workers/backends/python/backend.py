@@ -1,8 +1,9 @@
 """The Python backend: a user's model.py, run in its worker as Triton runs it in a stub.
 
-Three ways through `execute`. A plain model returns a list of responses, which go into one block as any backend's do. A
-decoupled one answers through senders, in its own time. One whose execute is a coroutine runs on an event loop of the
-instance's, beside others: its requests get senders, too, and the instance takes the next batch while it waits.
+There are three ways through `execute`. A plain model returns a list of responses, which go into one block as any
+backend's do. A decoupled one answers through senders, in its own time. One whose execute is a coroutine runs on an
+event loop of the instance's, beside others: its requests get senders, too, and the instance takes the next batch while
+it waits.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from shoal.workers.requests import Request
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that coroutines may go on when the model is unloaded; their clients do not wait any more (ours).
+#: Seconds that coroutines may go on once the model is being unloaded; their clients do not wait any more (ours).
 UNLOAD_WAIT_S = 5.0
 
 
@@ -47,16 +48,17 @@ class PythonBackend(Backend):
         self._served = ServedModel("", 0, (), False)
         self._event_loop = EventLoop("execute")
         self._runtime = WorkerRuntime("")
-        # Changed by load, and by execute where the model turns out to write into its inputs.
+        # Changed by load, and by execute if the model turns out to write into its inputs.
         self._has_copies = False
 
     def describe(self, model: Model, device: Device) -> ModelIO:
-        """What the model's auto_complete_config makes of the configuration."""
+        """The configuration as the model's auto_complete_config completes it."""
         self._open(model, device)
         return ModelIO((), (), self._model.auto_complete())
 
     def load(self, model: Model, device: Device) -> None:
-        """Import the model and initialize it. Raises InvalidArgumentError for a parameter that makes no sense."""
+        """Import the model and initialize it. Raises InvalidArgumentError for an invalid parameter, InternalError if
+        the model fails."""
         _flag(model, "FORCE_CPU_ONLY_INPUT_TENSORS", default="yes")
         self._has_copies = _flag(model, "WRITABLE_INPUTS", default="no")
         self._open(model, device)
@@ -65,14 +67,15 @@ class PythonBackend(Backend):
         self._model.load()
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        """Pass the batch to the model, and its responses on. Raises DeviceError if the GPU is lost."""
+        """Pass the batch to the model, and the model's responses to `answers`. Raises DeviceError if the GPU is
+        lost."""
         batch = [ServedRequest(request, answers, self._served, self._has_copies) for request in requests]
-        # A decoupled model may answer at any time, so nothing of its requests is lent.
+        # A decoupled model may answer at any time, so tensors of its requests are not lent.
         parents = self._runtime.begin(requests, answers, can_lend=not self._model.is_decoupled)
         answers.input_end_ns = time.monotonic_ns()
         if self._model.is_async:
             for request in batch:
-                request._open_channel()  # in this thread: the loop must know who answers when `execute` returns
+                request._open_channel()  # in this thread: when `execute` returns, the loop must know all senders
             self._event_loop.begin(self._execute_async(batch, parents))
             current_parents.set(NO_PARENTS)  # this thread goes on without them
             return
@@ -80,7 +83,7 @@ class PythonBackend(Backend):
             responses = self._execute(batch)
             answers.output_start_ns = time.monotonic_ns()
             self._answer(batch, responses)
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             fault = fault_of(error)
             if fault is not None:
                 raise DeviceError(str(self._model.as_failure(error)), fault) from None
@@ -94,21 +97,22 @@ class PythonBackend(Backend):
         return self._model.has_ready_check
 
     def is_ready(self) -> bool:
-        """What its is_ready says. Raises InternalError with the text of whatever goes wrong."""
+        """The result of the model's is_ready. Raises InternalError with the text of any error."""
         try:
             return self._model.is_ready()
         except Exception as error:
             raise InternalError(describe(error)) from error
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """Have the model forget a sequence, if it has a method for that (ours; Triton does not call one)."""
+        """Call the model's end_sequence for a sequence, if the model has that method (ours; Triton has no such
+        call)."""
         try:
             self._model.end_sequence(correlation_id)
         except Exception as error:  # noqa: BLE001 - no request's fault: only the log reports it
             _log.error("%s", self._model.as_failure(error))
 
     def unload(self) -> None:
-        """Wait for coroutines, then have the model tidy up."""
+        """Wait for coroutines, then call the model's finalize."""
         self._event_loop.stop(UNLOAD_WAIT_S)
         try:
             self._model.finalize()
@@ -120,7 +124,7 @@ class PythonBackend(Backend):
     def _execute(self, batch: Sequence[ServedRequest]) -> Responses:
         if self._model.is_decoupled:
             for request in batch:
-                request.get_response_sender()  # a thread of the model's may ask for it when this batch is over
+                request.get_response_sender()  # a thread of the model's may need the sender when this batch is over
             return self._model.execute(batch)
         num_calls = _num_calls()
         try:
@@ -131,7 +135,7 @@ class PythonBackend(Backend):
                 raise
             if any(request._channel is not None for request in batch):
                 raise  # some responses may have been sent already
-        # Triton's inputs may be written to, and models do; nothing has come of this execution, so it is made again.
+        # Triton's inputs may be written to, and models do; this execution had no effect, so it is repeated.
         _log.warning(
             "model instance '%s' writes into its inputs: it gets copies from now on. Set the parameter "
             "WRITABLE_INPUTS to 'yes', or write into a copy of your own", self._model.identity.instance_name,
@@ -144,10 +148,12 @@ class PythonBackend(Backend):
     async def _execute_async(self, batch: Sequence[ServedRequest], parents: Parents) -> None:
         try:
             self._answer(batch, await self._call_async(batch, parents))
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             self._fail(batch, error)
             if fault_of(error) is Fault.DEVICE_LOST:
-                os._exit(EXIT_DEVICE_LOST)  # the worker's loop does not hear of coroutines; its clients have by now
+                os._exit(
+                    EXIT_DEVICE_LOST
+                )  # the worker's loop does not see errors of coroutines; clients are answered by now
         except BaseException as error:
             # Not an error, but no other code would answer either.
             if self._event_loop.is_stopping:
@@ -200,7 +206,7 @@ class PythonBackend(Backend):
         self._own_process(model, device)
 
     def _own_process(self, model: Model, device: Device) -> None:
-        """Make the settings of an interpreter in which one model runs and no other."""
+        """Make the settings of an interpreter in which this model runs and no other."""
         sys.dont_write_bytecode = True  # beside a model it would look like a change of the model
         self._runtime = WorkerRuntime(model.name)
         self._runtime.follow_forks()

@@ -1,4 +1,4 @@
-"""The threads of numpy's BLAS: a zygote loads it with one, since a process with more cannot be forked."""
+"""The number of threads of numpy's BLAS: a zygote loads it with one, since a process with more cannot be forked."""
 
 import ctypes
 import os
@@ -8,12 +8,12 @@ _NAMES = tuple(f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy
 
 
 def use_threads(number: int) -> None:
-    """Compute with that many threads from now on; without effect on a BLAS that is not OpenBLAS."""
+    """Make numpy's BLAS compute with that many threads from now on; no effect if it is not OpenBLAS."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
     for path in paths:
         if not os.path.exists(path):
-            continue  # replaced since
+            continue  # the file was replaced since it was loaded
         library = ctypes.CDLL(path)
         for name in _NAMES:
             if hasattr(library, name):

@@ -1,9 +1,9 @@
 """Business logic scripting: requests that a model makes to other models, and what they inherit. Runs in a worker.
 
 With its first call the worker joins the star a second time, as a client. A large tensor that lies in the server's
-memory is lent, not copied: one of a request that is being executed until the calls made for it are answered, one of
-another model's response for as long as an array over it exists. A call has what is left of its parents' time and their
-priority, and ends with them.
+memory is lent, not copied: a tensor of a request that is being executed is lent until the calls made for that request
+are answered, a tensor of another model's response for as long as an array over it exists. A call has the rest of its
+parents' time and their priority, and ends with them.
 """
 
 import json
@@ -35,8 +35,8 @@ from shoal.workers.requests import Request
 if TYPE_CHECKING:
     from triton_python_backend_utils.runtime import OnResponse
 
-#: Smaller tensors are copied: a header that names another's block is not among those that the reader knows already, and
-#: to read it costs as much as to copy this (ours).
+#: Smaller tensors are copied: a header that names another process's block is not among those that the reader has kept,
+#: and to parse it costs as much as to copy so many bytes (ours).
 LEND_NBYTES = 32 * 1024
 #: The share of a request's time that calls made for it may use (ours).
 _SHARE = 0.9
@@ -46,16 +46,16 @@ _MAX_RELOADS = 3
 
 @dataclass(slots=True, eq=False)
 class Parents:
-    """The requests of the batch in execution: calls that are made meanwhile inherit from them."""
+    """The requests of the batch in execution: calls that are made during the execution inherit from them."""
 
     requests: Sequence[Request]
-    can_lend: bool  # whether their end waits for their children's
-    is_watched: bool  # whether any thread may ask whether they are cancelled
+    can_lend: bool  # whether these requests are answered only after the calls made for them
+    is_watched: bool  # whether any thread may ask whether the requests are cancelled
     watch: Callable[[], None] = lambda: None  # has the executing thread make `is_watched` true
     thread: int = 0  # ident of the executing thread
 
     def begin_call(self) -> None:
-        """Note that a call is made for these requests: they are then watched for clients that wait no more."""
+        """Note that a call is made for these requests, so that from now on cancellation of the requests is seen."""
         if not self.is_watched and threading.get_ident() == self.thread:
             self.watch()
             self.is_watched = True
@@ -66,15 +66,16 @@ class Parents:
         return [ref for request in self.requests for ref in request.refs]
 
     def deadline_ns(self, now_ns: int, request_timeout_ns: int) -> int:
-        """The monotonic time when the last client gives up or, if a client has no deadline, a little before the server
-        does, so that the model can still report the reason."""
+        """The monotonic time when the last client gives up or, if a client has no deadline, a little before the
+        server gives up, so that the model can still report the reason."""
         deadlines = [
             request.deadline_ns or request.accepted_ns + int(request_timeout_ns * _SHARE) for request in self.requests
         ]
         return max(deadlines, default=now_ns + request_timeout_ns)
 
     def timeout_us(self, now_ns: int) -> int:
-        """How long a call may wait in a queue, by its clients' timeouts, in µs; 0 if a client has none."""
+        """The time in µs that a call may wait in a queue, by the timeouts of the requests' clients; 0 if a client
+        has none."""
         deadlines = [request.deadline_ns for request in self.requests]
         return max(1, (max(deadlines) - now_ns) // 1000) if deadlines and 0 not in deadlines else 0
 
@@ -105,7 +106,7 @@ current_parents: ContextVar[Parents] = ContextVar("parents", default=NO_PARENTS)
 
 
 class Call:
-    """One request of a model's own, sent again if the called model is reloaded on the way."""
+    """One request of a model to another, sent again if the called model is reloaded on the way."""
 
     def __init__(
         self, client: Client, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
@@ -153,7 +154,7 @@ class Call:
                 self._client.cancel(self._number)
 
     def cancel(self) -> None:
-        """Cancel the call: the remaining responses are not wanted."""
+        """Cancel the call: the model does not want the remaining responses."""
         self._is_cancelled = True
         self._client.cancel(self._number)
 
@@ -238,8 +239,8 @@ class Call:
         on_response = self._on_response
         if is_final:
             self._client.give_back(self._refs)
-            # The receiver of responses has the canceller: with a reference back, the cycle would keep memory until it
-            # is collected.
+            # The receiver of responses refers to this call's `cancel`: with a reference back, the cycle would keep
+            # memory until it is collected.
             self._on_response, self._refs = _nobody, frozenset()
         on_response(response, is_final)
 
@@ -269,17 +270,18 @@ class Call:
 
 
 def _nobody(_response: InferenceResponse | None, _is_final: bool) -> None:
-    """The receiver of responses once the call is over."""
+    """Receive responses once the call is over, without effect."""
 
 
 def _known(error: Exception, prefix: str = "") -> ShoalError:
-    """A new exception each time: the traceback of `error` leads to the model's arrays, and would keep them alive."""
+    """A new ShoalError with the text of `error`: the original's traceback leads to the model's arrays, and would
+    keep them alive."""
     if isinstance(error, ShoalError):
         return type(error)(f"{prefix}{error}")
     return InternalError(f"{prefix}{type(error).__name__}: {error}")
 
 
 def _context(request: ModelRequest) -> Parameters:
-    """The span that a model has handed on with `trace`."""
+    """The trace context that a model has passed on with `trace`."""
     context = request._trace.get_context()
     return {} if context is None else {key: str(value) for key, value in json.loads(context).items()}

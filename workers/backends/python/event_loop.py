@@ -1,4 +1,4 @@
-"""The event loop of an instance whose execute is a coroutine: one, for as long as it lives, in a thread of its own."""
+"""The event loop of an instance whose execute is a coroutine: one per instance, in a thread of its own."""
 
 import asyncio
 import logging
@@ -9,12 +9,12 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-#: How long coroutines that are cancelled may take to give way, and then their thread to end (ours).
+#: Seconds that cancelled coroutines may take to end, and then their thread (ours).
 CANCEL_WAIT_S = 5.0
 
 
 class EventLoop:
-    """Runs coroutines beside each other; the thread starts with the first."""
+    """A thread with an event loop that runs coroutines concurrently; it starts with the first coroutine."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -22,12 +22,12 @@ class EventLoop:
         self.is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Changed in the loop's thread: it keeps only weak references to its tasks.
+        # Changed in the loop's thread. asyncio itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run it; returns at once. What it raises is its own business."""
+        """Start a coroutine in the loop's thread; returns at once. Exceptions of the coroutine are not handled here."""
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
@@ -35,7 +35,8 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._begin, coroutine)
 
     def stop(self, wait_s: float) -> None:
-        """Wait for what runs, at most so long; then it is cancelled. What does not give way is left alone."""
+        """Wait for running coroutines for at most `wait_s` seconds, then cancel them. A thread that does not end
+        after that is left running."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return

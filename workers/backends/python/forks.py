@@ -1,6 +1,8 @@
-"""The end of processes that a model forks, where one leaves the model's code: else it would go on as a second worker.
+"""Ends processes that a model's code forks when they return from that code, so that they do not go on as second
+workers.
 
-With the memory and the rings of the first one it would answer the same requests again, in the same places.
+Such a process has the worker's memory and rings: it would answer the worker's requests a second time, in the same
+blocks.
 """
 
 import os
@@ -8,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Forks that led to this process, since this module was imported.
+#: Number of forks that led to this process, since this module was imported.
 depth = 0
 
 
@@ -22,7 +24,8 @@ os.register_at_fork(after_in_child=_descend)
 
 @contextmanager
 def end_here() -> Iterator[None]:
-    """Around a model's code: a process that it forks ends at the end of this context, as a Python program would."""
+    """A context for running a model's code: a process that the code forks ends when it leaves the context, as a
+    Python program would."""
     before = depth
     try:
         yield
@@ -33,7 +36,8 @@ def end_here() -> Iterator[None]:
 
 
 def end_if_forked(before: int, error: BaseException | None = None) -> None:
-    """End this process if it has been forked since `depth` was `before`; `error` has ended the model's code in it."""
+    """End this process if it has been forked since `depth` was `before`; `error` is the exception that ended the
+    model's code, if one did."""
     if depth == before:
         return
     status = 0

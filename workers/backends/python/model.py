@@ -1,7 +1,7 @@
 """A user's TritonPythonModel: how it is imported, and how each of its methods is called.
 
-Knows nothing of workers, so that a test can run a model in its own process. What a model raises or returns wrongly
-leaves here as a ShoalError with Triton's sentence.
+Knows nothing of workers, so that a test can run a model in its own process. Whatever a model raises or wrongly returns
+becomes a ShoalError with Triton's sentence.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ CLASS = "TritonPythonModel"
 #: Longest time that is_ready may take (Triton's).
 IS_READY_S = 5.0
 
-#: What execute has to give for each request; None where its sender answers it, or it goes back into the queue.
+#: The result of execute, one element per request; None for a request that a sender answers, or that is rescheduled.
 Responses = Sequence[InferenceResponse | None]
 
 _NO_LIST = "Expected a list in the execute return, found type '{}'."
@@ -42,7 +42,7 @@ _NO_FRAMES = (os.path.dirname(triton_python_backend_utils.__file__) + os.sep, "<
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which model this is, and which instance of it."""
+    """The names and files that identify a model and one instance of it."""
 
     name: str
     version: int
@@ -54,7 +54,7 @@ class Identity:
 
 
 class PythonModel:
-    """One instance. `load` comes first, or `auto_complete` and then `load`."""
+    """One instance of a model. `load` comes first, or `auto_complete` and then `load`."""
 
     def __init__(self, identity: Identity, config: Config) -> None:
         self.identity = identity
@@ -69,12 +69,13 @@ class PythonModel:
     # -- before it serves --
 
     def configure(self, config: Config) -> None:
-        """Go on with this configuration, which auto_complete has completed."""
+        """Use this configuration from now on, which auto_complete has completed."""
         self.config = config
         self.is_decoupled = using_decoupled_model_transaction_policy(config)
 
     def auto_complete(self) -> Config:
-        """The configuration as the model's auto_complete_config leaves it. Raises InternalError."""
+        """The configuration as the model's auto_complete_config leaves it. Raises InternalError if that fails or
+        returns no configuration."""
         config: Config = json.loads(json.dumps(self.config))
         try:
             with forks.end_here():
@@ -90,7 +91,7 @@ class PythonModel:
         return completed.as_dict()
 
     def load(self) -> None:
-        """Make the instance and initialize it. Raises InternalError with the text of whatever goes wrong."""
+        """Make the model's object and call its initialize. Raises InternalError with the text of any error."""
         try:
             with forks.end_here():
                 self._instance = instance = self._class()()
@@ -105,41 +106,42 @@ class PythonModel:
     # -- while it serves --
 
     def execute(self, requests: Sequence[InferenceRequest]) -> Responses:
-        """Run one batch. What a model raises leaves as it is, for `as_failure`; TritonModelException for what it
-        returns wrongly. Not for a model whose execute is a coroutine."""
-        depth = forks.depth  # as forks.end_here does, which would take 1k instructions more, per execution
+        """Run one batch, for a model whose execute is no coroutine. Exceptions of the model pass unchanged, for
+        `as_failure`; raises TritonModelException for a wrong result."""
+        depth = forks.depth  # the body of forks.end_here: the context would take 1k instructions more per execution
         try:
             returned = self._instance.execute(list(requests))
         except BaseException as error:
             forks.end_if_forked(depth, error)
-            self._execute()  # raises where there is none
+            self._execute()  # raises if the model has no execute
             raise
         if forks.depth != depth:
             forks.end_if_forked(depth)
         return self._checked(requests, returned)
 
     async def execute_async(self, requests: Sequence[InferenceRequest]) -> Responses:
-        """Like `execute`, for a model whose execute is a coroutine."""
+        """Run one batch, for a model whose execute is a coroutine. Raises as `execute` does."""
         with forks.end_here():
             returned = await self._execute()(list(requests))
         return self._checked(requests, returned)
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """Tell the model, where it wants to know; raises what it raises."""
+        """Call the model's end_sequence, if it has that method; raises whatever the method raises."""
         hook = getattr(self._instance, "end_sequence", None)
         if hook is not None:
             with forks.end_here():
                 hook(correlation_id)
 
     def as_failure(self, error: BaseException) -> InternalError:
-        """What an execution raised, as clients are told of it."""
+        """The error to answer clients with for an exception of an execution."""
         # Without a cause: its traceback leads back to the requests, and a cycle would keep their memory mapped.
         return InternalError(
             f"Failed to process the request(s) for model '{self.identity.instance_name}', message: {describe(error)}"
         )
 
     def is_ready(self) -> bool:
-        """What the model's is_ready says; True where it has none. Raises whatever it raises."""
+        """The result of the model's is_ready; True if it has none. Raises whatever the method raises,
+        TritonModelException for a wrong or late result."""
         check = getattr(self._instance, "is_ready", None)
         if check is None:
             return True
@@ -152,7 +154,7 @@ class PythonModel:
         return answer
 
     def finalize(self) -> None:
-        """Have it tidy up, and let go of it. Raises InternalError."""
+        """Call the model's finalize and drop the object. Raises InternalError if finalize fails."""
         self._let_call_models(False)
         instance, self._instance = self._instance, None
         try:
@@ -201,7 +203,7 @@ class PythonModel:
             ) from None
 
     def _checked(self, requests: Sequence[InferenceRequest], returned: Any) -> Responses:
-        """What execute returned. Raises TritonModelException with Triton's sentences."""
+        """The result of execute, checked. Raises TritonModelException with Triton's sentences for a wrong one."""
         if self.is_decoupled:
             if returned is not None:
                 raise TritonModelException(
@@ -239,16 +241,16 @@ class PythonModel:
             runtime.current.can_call_models = can_call
 
     def _answer_later(self, request: InferenceRequest, mistake: str) -> None:
-        """Leave the answer to the request's sender, now or later, though the model may not have taken that yet. Where
-        the model drops the sender unused, to return nothing was a mistake, and the client is told so."""
+        """Leave the answer to the request's sender, which the model may have taken already or not. If the model
+        drops the sender unused, returning None was a mistake, and the client gets an error that says so."""
         if request._sender is None and request._release_flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
             request.get_response_sender()._if_dropped = self.as_failure(TritonModelException(mistake))
 
 
 def import_model(file: str, version_dir: str) -> ModuleType:
-    """The module of a model, a part of the package that its directory is: both kinds of sibling imports work.
+    """The module of a model, imported as part of the package that its directory is: both kinds of sibling imports work.
 
-    Raises whatever the module raises.
+    Raises whatever the module raises, InternalError if `file` is no Python file.
     """
     directory = os.path.dirname(file)
     parent = os.path.dirname(directory)
@@ -256,7 +258,7 @@ def import_model(file: str, version_dir: str) -> ModuleType:
         if path not in sys.path:
             sys.path.append(path)
     package = os.path.basename(directory)
-    # First for this one import: the directory is called "1", and another may be before it.
+    # First for this one import: the directory is called "1", and another of that name may come earlier in the path.
     sys.path.insert(0, parent)
     try:
         importlib.import_module(package)
@@ -286,7 +288,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if code.co_filename == __file__:
-            frames.clear()  # our frame has called the model; frames above it do not matter
+            frames.clear()  # this file's frame has called the model; frames above it do not matter
         elif not code.co_filename.startswith(_NO_FRAMES):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next

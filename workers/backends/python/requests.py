@@ -1,6 +1,6 @@
-"""A client's request as its model sees it: an InferenceRequest that looks things up only when it is asked.
+"""A client's request as its model sees it: an InferenceRequest that computes each property only when it is used.
 
-Its tensors are views on the client's block, read-only and valid until the request is answered.
+Its tensors are views of the client's block, read-only and valid until the request is answered.
 """
 
 from triton_python_backend_utils import InferenceRequest, InferenceTrace, Tensor
@@ -15,7 +15,7 @@ from shoal.workers.response_sender import ResponseSender
 
 
 class ServedModel:
-    """What all requests to one model have in common."""
+    """The properties that all requests to one model share."""
 
     def __init__(self, name: str, version: int, output_names: tuple[str, ...], is_decoupled: bool) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class ServedRequest(InferenceRequest):
     # -- for the backend --
 
     def _open_channel(self) -> ResponseSender:
-        """From now on it is answered through this alone."""
+        """The sender that alone answers the request from now on."""
         if self._channel is None:
             self._channel = self.answers.sender(self.request)
         return self._channel
@@ -64,7 +64,7 @@ class ServedRequest(InferenceRequest):
     # -- for the model --
 
     def inputs(self) -> list[Tensor]:
-        """The tensors."""
+        """The input tensors."""
         if self._tensors is None:
             self._tensors = self._open()
         return self._tensors
@@ -84,23 +84,23 @@ class ServedRequest(InferenceRequest):
         return tensors
 
     def request_id(self) -> str:
-        """What the client calls it."""
+        """The client's id of the request; "" if it gave none."""
         return self.request.id
 
     def correlation_id(self) -> int | str:
-        """Which sequence it belongs to."""
+        """The id of the sequence that the request belongs to; 0 if none."""
         return self.request.correlation_id
 
     def flags(self) -> int:
-        """The beginning or the end of a sequence."""
+        """Triton's sequence flags: whether the request begins or ends a sequence."""
         return self.request.flags if self._other_flags is None else self._other_flags
 
     def set_flags(self, flags: int) -> None:
-        """Other flags, for this model's own eyes."""
+        """Replace the flags that `flags` returns; no effect on the sequence."""
         self._other_flags = flags
 
     def timeout(self) -> int:
-        """How long it may wait in a queue, in microseconds."""
+        """The time in microseconds that the request may wait in a queue; 0 if the client gave none."""
         return self.request.timeout_us
 
     def parameters(self) -> str:
@@ -108,11 +108,11 @@ class ServedRequest(InferenceRequest):
         return as_json(self.request.form.parameters)
 
     def requested_output_names(self) -> list[str]:
-        """What the client asked for; all outputs where it asked for none."""
+        """The names of the outputs that the client asked for; of all outputs if it named none."""
         return sorted(self.request.form.share[1] or self._model.output_names)
 
     def trace(self) -> InferenceTrace:
-        """The trace that it belongs to."""
+        """The trace that the request belongs to."""
         trace = InferenceTrace()
         trace._key = self.request.key
         return trace

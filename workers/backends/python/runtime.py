@@ -1,4 +1,4 @@
-"""What a worker gives to its model: calls of other models and model control. For any thread of the model's."""
+"""The services of a worker to its model: calls of other models and model control. For any thread of the model's."""
 
 import os
 import signal
@@ -33,38 +33,38 @@ class WorkerRuntime(Runtime):
         self._client: Client | None = None
 
     def follow_forks(self) -> None:
-        """Let processes that the model forks from now on, as multiprocessing does, call models, too. Called once."""
+        """Let processes that the model forks from now on, as multiprocessing does, call models, too. To be called
+        once."""
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
-        """Leave the worker's place in the star, in a forked process: its first call takes a place of its own. Its calls
-        are made for no request, since it may outlive those that are being executed."""
+        """Leave the worker's place in the star, in a forked process: the process's first call takes a place of its
+        own. Its calls are made for no request, since the process may outlive the requests that are being executed."""
         self._lock = threading.Lock()  # a thread of the original may have held it
         client, self._client = self._client, None
         current_parents.set(NO_PARENTS)
         if client is not None:
             client.abandon()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has no supervisor; Pool.terminate would wait for ever
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork has no supervisor; Pool.terminate would wait for ever
 
-    # --- what calls are made for ---
+    # --- the requests for which calls are made ---
 
     def begin(self, requests: Sequence[Request], answers: Answers, *, can_lend: bool) -> Parents:
-        """From now on, calls of this thread are made for these requests. Called by the loop's thread.
-
-        Where they `can_lend`, `end` is called before they are answered.
-        """
+        """Make these requests the parents of this thread's calls from now on. Called by the loop's thread. With
+        `can_lend`, `end` is called before the requests are answered."""
         if self._client is not None:
-            answers.watch()  # not before the first call: it has its price
+            answers.watch()  # not before the first call, since watching costs time
         parents = Parents(requests, can_lend, self._client is not None, answers.watch, threading.get_ident())
         current_parents.set(parents)
         return parents
 
     def adopt(self, parents: Parents) -> None:
-        """Make requests the parents of this coroutine's calls, for what runs in the loop's thread."""
+        """Make requests the parents of the running coroutine's calls, in the event loop's thread."""
         current_parents.set(parents)
 
     def end(self, parents: Parents) -> None:
-        """Before requests are answered: wait for calls that use their tensors and that the model has not awaited."""
+        """Wait for calls that use these requests' tensors and that the model has not awaited; the requests are
+        answered after this."""
         current_parents.set(NO_PARENTS)
         if self._client is not None:
             self._client.wait_until_returned(parents.refs)
@@ -75,7 +75,7 @@ class WorkerRuntime(Runtime):
 
     # --- calls ---
 
-    # The docstrings are Runtime's.
+    # Documented in Runtime.
 
     def submit(self, request: ModelRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
         try:
@@ -87,6 +87,7 @@ class WorkerRuntime(Runtime):
         return call.cancel
 
     def load_model(self, name: str, config: str, files: dict[str, bytes] | None) -> None:
+        """Load a model; see `Runtime`. Raises TritonModelException if the supervisor refuses or the load fails."""
         try:
             model_control.check_config(config)
             model_control.load(self._join().ask, name, config or None, dict(files or {}))
@@ -94,6 +95,7 @@ class WorkerRuntime(Runtime):
             raise TritonModelException(str(error)) from error
 
     def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Unload a model; see `Runtime`. Raises TritonModelException if the supervisor refuses."""
         try:
             self._join().ask("unload", {"model": name, "unload_dependents": unload_dependents})
         except ShoalError as error:
@@ -107,7 +109,8 @@ class WorkerRuntime(Runtime):
             return False
 
     def _join(self) -> Client:
-        """Raises ShoalError where that cannot be; the next call tries again."""
+        """The worker's client, which joins the star now if it has not yet. Raises ShoalError if it cannot; the next
+        call tries again."""
         with self._lock:
             if self._client is None:
                 try:

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-# Before the import, which reads it. GNU OpenMP's threads would spin while they wait for the next operator, on cores
-# that other processes need: 54 against 26 ms of CPU per batch of 20 ms that is followed by a pause, two threads.
+# Before the import, which reads this setting. GNU OpenMP's threads would spin while they wait for the next operator, on
+# cores that other processes need: 54 instead of 26 ms of CPU for a batch of 20 ms and a pause, with two threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
@@ -25,33 +25,33 @@ from shoal.workers.warmup import smallest_inputs
 
 _log = logging.getLogger(__name__)
 
-# PyTorch's types; those that are not here have no Triton datatype.
+# PyTorch's types; types that are missing here have no Triton datatype.
 _TYPES = {
     torch.bool: "BOOL", torch.uint8: "UINT8", torch.uint16: "UINT16", torch.uint32: "UINT32", torch.uint64: "UINT64",
     torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.int64: "INT64",
     torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16",
 }  # fmt: skip
 
-#: First runs on zeros: TorchScript watches one, optimises in the next and is as fast as it gets in the third (134, 86
-#: and 1.5 ms of CPU, 20 small convolutions).
+#: Number of first runs on zeros: TorchScript profiles one, optimises in the next and has its full speed in the third
+#: (134, 86 and 1.5 ms of CPU for 20 small convolutions).
 _TIMES = 3
 
 
 class PytorchBackend(BatchedBackend):
-    """One loaded program."""
+    """A loaded PyTorch program."""
 
     def __init__(self) -> None:
         # Changed by load.
         self._program: programs.Program | None = None
         self._signature = Signature("", 0, {}, {})
-        self._datatypes: dict[str, Datatype] = {}  # of all inputs
-        self._device: torch.device | None = None  # None where the model has placed its tensors itself
+        self._datatypes: dict[str, Datatype] = {}  # datatypes of all inputs
+        self._device: torch.device | None = None  # None if the model has placed its tensors itself
         self._guard: Callable[[], AbstractContextManager[object]] = torch.inference_mode
         self._cleans_cache = False
-        self._format = torch.preserve_format  # of inputs with four dimensions
+        self._format = torch.preserve_format  # memory format of inputs with four dimensions
 
     def load(self, model: Model, device: Device) -> None:
-        """Load the model and check it. Raises ShoalError."""
+        """Load the model and check it. Raises ShoalError if it cannot be loaded or does not fit its configuration."""
         chosen = settings(model, device)
         _set_up_process(chosen)
         self._signature = signature = Signature.from_config(model.config)
@@ -67,12 +67,13 @@ class PytorchBackend(BatchedBackend):
             self._run_zeros(model.instance_name, is_compiled=chosen.compile is not None)
 
     def _run_zeros(self, instance_name: str, *, is_compiled: bool) -> None:
-        """Pay for what PyTorch does at its first runs: memory, profiles, and compiling where that was asked for."""
+        """Run the model on zeros, so that no client waits for the costs of the first runs: memory, profiles, and
+        compiling if configured."""
         inputs = smallest_inputs(self._signature)
         if inputs is None:
             return
         most = self._signature.max_batch_size
-        # A compiled module is made for 1 row, then for any number at the second number that it sees.
+        # A module is compiled for 1 row first, and at the second number of rows for any number.
         sizes = [1, *sorted({2, most})] if is_compiled and most > 1 else [1] * _TIMES
         try:
             for rows in sizes:
@@ -86,11 +87,12 @@ class PytorchBackend(BatchedBackend):
             _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
 
     def unload(self) -> None:
-        """Let the program go."""
+        """Release the program."""
         self._program = None
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs, some of them views of PyTorch's memory. Raises InternalError with PyTorch's words."""
+        """The outputs, some of them views of PyTorch's memory. Raises InternalError with PyTorch's text if the run
+        fails."""
         assert self._program is not None, "load comes first"
         datatypes = self._datatypes
         try:
@@ -100,7 +102,7 @@ class PytorchBackend(BatchedBackend):
                 return {name: self._as_array(name, value) for name, value in outputs.items()}
         except ShoalError:
             raise
-        except Exception as error:  # the rim: a model's own code, which may raise anything
+        except Exception as error:  # a model's own code, which may raise anything
             raise InternalError(f"PyTorch execute failure: {error}") from error
         finally:
             if self._cleans_cache:
@@ -111,9 +113,9 @@ class PytorchBackend(BatchedBackend):
     def _as_tensor(self, array: Array, datatype: Datatype) -> torch.Tensor | list[bytes]:
         if datatype is BYTES:
             strings: list[bytes] = array.ravel().tolist()
-            return strings  # not str: TorchScript's need not be UTF-8
-        # A model may write into its inputs, and must not into a client's block, which is mapped read-only. What was
-        # gathered or was not aligned is a copy already.
+            return strings  # bytes, not str: TorchScript's strings need not be UTF-8
+        # A model may write into its inputs, and must not into a client's block, which is mapped read-only. Inputs that
+        # were gathered or not aligned are copies already.
         is_copied = array.flags.writeable or isinstance(array.base, bytes) or self._is_elsewhere
         words = array if is_copied else array.copy()
         if datatype is BF16:
@@ -128,7 +130,7 @@ class PytorchBackend(BatchedBackend):
         return self._device is not None and self._device.type != "cpu"
 
     def _as_array(self, name: str, value: object) -> Array:
-        """An output, checked against the configuration as Triton does."""
+        """An output as an array, checked against the configuration as in Triton."""
         datatype = self._signature.outputs[name].datatype
         if isinstance(value, list) and datatype is BYTES:
             strings: Array = np.empty(len(value), BYTES.dtype)
@@ -160,15 +162,15 @@ def _torch_device(model: Model, device: Device) -> torch.device | None:
             f"model '{model.name}', instance '{model.instance_name}' is of kind {device.kind}, and this PyTorch "
             f"({torch.__version__}) sees no GPU. Install a build for CUDA, or configure KIND_CPU"
         )
-    # Where CUDA_VISIBLE_DEVICES leaves a worker one GPU only, that is number 0, whatever it is called outside.
+    # If CUDA_VISIBLE_DEVICES leaves a worker one GPU only, that is number 0 in it, whatever its number elsewhere.
     return torch.device("cuda", device.id if device.id < torch.cuda.device_count() else 0)
 
 
 def _set_up_process(chosen: Settings) -> None:
-    """What PyTorch has once for all models of a process; this one has one model."""
+    """Make the settings that PyTorch has once per process; this process has one model."""
     torch.set_num_threads(chosen.intra_op_num_threads)
     if torch.get_num_interop_threads() != chosen.inter_op_num_threads:
         torch.set_num_interop_threads(chosen.inter_op_num_threads)
     torch.backends.cudnn.enabled = chosen.cudnn
-    # The tensor's memory is ours, see _as_tensor.
+    # The warning does not apply: the memory is a copy, see _as_tensor.
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")

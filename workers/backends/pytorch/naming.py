@@ -1,11 +1,11 @@
-"""Which tensor of a model is which of the configuration's, by Triton's conventions. Pure. Runs in a worker.
+"""The pairing of a model's tensors with the configuration's, by Triton's conventions. Pure. Runs in a worker.
 
-    by name    as an argument of `forward` is called, or by path: ARGS[0], ARGS[2][key], KWARGS[name], RESULT[key][0]
+    by name    the name of an argument of `forward`, or a path: ARGS[0], ARGS[2][key], KWARGS[name], RESULT[key][0]
     by index   NAME__INDEX
     by order   the configuration's, with a warning
 
 One convention holds for all inputs, and one for all outputs: the first that suits every name. The inputs of a Python
-file go by order only, as in Triton, and names that say another are refused.
+file go by order only, as in Triton, and names that indicate another order are refused.
 """
 
 import logging
@@ -17,7 +17,7 @@ from shoal.errors import InternalError, InvalidArgumentError
 
 _log = logging.getLogger(__name__)
 
-#: What a path says behind its root: keys of dictionaries, numbers of elements.
+#: The steps of a path behind its root: keys of dictionaries, numbers of elements.
 Steps: TypeAlias = tuple[str, ...]
 #: The arguments of a call with the configuration's names where its tensors will be: ["x", {"key": "y"}].
 Template: TypeAlias = Any
@@ -26,13 +26,14 @@ _PATH = re.compile(r"(ARGS|KWARGS|RESULT)((?:\[[^\]]*\])*)")
 
 
 def path(name: str) -> tuple[str, Steps] | None:
-    """Root and steps of a name that is a path; None of another."""
+    """Root and steps of a name that is a path; None for any other name."""
     match = _PATH.fullmatch(name)
     return (match[1], tuple(match[2][1:-1].split("][")) if match[2] else ()) if match else None
 
 
 def positions(model: str, role: str, names: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """The position of each of the configuration's tensors; `known` are names and positions that the model declares."""
+    """The position of each of the configuration's tensors; `known` are names and positions that the model declares.
+    Raises InvalidArgumentError if two names have one position."""
     if all(name in known for name in names):
         found = {name: known[name] for name in names}
     else:
@@ -50,7 +51,9 @@ def positions(model: str, role: str, names: Sequence[str], known: Mapping[str, i
 
 
 def input_positions(model: str, names: Sequence[str], known: Mapping[str, int], count: int) -> dict[str, int]:
-    """`positions` for all `count` inputs of a model. Raises InvalidArgumentError where they are others."""
+    """The position of each of the configuration's inputs, in a model with `count` inputs. Raises
+    InvalidArgumentError if the configuration has another number of inputs, or names a position that the model does
+    not have."""
     if len(names) != count:
         raise InvalidArgumentError(
             f"unable to load model '{model}', configuration expects {len(names)} inputs, model provides {count}"
@@ -66,7 +69,7 @@ def input_positions(model: str, names: Sequence[str], known: Mapping[str, int], 
 
 
 def no_such_output(name: str, count: int) -> InvalidArgumentError:
-    """Triton's sentence."""
+    """The error, in Triton's words, for an output whose index is beyond the model's outputs."""
     return InvalidArgumentError(
         f"The output {name} in the model configuration refers to an output index which doesn't exist. "
         f"This model has {count} outputs"
@@ -76,7 +79,7 @@ def no_such_output(name: str, count: int) -> InvalidArgumentError:
 def arguments(model: str, names: Sequence[str], declared: Sequence[tuple[str, str, str]]) -> Template:
     """The arguments of a TorchScript `forward`. `declared` are their names, kinds (`DictType`) and types as text.
 
-    Lists of strings are values like tensors. Raises InvalidArgumentError where the configuration does not fit, and
+    Lists of strings are values like tensors. Raises InvalidArgumentError if the configuration does not fit, and
     InternalError for types that Triton refuses, too.
     """
     paths = [steps for root, steps in filter(None, map(path, names)) if root == "ARGS" and steps]
@@ -97,7 +100,8 @@ def arguments(model: str, names: Sequence[str], declared: Sequence[tuple[str, st
 
 
 def arguments_in_order(model: str, names: Sequence[str], declared: Sequence[str], required: int) -> Template:
-    """The arguments of a `forward` in Python. `declared` are the names of those that have one; `required` cannot miss.
+    """The arguments of a `forward` in Python. `declared` are the names of its positional arguments; the first
+    `required` must be given.
 
     Raises InvalidArgumentError for another number of inputs, and for names that number the inputs in another order.
     """
@@ -125,7 +129,7 @@ def arguments_in_order(model: str, names: Sequence[str], declared: Sequence[str]
 
 
 def fill(template: Template, tensors: Mapping[str, Any]) -> Any:
-    """The template with tensors where their names were."""
+    """A copy of the template with tensors in place of their names."""
     if isinstance(template, str):
         return tensors[template]
     if isinstance(template, dict):
@@ -135,7 +139,7 @@ def fill(template: Template, tensors: Mapping[str, Any]) -> Any:
 
 
 def follow(result: Any, steps: Steps) -> Any:
-    """What lies at a path in what a model returned. Raises LookupError where it leads nowhere."""
+    """The value at a path in a model's result. Raises LookupError if there is none."""
     for step in steps:
         if isinstance(result, dict):
             result = result[step]
@@ -176,7 +180,7 @@ def _index(name: str) -> int | None:
 
 
 def _number(name: str) -> int | None:
-    """The position that a name tells by itself, as an index or as a path."""
+    """The position that a name indicates by itself, as an index or as a path; None if it does not."""
     root, steps = path(name) or ("", ())
     return int(steps[0]) if root == "ARGS" and len(steps) == 1 and steps[0].isdecimal() else _index(name)
 

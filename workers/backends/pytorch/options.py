@@ -1,4 +1,5 @@
-"""What config.pbtxt says about PyTorch, read into one value and checked. Pure: does not import it. Runs in a worker."""
+"""The settings for PyTorch in config.pbtxt, checked and read into one value. Pure: does not import PyTorch. Runs in
+a worker."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +18,14 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton read
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One instance's options. What holds for a whole process in PyTorch holds for one instance here."""
+    """The settings of one instance. What PyTorch sets for a whole process holds for one instance, since each has a
+    process of its own."""
 
     intra_op_num_threads: int
     inter_op_num_threads: int
     inference_mode: bool  # torch.inference_mode instead of torch.no_grad
     optimized_execution: bool  # of TorchScript
-    jit_executor: bool | None  # these three of TorchScript too; None = as PyTorch has it
+    jit_executor: bool | None  # this and the next two are TorchScript's, too; None = PyTorch's default
     jit_profiling: bool | None
     tensor_fuser: bool | None
     cudnn: bool
@@ -34,7 +36,7 @@ class Settings:
 
 
 def settings(model: Model, device: Device) -> Settings:
-    """All options of an instance. Raises InvalidArgumentError for a value that is none."""
+    """All settings of an instance. Raises InvalidArgumentError for an invalid value."""
     num_cores = len(device.cores)
     return Settings(
         intra_op_num_threads=_threads(model, ("INTRA_OP_THREAD_COUNT", "NUM_THREADS")) or num_cores,
@@ -53,9 +55,10 @@ def settings(model: Model, device: Device) -> Settings:
 
 
 def check_tensors(model: Model, *, takes_strings: bool) -> None:
-    """Raises InternalError with Triton's sentences for tensors that PyTorch has no form for.
+    """Check the configured datatypes. Raises InternalError with Triton's sentences for datatypes that PyTorch cannot
+    represent, UnsupportedError for an optional input.
 
-    Strings are lists in TorchScript, and nothing elsewhere. Raises UnsupportedError for an input that may be missing.
+    Strings are lists in TorchScript (`takes_strings`), and not supported elsewhere.
     """
     signature = Signature.from_config(model.config)
     file_checks.refuse_optional(signature, "PyTorch")
@@ -91,7 +94,8 @@ def _compile(model: Model) -> dict[str, Any] | None:
 
 
 def _threads(model: Model, keys: Sequence[str]) -> int:
-    """0 where nothing is said: the worker's number of cores then. Triton's two runtimes have a name each for it."""
+    """The configured number of threads, under the name of either of Triton's two runtimes. 0 if none is configured:
+    then the worker's number of cores is used."""
     for key in keys:
         value = model.parameter(key)
         if value:

@@ -2,11 +2,11 @@
 
     TorchScript     */constants.pkl           torch.jit: arguments and results as the model declares them
     torch.export    */models/*.json           a graph: leaves of nested arguments and results, all known
-    AOTInductor     */data/aotinductor/*      the same, compiled for one kind of machine
-    a Python file   a class of modules        with a state dict beside it; the only one whose code is a user's
+    AOTInductor     */data/aotinductor/*      a graph like that, compiled for one kind of machine
+    a Python file   a class of modules        with a state dict beside it; the only form with a user's code
 
-An archive is told by what it contains, not by its name. A state dict is read with weights_only: it is data, and nothing
-in it is run. Runs in a worker, while it loads.
+An archive's form is recognised by its contents, not by its name. A state dict is read with weights_only: it is data,
+and no code in it is run. Runs in a worker, while it loads.
 """
 
 import importlib
@@ -39,7 +39,7 @@ _PYTHON_FILENAMES = ("model.py", "model.pt")  # the order in which Triton's Pyth
 
 
 class Program(ABC):
-    """A loaded model."""
+    """A loaded model that can be called with tensors."""
 
     @abstractmethod
     def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Program(ABC):
 
 
 class Forward(Program):
-    """A `forward` that is called with arguments, and may return anything."""
+    """A model whose `forward` is called with arguments, and may return any object."""
 
     def __init__(self, function: Callable[..., Any], model: Model, arguments: naming.Template) -> None:
         self._function = function
@@ -60,7 +60,8 @@ class Forward(Program):
         self._positions: dict[str, int] | None = None
 
     def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs for these inputs, by name."""
+        """The outputs for these inputs, by name. Raises InvalidArgumentError if one is missing, TypeError if the
+        result has no tensors, and whatever the model raises."""
         result = self._function(*naming.fill(self._arguments, tensors))
         if self._paths is not None:
             return {name: self._at(result, name, steps or ()) for name, steps in self._paths.items()}
@@ -95,7 +96,8 @@ class Exported(Program):
         out_spec: Any,
         arguments: Sequence[str] = (),
     ) -> None:
-        """`function` takes and returns leaves, in the order of the two specs; `arguments` are the names it declares."""
+        """`function` takes and returns leaves, in the order of the two specs; `arguments` are the names that it
+        declares. Raises InvalidArgumentError if the configuration's tensors are not the graph's."""
         self._function = function
         inputs, outputs = _names(in_spec, ("ARGS", "KWARGS")), _names(out_spec, ("RESULT",))
         for number, argument in enumerate(arguments):
@@ -118,7 +120,7 @@ class Exported(Program):
 
 
 def _inputs(model: Model) -> list[str]:
-    """The model's inputs: those of clients, then those that are made from a batch."""
+    """Names of the model's inputs: those of clients, then those that are made from a batch."""
     made = [name for each in model.config["batch_input"] for name in each["target_name"]]
     return [tensor["name"] for tensor in model.config["input"]] + made
 
@@ -132,8 +134,8 @@ _NO_OUTPUT = (
 def load(model: Model, device: torch.device | None, settings: Settings) -> Program:
     """The program of a model, on `device`; None leaves its tensors where they were saved.
 
-    Raises UnavailableError without a file, InternalError with PyTorch's words for one that it cannot load, and
-    InvalidArgumentError where file and configuration disagree.
+    Raises UnavailableError without a file, InternalError with PyTorch's text for one that it cannot load, and
+    InvalidArgumentError if file and configuration disagree.
     """
     file = _file(model)
     try:
@@ -146,14 +148,14 @@ def load(model: Model, device: torch.device | None, settings: Settings) -> Progr
         return _LOADERS[_form(model, file)](model, file, device, settings)
     except ShoalError:
         raise
-    except Exception as error:  # the rim: a user's module, or what a file provokes in PyTorch
+    except Exception as error:  # a user's module, or what a file provokes in PyTorch
         raise InternalError(f"failed to load model '{model.name}': {str(error) or type(error).__name__}") from error
 
 
 def _file(model: Model) -> str:
     if not model.file:
         return _python_file(model)
-    # Triton looks for a model.pt2 where there is no model.pt.
+    # Triton looks for a model.pt2 if there is no model.pt.
     for file in (model.file, f"{model.file}2" if os.path.basename(model.file) == "model.pt" else model.file):
         if os.path.exists(file):
             return file
@@ -169,7 +171,7 @@ def _python_file(model: Model) -> str:
 
 
 def _form(model: Model, file: str) -> str:
-    """The key of `_LOADERS`."""
+    """The form of an archive, a key of `_LOADERS`. Raises InternalError if the file has none of these forms."""
     try:
         with zipfile.ZipFile(file) as archive:
             names = [name.partition("/")[2] or name for name in archive.namelist()]  # all lie in one directory
@@ -209,7 +211,8 @@ def _torchscript(model: Model, file: str, device: torch.device | None, settings:
 
 
 def _load_torchscript(file: str, device: torch.device | None) -> Any:
-    """The module; torchvision, whose operators Triton has built in, is imported for a model that uses them."""
+    """The module in a file. torchvision, whose operators Triton has built in, is imported for a model that uses
+    them."""
     load: Callable[..., Any] = torch.jit.load
     try:
         return load(file, map_location=device)
@@ -241,13 +244,13 @@ def _export(model: Model, file: str, device: torch.device | None, settings: Sett
         found: list[Any] = pytree.tree_leaves(module(*arguments, **keywords))
         return found
 
-    called = program.module_call_graph[0].signature  # of the whole; those of its parts come after it
+    called = program.module_call_graph[0].signature  # the first is the whole module's; those of its parts follow
     return Exported(run, model, in_spec, out_spec, getattr(called, "forward_arg_names", None) or ())
 
 
 def _aotinductor(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
     _refuse_for_archives(model, settings)
-    # Compiled code believes what it is told of shapes; it reads beyond a smaller tensor unless it is told to look.
+    # Without this, compiled code does not check shapes, and reads beyond the end of a smaller tensor.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
     index = device.index if device is not None and device.type == "cuda" else -1
     loader = torch._inductor.aoti_load_package(file, device_index=index).loader
@@ -283,7 +286,7 @@ def _arguments(model: Model, module: Any) -> naming.Template:
     names = _inputs(model)
     declared = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in _POSITIONAL]
     if any(each.kind is each.VAR_POSITIONAL for each in declared):
-        return names  # any number of them, of which nothing is known
+        return names  # any number of positional arguments, without names
     required = sum(each.default is each.empty for each in declared)
     return naming.arguments_in_order(model.name, names, [each.name for each in declared], required)
 
@@ -300,7 +303,8 @@ def _state_dict(model: Model, file: str, device: torch.device | None, settings: 
 
 
 def _class_in(python_module: Any) -> type[torch.nn.Module]:
-    """The class of the model: Triton takes the first of a file by name. What is defined there goes before others."""
+    """The class of the model. As in Triton, the first in a file by name; classes that are defined there go before
+    imported ones."""
     classes = [value for _, value in inspect.getmembers(python_module, inspect.isclass)]
     modules = [each for each in classes if issubclass(each, torch.nn.Module) and each is not torch.nn.Module]
     if not modules:
@@ -309,7 +313,8 @@ def _class_in(python_module: Any) -> type[torch.nn.Module]:
 
 
 def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
-    """Path of each leaf → its position. What lies directly in a dictionary of results or keywords has its key, too."""
+    """Path of each leaf → its position. A leaf directly in a dictionary of results or keywords is also found by its
+    key."""
     leaves = range(spec.num_leaves)
     found: dict[str, int] = {}
     for keys, position in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(leaves), spec))[0]:
@@ -322,7 +327,8 @@ def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
 
 
 def _is_strings(value: Any) -> bool:
-    """Whether `value` is one output, a list of strings; an empty list is one, which has no type that could be asked."""
+    """Whether `value` is one output, a list of strings. An empty list counts as one, since its elements have no
+    type."""
     return isinstance(value, list) and all(isinstance(each, str) for each in value[:1])
 
 

@@ -1,7 +1,8 @@
-"""TensorRT engines on a GPU: a context per profile, a stream, page-locked staging, CUDA graphs where asked for.
+"""TensorRT engines on a GPU: a context per profile, a stream, page-locked staging, CUDA graphs if configured.
 
-The only file, beside build.py, that imports tensorrt; CUDA itself is workers/cuda.py's. A batch goes from page-locked
-memory to the GPU, through the engine and back into page-locked memory, all on the instance's stream, waited for once.
+The only file, beside build.py, that imports tensorrt; CUDA itself is imported by workers/cuda.py. A batch goes from
+page-locked memory to the GPU, through the engine and back into page-locked memory, all on the instance's stream, with
+one wait.
 """
 
 import ctypes
@@ -29,7 +30,8 @@ from shoal.workers.backends.tensorrt.profiles import (
 from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
 
-#: Installed only on machines with a GPU; elsewhere type checkers would take `import` to mean this package.
+#: The tensorrt package, installed only on machines with a GPU; elsewhere type checkers would take `import` to mean the
+#: package of this file.
 tensorrt: Any = importlib.import_module("tensorrt")
 
 _log = logging.getLogger(__name__)
@@ -46,7 +48,8 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
-    """TensorRT's log, passed on to ours; the last error is the reason for the next failure."""
+    """A logger for TensorRT that writes to the server's log; the last error is given as the reason for the next
+    failure."""
 
     def __init__(self) -> None:
         tensorrt.ILogger.__init__(self)
@@ -75,7 +78,7 @@ class TensorrtBackend(BatchedBackend):
         self._input_names: tuple[str, ...] = ()
         self._output_names: tuple[str, ...] = ()
         self._asked_names: frozenset[str] = frozenset()  # outputs that the configuration has
-        self._host_names: frozenset[str] = frozenset()  # shape tensors, which TensorRT reads and writes here
+        self._host_names: frozenset[str] = frozenset()  # shape tensors, which TensorRT reads and writes in host memory
         self._datatypes: dict[str, Any] = {}
         self._graph_batch_sizes: frozenset[int] | None = None
         self._stream: Any = None
@@ -84,10 +87,10 @@ class TensorrtBackend(BatchedBackend):
         self._there = cuda.Buffers(cuda.DeviceMemory)
         self._graphs: dict[Shapes, _Graph] = {}
         self._refused: set[Shapes] = set()  # shapes whose runs could not be captured
-        self._num_moves = 0  # of both buffers, when the graphs were captured
+        self._num_moves = 0  # number of moves of both buffers when the graphs were captured
 
     def describe(self, model: Model, device: Device) -> ModelIO:
-        """The engine's tensors, and the configuration that follows from them; its largest batch is that of its
+        """The engine's tensors, and the configuration that follows from them; the largest batch is that of the
         profiles."""
         inputs, outputs = self._open(model)
         supported = check_max_batch_size(model.config, self._profiles, "autofill failed for")
@@ -95,7 +98,8 @@ class TensorrtBackend(BatchedBackend):
         return ModelIO(inputs, outputs, completed)
 
     def load(self, model: Model, device: Device) -> None:
-        """Deserialize the engine, check it, make contexts and run it once. Raises ShoalError."""
+        """Deserialize the engine, check it, make contexts and run it once. Raises ShoalError if the engine cannot be
+        used or does not fit its configuration."""
         inputs, outputs = self._open(model)
         signature = Signature.from_config(model.config)
         check_max_batch_size(model.config, self._profiles, "unable to load")
@@ -204,7 +208,8 @@ class TensorrtBackend(BatchedBackend):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs, mostly in page-locked memory that the next run overwrites. Raises ShoalError and CudaError."""
+        """The outputs, mostly in page-locked memory that the next run overwrites. Raises ShoalError for shapes that
+        the engine does not take, CudaError if the GPU fails."""
         for name, array in inputs.items():
             self._gather(name, array)
         shapes: Shapes = tuple((name, array.shape) for name, array in inputs.items())
@@ -234,7 +239,8 @@ class TensorrtBackend(BatchedBackend):
         return self._here.reserve(name, nbytes).memory[:nbytes]
 
     def _prepare(self, context: Any, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Tell a context the shapes and addresses of this batch. Returns its output arrays. Raises ShoalError."""
+        """Set the shapes and addresses of this batch in a context. Returns the batch's output arrays. Raises
+        ShoalError."""
         for name, array in inputs.items():
             if not context.set_input_shape(name, array.shape):
                 raise InvalidArgumentError(
@@ -248,7 +254,7 @@ class TensorrtBackend(BatchedBackend):
                 raise UnsupportedError(f"output '{name}' has a shape that depends on the data, which is not supported")
             dtype = self._datatypes[name].dtype
             nbytes = int(np.prod(shape)) * dtype.itemsize
-            context.set_tensor_address(name, self._place(name, nbytes))  # TensorRT wants one for each output
+            context.set_tensor_address(name, self._place(name, nbytes))  # TensorRT needs an address for each output
             if name in self._asked_names:
                 outputs[name] = np.ndarray(shape, dtype, self._pinned(name, nbytes))
         return outputs
@@ -278,7 +284,7 @@ class TensorrtBackend(BatchedBackend):
         return not sizes or shapes[0][1][:1] in {(size,) for size in sizes}
 
     def _graph(self, shapes: Shapes) -> "_Graph | None":
-        """The graph for a batch of these shapes; all graphs are dropped if memory that they use has moved."""
+        """The graph for a batch of these shapes, if any; all graphs are dropped if memory that they use has moved."""
         num_moves = self._here.num_moves + self._there.num_moves
         if num_moves != self._num_moves:
             for graph in self._graphs.values():
@@ -311,7 +317,7 @@ class TensorrtBackend(BatchedBackend):
 
 
 class _Graph:
-    """A captured run, the context whose memory it uses, and where its outputs lie."""
+    """A captured run, the context whose memory it uses, and the arrays of its outputs."""
 
     def __init__(self, graph: cuda.Graph, context: Any, outputs: dict[str, Array]) -> None:
         self.outputs = outputs

@@ -1,6 +1,8 @@
-"""An engine from an ONNX file, kept in a cache by all that it depends on: file, shapes, GPU, version of TensorRT.
+"""The making of an engine from an ONNX file; engines are cached by all that they depend on: file, shapes, GPU, version
+of TensorRT.
 
-Runs in `shoal build-engine`, on a machine with the GPU that the engine is for. What needs neither is pure.
+Runs in `shoal build-engine`, on a machine with the GPU that the engine is for. Functions that need neither GPU nor
+TensorRT are pure.
 """
 
 import hashlib
@@ -23,7 +25,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class Order(NamedTuple):
-    """What is to be built."""
+    """The description of an engine to be built."""
 
     onnx: Path
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]  # of inputs: least, best, most; others are as in the file
@@ -33,7 +35,8 @@ class Order(NamedTuple):
 
 
 def read_shape(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
-    """`X=1x3x8:4x3x8:8x3x8` → its name and three shapes; one shape stands for all three. Raises ValueError."""
+    """The name and three shapes in `X=1x3x8:4x3x8:8x3x8`; one shape stands for all three. Raises ValueError for any
+    other text."""
     name, equals, rest = text.rpartition("=")
     parts = [tuple(int(size) for size in part.split("x") if size.isdecimal()) for part in rest.split(":")]
     written = ["x".join(map(str, part)) for part in parts]
@@ -50,8 +53,8 @@ def read_shape(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
 
 
 def shapes_of(name: str, declared: Shape, order: Order) -> tuple[Shape, Shape, Shape]:
-    """The shapes that a profile allows for an input that the file declares so. Raises InvalidArgumentError if no source
-    has them."""
+    """The shapes that a profile allows for an input that the file declares as `declared`. Raises
+    InvalidArgumentError if neither the file nor the order determines them."""
     if name in order.shapes:
         return order.shapes[name]
     if -1 in declared[1:]:
@@ -75,8 +78,9 @@ def cache_key(order: Order, device: str, version: str) -> str:
 
 
 def weight_files(onnx: Path) -> Iterator[Path]:
-    """The files whose weights an ONNX file names, by their paths from where it is; each as often as it is named."""
-    data = onnx.read_bytes()  # at most 2 GiB, as any message of protobuf
+    """The paths of the files of weights that an ONNX file names, resolved from its directory; repeated if named
+    repeatedly."""
+    data = onnx.read_bytes()  # at most 2 GiB, like any message of protobuf
     for match in _LOCATION.finditer(data):
         nbytes = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(match[1]))
         path = onnx.parent / os.fsdecode(data[match.end() : match.end() + nbytes])
@@ -93,7 +97,9 @@ def _hashed(path: Path) -> bytes:
 
 
 def build(order: Order, target: Path, cache: Path, tell: Callable[[str], None]) -> None:
-    """Put the engine at `target`, and tell a person where it comes from. Raises ShoalError."""
+    """Write the engine to `target`, from the cache or built now; `tell` is called with a line for the user. Raises
+    InvalidArgumentError for an order or file that cannot be built, UnsupportedError without TensorRT or a GPU,
+    InternalError if TensorRT fails."""
     if order.max_batch_size < 1:
         raise InvalidArgumentError(f"--max-batch-size must be at least 1, got {order.max_batch_size}")
     try:
@@ -116,7 +122,7 @@ def build(order: Order, target: Path, cache: Path, tell: Callable[[str], None]) 
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """At once and whole: a server may be reading it, or another build making the same."""
+    """Write a file at once and whole: a server may be reading it, or another build writing it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(data)
     shutil.move(part, path)

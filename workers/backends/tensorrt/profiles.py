@@ -1,6 +1,7 @@
-"""Optimization profiles: the shapes an engine was built for, and which of them a batch is run with.
+"""Optimization profiles: the shapes that an engine was built for, and the choice of the profile that a batch is run
+with.
 
-Pure: knows no TensorRT. The distance and the sentences are Triton's. Runs in a worker.
+Pure: does not import TensorRT. The distance and the sentences are Triton's. Runs in a worker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,20 +14,20 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Bounds(NamedTuple):
-    """What a profile allows of one input: its shape, or the values of one that is itself a shape."""
+    """The bounds of a profile for one input: for its shape, or for the values of an input that is itself a shape."""
 
     least: Shape
     best: Shape
     most: Shape
 
     def allow(self, shape: Shape) -> bool:
-        """Whether an input may be so."""
+        """Whether an input may have this shape, or these values."""
         return len(shape) == len(self.least) and all(
             low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True)
         )
 
     def distance(self, shape: Shape) -> int:
-        """How far from what the engine is fastest with."""
+        """The distance of a shape from the one that the engine is fastest with: the sum of the differences."""
         return sum(abs(best - size) for best, size in zip(self.best, shape, strict=True))
 
 
@@ -39,12 +40,12 @@ class Profile(NamedTuple):
 
     @property
     def max_batch_size(self) -> int:
-        """The largest first dimension that all inputs may have; 0 where one has none."""
+        """The largest first dimension that all inputs may have; 0 if an input has none."""
         return min((bounds.most[0] if bounds.most else 0 for bounds in self.shapes.values()), default=0)
 
 
 def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> Profile:
-    """The profile nearest to a batch among those that allow it. Raises InvalidArgumentError where none does."""
+    """The profile nearest to a batch among those that allow it. Raises InvalidArgumentError if none does."""
     nearest: Profile | None = None
     shortest = -1
     for profile in profiles:
@@ -66,9 +67,9 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Map
 
 
 def wanted_profiles(config: Config, instance_name: str, num_profiles: int) -> list[int]:
-    """The profiles of this instance's group, 0 where it names none.
+    """The numbers of the profiles of this instance's group; profile 0 if the group names none.
 
-    Raises InvalidArgumentError for one that the engine lacks.
+    Raises InvalidArgumentError for a profile that the engine lacks.
     """
     group_name = instance_name.rpartition("_")[0]
     group = next((group for group in config["instance_group"] if group["name"] == group_name), None)
@@ -83,7 +84,7 @@ def wanted_profiles(config: Config, instance_name: str, num_profiles: int) -> li
 
 
 def check_max_batch_size(config: Config, profiles: Sequence[Profile], prefix: str) -> int:
-    """The engine's largest batch. Raises InvalidArgumentError where the configuration allows larger ones."""
+    """The engine's largest batch. Raises InvalidArgumentError if the configuration allows larger ones."""
     supported = max(profile.max_batch_size for profile in profiles)
     if config["max_batch_size"] > supported:
         raise InvalidArgumentError(
@@ -94,7 +95,7 @@ def check_max_batch_size(config: Config, profiles: Sequence[Profile], prefix: st
 
 
 def graph_batch_sizes(config: Config) -> frozenset[int] | None:
-    """The batch sizes that optimization.cuda asks CUDA graphs for; None: for none, empty: for any."""
+    """The batch sizes for which optimization.cuda asks for CUDA graphs; None: for none, empty: for any."""
     cuda = config.get("optimization", {}).get("cuda", {})
     if not cuda.get("graphs"):
         return None

@@ -1,7 +1,7 @@
-"""What a Python model imports: Triton's `triton_python_backend_utils`, for a server, a test or a plain interpreter.
+"""Triton's `triton_python_backend_utils`, which Python models import, for a server, a test or a plain interpreter.
 
-Tensors, requests, responses and errors are real everywhere; what needs a server says so where there is none. Numpy is
-all that must be installed beside it.
+Tensors, requests, responses and errors are real everywhere; functions that need a server raise an error that says so
+without one. Numpy is the only package that must be installed beside it.
 """
 
 from triton_python_backend_utils.bls import ResponseIterator

@@ -1,4 +1,4 @@
-"""What the arguments of models may be: text and whole numbers as Triton's binding takes them, else a TypeError."""
+"""Checks of arguments from models: text and whole numbers as Triton's binding takes them, else a TypeError."""
 
 import operator
 from typing import Any
@@ -8,7 +8,7 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def text(what: str, value: Any) -> str:
-    """A str, or bytes of UTF-8, as a str. Raises TypeError for anything else."""
+    """A str, or bytes of UTF-8, as a str. Raises TypeError for any other value; `what` names it in the error."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -17,7 +17,8 @@ def text(what: str, value: Any) -> str:
 
 
 def integer(what: str, value: Any, least: int, most: int) -> int:
-    """An int, or a whole number of numpy's. Raises TypeError for anything else, and for one that is out of range."""
+    """An int, or a whole number of numpy's, as an int. Raises TypeError for any other value, and for one that is out
+    of range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -28,7 +29,7 @@ def integer(what: str, value: Any, least: int, most: int) -> int:
 
 
 def figure(what: str, value: Any) -> float:
-    """A number as a float. Raises TypeError for anything else, text of digits included, and for one too large."""
+    """A number as a float. Raises TypeError for any other value, text of digits included, and for one too large."""
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{what} must be a number, found type {type(value)}")
     try:

@@ -1,4 +1,5 @@
-"""Business logic scripting: a model asks another over the runtime, and waits or iterates over the responses."""
+"""Business logic scripting: a model sends a request to another through the runtime, and waits for or iterates over
+the responses."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def needs_decoupled(model: str) -> str:
-    """Triton's sentence where a decoupled model is asked for one response; the mark at its end is Triton's."""
+    """Triton's sentence for a decoupled model that was called for one response; the mark at its end is Triton's."""
     return (
         f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the "
         "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
@@ -25,7 +26,8 @@ def needs_decoupled(model: str) -> str:
 
 
 class ResponseIterator:
-    """The responses of one request, in their order; the last one may be empty. Once complete they can be read again."""
+    """The responses to one request, in their order; the last one may be empty. Once complete they can be iterated
+    again."""
 
     def __init__(self, server: runtime.Runtime) -> None:
         self._server = server
@@ -39,7 +41,8 @@ class ResponseIterator:
 
     @classmethod
     def of(cls, request: ModelRequest, decoupled: bool) -> ResponseIterator:
-        """The responses to a request that is sent now. Raises TritonModelException where that must not be."""
+        """The responses to a request that is sent now. Raises TritonModelException without a server, and outside
+        `execute`."""
         server = runtime.require("A request to another model")
         if not server.can_call_models:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -49,7 +52,8 @@ class ResponseIterator:
         return responses
 
     def add(self, response: InferenceResponse | None, is_final: bool) -> None:
-        """The runtime's: a response, or the end without one, which is told as an empty response, as in Triton."""
+        """Add a response; called by the runtime. None is the end without a response, which becomes an empty
+        response, as in Triton."""
         with self._changed:
             self._responses.append(InferenceResponse() if response is None else response)
             self._is_complete = is_final
@@ -59,12 +63,12 @@ class ResponseIterator:
             each()
 
     def cancel(self) -> None:
-        """Cancel the call: the model at work is notified, and further responses are dropped."""
+        """Cancel the call: the worker that executes it is notified, and further responses are dropped."""
         if self._cancel is not None and not self._is_complete:
             self._cancel()
 
     def next(self) -> InferenceResponse:
-        """The next response; waits for it. Raises StopIteration after the last."""
+        """The next response, waiting for it. Raises StopIteration after the last."""
         return self.__next__()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
@@ -124,14 +128,14 @@ class ResponseIterator:
 
 
 def execute(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """InferenceRequest.exec."""
+    """Send a request and wait for the response, or return an iterator: InferenceRequest.exec."""
     responses = ResponseIterator.of(request, decoupled)
     return responses if decoupled else responses.next()
 
 
 async def execute_async(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """InferenceRequest.async_exec. Returns with the first response: Triton's models iterate without `async for`, which
-    would keep the event loop until then."""
+    """Send a request and wait for the first response: InferenceRequest.async_exec. An iterator is returned no
+    earlier, because Triton's models iterate without `async for`, which would block the event loop until then."""
     responses = ResponseIterator.of(request, decoupled)
     await responses.wait()
     return responses if decoupled else responses.next()

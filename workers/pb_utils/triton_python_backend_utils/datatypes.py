@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from shoal.datatypes import BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from triton_python_backend_utils.errors import TritonModelException
 
-#: A configuration's data_type → numpy's type. BF16 has none.
+#: A configuration's data_type → numpy's type; BF16 has no type in numpy.
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
     "TYPE_BOOL": bool,
     "TYPE_UINT8": np.uint8,
@@ -31,7 +31,7 @@ _BY_DTYPE: dict[np.dtype[Any], Datatype] = {
 
 
 def datatype_of(dtype: np.dtype[Any]) -> Datatype:
-    """The datatype of arrays of this dtype. Raises TritonModelException where there is none."""
+    """The datatype of arrays of this dtype. Raises TritonModelException if there is none."""
     found = _BY_DTYPE.get(dtype)
     if found is not None:
         return found
@@ -44,7 +44,7 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
 
 
 def triton_to_numpy_type(data_type: int) -> type[Any]:
-    """The numpy type of a datatype's number. Raises TritonModelException where there is none."""
+    """The numpy type of a datatype's number. Raises TritonModelException if there is none."""
     datatype = BY_WIRE.get(data_type)
     if datatype is None or datatype is BF16:
         raise TritonModelException(f"Unsupported triton dtype {data_type!r}")
@@ -52,7 +52,7 @@ def triton_to_numpy_type(data_type: int) -> type[Any]:
 
 
 def numpy_to_triton_type(data_type: Any) -> int:
-    """The number of the datatype of a numpy type. Raises TritonModelException where there is none."""
+    """The number of the datatype of a numpy type. Raises TritonModelException if there is none."""
     return datatype_of(np.dtype(data_type)).wire
 
 
@@ -76,7 +76,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> NDArray[Any]:
 
 
 def string_elements(array: NDArray[Any]) -> list[bytes]:
-    """The elements of an array of strings, row by row; what is not bytes is its text in UTF-8."""
+    """The elements of an array of strings, in C order; an element that is not bytes becomes its text in UTF-8."""
     elements = array.ravel().tolist()
     if all(type(element) is bytes for element in elements):
         return elements

@@ -1,6 +1,6 @@
 """Tensors to and from other frameworks without a copy, by the DLPack protocol; numpy's own, and BF16 beside it.
 
-numpy has no BF16: such a tensor passes through it as its 16-bit words, and its capsule is told what they are.
+numpy has no BF16: such a tensor passes through numpy as its 16-bit words, and the type in its capsule is set to BF16.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Given:
-    """A capsule in the form in which numpy takes it."""
+    """An object with which numpy accepts a bare capsule."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -49,7 +49,7 @@ class _Given:
 
 
 def export(array: NDArray[Any], datatype: Datatype) -> Any:
-    """A capsule of an array that may be written to."""
+    """A capsule of a writable array; both share their memory."""
     capsule = array.__dlpack__()
     if datatype is BF16:
         _head(capsule).code = _BFLOAT
@@ -57,7 +57,8 @@ def export(array: NDArray[Any], datatype: Datatype) -> Any:
 
 
 def take(tensor: Any) -> tuple[NDArray[Any], Datatype]:
-    """A tensor of another framework on the CPU, or its capsule, as an array over its memory."""
+    """An array over the memory of another framework's tensor on the CPU, or of its capsule. Raises
+    TritonModelException for any other object, and for a tensor that is not contiguous."""
     if hasattr(tensor, "__dlpack__"):
         capsule = tensor.__dlpack__()
     elif type(tensor).__name__ == "PyCapsule":
@@ -76,7 +77,7 @@ def take(tensor: Any) -> tuple[NDArray[Any], Datatype]:
 
 
 def device_of(tensor: Any) -> tuple[int, int]:
-    """Where a tensor or a capsule lies: DLDeviceType, and the number of the device."""
+    """The device of a tensor or a capsule: DLDeviceType, and the number of the device."""
     if hasattr(tensor, "__dlpack_device__"):
         kind, number = tensor.__dlpack_device__()
         return int(kind), int(number)
@@ -87,7 +88,8 @@ def device_of(tensor: Any) -> tuple[int, int]:
 
 
 def to_host(tensor: Any) -> Any:
-    """A copy on the CPU of what lies on a GPU, made by the framework that it comes from."""
+    """A copy on the CPU of a tensor on a GPU, made by the tensor's framework. Raises TritonModelException if the
+    framework has no known method for that."""
     if type(tensor).__name__ == "PyCapsule" and "torch" in sys.modules:
         tensor = sys.modules["torch"].from_dlpack(tensor)
     for method in ("cpu", "get"):  # PyTorch's and CuPy's

@@ -7,7 +7,8 @@ from triton_python_backend_utils.arguments import text
 
 
 class TritonError:
-    """Why one request failed. Its code decides the status that the client gets."""
+    """The error of one request. Its code determines the status that the client gets. Raises TypeError for an unknown
+    code, or a message that is no text."""
 
     UNKNOWN: Final = 0
     INTERNAL: Final = 1
@@ -27,11 +28,11 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
-        """The sentence."""
+        """The error's sentence."""
         return self._message
 
     def code(self) -> int:
-        """One of this class's codes."""
+        """The error's code, one of this class's constants."""
         return self._code
 
     def __str__(self) -> str:
@@ -42,23 +43,23 @@ class TritonError:
 
 
 class TritonModelException(Exception):
-    """What these utilities raise, and what a model may."""
+    """The exception that these utilities raise, and that a model may raise."""
 
     def message(self) -> str:
-        """The sentence."""
+        """The exception's sentence."""
         return str(self)
 
 
-#: Triton's codes → what the server knows them as, in records by the same numbers plus one: 0 is success there.
+#: Triton's codes → the server's error classes, whose numbers in records are the codes plus one: 0 is success there.
 _KINDS = {wire - 1: kind for wire, kind in errors.BY_WIRE.items()}
 _CODES = {kind: code for code, kind in _KINDS.items()}
 
 
 def as_shoal_error(error: TritonError) -> errors.ShoalError:
-    """The error as the server tells clients of it."""
+    """The server's error for a TritonError."""
     return _KINDS[error.code()](error.message())
 
 
 def as_triton_error(error: errors.ShoalError) -> TritonError:
-    """The server's error as a model is told of it."""
+    """The TritonError for an error of the server."""
     return TritonError(str(error), _CODES.get(type(error), TritonError.INTERNAL))

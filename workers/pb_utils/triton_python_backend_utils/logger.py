@@ -10,7 +10,8 @@ _LEVELS = frozenset({"INFO", "WARNING", "ERROR", "VERBOSE"})
 
 
 class Logger:
-    """Triton's log. Without a server, lines go to stderr."""
+    """Triton's log. Without a server, lines go to stderr. Methods raise TypeError for a message that is no text, or
+    an unknown level."""
 
     INFO: Final = "INFO"
     WARNING: Final = "WARNING"
@@ -19,27 +20,27 @@ class Logger:
 
     @staticmethod
     def log(message: str | bytes, level: str = INFO) -> None:
-        """A line of this level."""
+        """Write a line of this level."""
         _write(level, message)
 
     @staticmethod
     def log_info(message: str | bytes) -> None:
-        """A line of level INFO."""
+        """Write a line of level INFO."""
         _write(Logger.INFO, message)
 
     @staticmethod
     def log_warn(message: str | bytes) -> None:
-        """A line of level WARNING."""
+        """Write a line of level WARNING."""
         _write(Logger.WARNING, message)
 
     @staticmethod
     def log_error(message: str | bytes) -> None:
-        """A line of level ERROR."""
+        """Write a line of level ERROR."""
         _write(Logger.ERROR, message)
 
     @staticmethod
     def log_verbose(message: str | bytes) -> None:
-        """A line that is written where --log-verbose is 1 or more."""
+        """Write a line if --log-verbose is 1 or more."""
         _write(Logger.VERBOSE, message)
 
 
@@ -47,7 +48,7 @@ def _write(level: str, message: str | bytes) -> None:
     if level not in _LEVELS:
         raise TypeError(f"the level must be one of Logger's, found {level!r}")
     message = text("the message", message)
-    frame = sys._getframe(2)  # the model's line, not ours
+    frame = sys._getframe(2)  # the frame of the model that called a method of Logger
     file, line = frame.f_code.co_filename, frame.f_lineno
     if runtime.current is not None:
         runtime.current.log(level, message, file, line)

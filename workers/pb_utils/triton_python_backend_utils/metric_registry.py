@@ -1,5 +1,5 @@
-"""Custom metrics of one process: the figures of each series, what of them has changed since the last report, and the
-family objects that keep a series.
+"""Custom metrics of one process: the figures of each series, their changes since the last report, and the family
+objects that keep a series alive.
 
 Safe for any thread: the registry's lock guards every series.
 """
@@ -16,8 +16,8 @@ from triton_python_backend_utils.errors import TritonModelException
 
 _log = logging.getLogger(__name__)
 
-#: Series that one process reports (ours): a label that never repeats must not fill the server's memory. Further series
-#: work as any other, and are not reported.
+#: Most series that one process reports (ours): a label that never repeats must not fill the server's memory. Further
+#: series work as any other, and are not reported.
 MAX_SERIES = 1000
 
 NO_FAMILY = "Error when creating MetricFamily: "
@@ -26,7 +26,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Kind(Enum):
-    """What a family measures, in Prometheus's words. Models know it as MetricFamily.MetricKind."""
+    """The kind of a metric family, in Prometheus's words; MetricFamily.MetricKind for models."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -34,14 +34,16 @@ class Kind(Enum):
 
 
 class Series:
-    """The figures of one set of labels: what they are, and what has changed since the last report."""
+    """The figures of one set of labels: their values, and their changes since the last report."""
 
     def __init__(self) -> None:
         # Changed under the registry's lock.
         self.value = 0.0
 
     def take(self) -> Any:
-        """The change since the last time, as msgpack can carry it; what supervisor/questions/custom_metrics.py adds."""
+        """The change since the last call, in a form for msgpack, to be added up by
+        supervisor/questions/custom_metrics.py. Each kind of series implements this; the base class raises
+        NotImplementedError."""
         raise NotImplementedError
 
 
@@ -63,7 +65,7 @@ class _Gauge(Series):
     def __init__(self) -> None:
         super().__init__()
         self._set: float | None = None
-        self._change = 0.0  # since it was set, or told
+        self._change = 0.0  # since the value was set, or reported
 
     def increment(self, value: float) -> None:
         self.value += value
@@ -96,22 +98,23 @@ class _Histogram(Series):
 
 
 class Family:
-    """A metric family: what it measures, and the series that the MetricFamily objects of its name have made."""
+    """A metric family: its name and kind, and the series that the MetricFamily objects of its name have made."""
 
     def __init__(self, name: str, kind: Kind, description: str) -> None:
         self.name, self.kind, self.description = name, kind, description
         # Changed by the registry, under its lock.
         self.series: dict[Labels, Series] = {}
-        self.num_handles: Counter[Labels] = Counter()  # of MetricFamily objects with metrics of these labels
+        self.num_handles: Counter[Labels] = Counter()  # number of MetricFamily objects with metrics of these labels
         self.num_objects = 0
 
 
 class FamilyHandle:
-    """The part of one MetricFamily object in a family; its metrics know by this that the object was deleted."""
+    """The share of one MetricFamily object in a family; the object's metrics see in it whether the object was
+    deleted."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        # Changed by the registry, under its lock; at last by the family's end, in any thread.
+        # Changed by the registry, under its lock; at the end by the deletion of the MetricFamily object, in any thread.
         self.labels = set[Labels]()
         self.is_deleted = False
 
@@ -120,22 +123,22 @@ class MetricRegistry:
     """The families of one process, and which of their series have changed."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a log's handler may count, too
-        #: Called by the first change after `take_changes`, and when a family with metrics is deleted; the latter in the
-        #: middle of anything, so it waits for nothing once it has been called for a change.
+        self.lock = threading.RLock()  # reentrant, since a handler of the log may count, too
+        #: Called by the first change after `take_changes`, and when a family with metrics is deleted; the latter in a
+        #: finalizer, so once it has been called for a change it must never wait.
         self.on_change: Callable[[], None] = lambda: None
         # Changed under the lock.
         self._families: dict[str, Family] = {}
         self._num_series = 0
         self._has_warned = False
-        self._ended: list[tuple[Family, Labels, Any]] = []  # changes of series that are gone, each with its end, None
+        self._ended: list[tuple[Family, Labels, Any]] = []  # last changes of ended series, each followed by None
         self._changed: dict[tuple[str, Labels], Series] = {}
         # Changed by finalizers, without the lock.
         self._deleted: deque[FamilyHandle] = deque()
 
     def register(self, name: str, kind: Kind, description: str) -> FamilyHandle:
-        """The part of a new MetricFamily object, which is the family's first or one of several: the description is the
-        first one's. Raises TritonModelException where the family is of another kind."""
+        """The handle of a new MetricFamily object, which is the family's first or one of several: the description is
+        the first one's. Raises TritonModelException if the family is of another kind."""
         with self.lock:
             self._end_deleted()
             family = self._families.setdefault(name, Family(name, kind, description))
@@ -148,8 +151,8 @@ class MetricRegistry:
             return FamilyHandle(family)
 
     def delete(self, handle: FamilyHandle) -> None:
-        """End the series that only this MetricFamily object, which was deleted, has made. For finalizers: waits for
-        nothing."""
+        """End the series that only this MetricFamily object, which was deleted, has made. For finalizers: never
+        waits."""
         handle.is_deleted = True
         self._deleted.append(handle)
         if handle.labels:
@@ -176,7 +179,7 @@ class MetricRegistry:
         self._ended.append((family, labels, None))
 
     def series(self, handle: FamilyHandle, labels: Labels, bounds: Sequence[float]) -> Series:
-        """The series of these labels, a new one where there is none."""
+        """The series of these labels, made if there is none."""
         with self.lock:
             self._end_deleted()
             family = handle.family
@@ -203,9 +206,9 @@ class MetricRegistry:
             )  # fmt: skip
 
     def note(self, family: Family, labels: Labels, series: Series) -> None:
-        """A series has changed. Under the lock."""
+        """Note that a series has changed. Called under the lock."""
         if family.series.get(labels) is not series:
-            return  # one too many, or gone
+            return  # the series is beyond MAX_SERIES, or has ended
         is_first = not self._changed
         self._changed[family.name, labels] = series
         if is_first:

@@ -1,7 +1,7 @@
 """Metrics of a model's own: `pb_utils.MetricFamily`.
 
-Real in any interpreter: the values are this process's. Where a server runs the model it takes the changes and adds them
-up over instances (supervisor/questions/custom_metrics.py).
+Real in any interpreter: the values are this process's. A server that runs the model takes the changes and adds them up
+over instances (supervisor/questions/custom_metrics.py).
 """
 
 import math
@@ -32,8 +32,8 @@ registry = MetricRegistry()
 
 
 def _after_fork() -> None:
-    """In a process that the model has forked: a thread of the original may have held the lock, and the server's
-    connection is the original's."""
+    """Reset the registry in a process that the model has forked: a thread of the original may have held the lock,
+    and the server's connection is the original's."""
     registry.lock = threading.RLock()
     registry.on_change = lambda: None
 
@@ -42,13 +42,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def set_registry(other: MetricRegistry) -> None:
-    """Have families that are made from now on registered there."""
+    """Register families that are made from now on in another registry."""
     global registry
     registry = other
 
 
 class MetricFamily:
-    """Metrics of one name, by their labels. Families of one name share their series, which go with the last of them."""
+    """Metrics of one name, by their labels. Families of one name share their series, which end with the last of
+    them."""
 
     MetricKind = Kind
     COUNTER: ClassVar[Kind] = Kind.COUNTER
@@ -58,7 +59,8 @@ class MetricFamily:
     _handle: FamilyHandle | None = None
 
     def __init__(self, name: str | bytes, description: str | bytes, kind: Kind) -> None:
-        """Raises TritonModelException for a name that Prometheus has not, and one that another kind of family has."""
+        """Register the family. Raises TypeError for an unknown kind, TritonModelException for a name or description
+        that Prometheus does not allow, and for a name that a family of another kind has."""
         if not isinstance(kind, Kind):
             raise TypeError(f"{NO_FAMILY}Unknown metric kind {kind!r}: use one of MetricFamily's")
         name = text("the name of a MetricFamily", name)
@@ -73,7 +75,8 @@ class MetricFamily:
         self._handle = registry.register(name, kind, self.description)
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> "Metric":
-        """The metric of these labels; `buckets`, the upper bounds in order, for histograms and for them alone."""
+        """The metric of these labels; `buckets`, the upper bounds in order, for histograms and for them alone.
+        Raises TritonModelException for invalid labels or buckets."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         assert self._handle is not None
@@ -86,7 +89,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One metric of a family, for as long as that lives. Metrics of the same labels are one."""
+    """One metric of a family, usable as long as the family. Metrics of equal labels share their figures."""
 
     def __init__(self, registry: MetricRegistry, handle: FamilyHandle, labels: Labels, bounds: Sequence[float]) -> None:
         self._registry = registry
@@ -95,7 +98,8 @@ class Metric:
         self._series = registry.series(handle, labels, bounds)
 
     def increment(self, value: float) -> None:
-        """Add to a counter or a gauge; to a counter nothing negative. Raises TritonModelException."""
+        """Add to a counter or a gauge; to a counter no negative value. Raises TritonModelException for other kinds
+        and values."""
         value = figure("an increment", value)
         if self._kind is Kind.COUNTER and value < 0:
             raise TritonModelException(
@@ -105,11 +109,11 @@ class Metric:
         self._change("increment", "Increment", value)
 
     def set(self, value: float) -> None:
-        """Set a gauge."""
+        """Set a gauge. Raises TritonModelException for other kinds."""
         self._change("set", "Set", figure("a value", value))
 
     def observe(self, value: float) -> None:
-        """Count a value in a histogram's buckets."""
+        """Count a value in a histogram's buckets. Raises TritonModelException for other kinds."""
         self._change("observe", "Observe", figure("a value", value))
 
     def value(self) -> float:
@@ -121,7 +125,7 @@ class Metric:
 
     @property
     def _kind(self) -> Kind:
-        """Raises TritonModelException where the family is gone."""
+        """The family's kind. Raises TritonModelException if the family was deleted."""
         if self._handle.is_deleted:
             raise TritonModelException(_DELETED)
         return self._handle.family.kind
@@ -153,7 +157,8 @@ def _check_labels(labels: Mapping[str, str], kind: Kind) -> Labels:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, as what was read with surrogateescape may: nothing can send it."""
+    """Whether a text has no half of a surrogate pair, as one read with surrogateescape may have: such text cannot be
+    sent."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -170,7 +175,7 @@ def _check_buckets(buckets: Sequence[float] | None, kind: Kind) -> tuple[float, 
         raise TritonModelException("Failed to create metric. Missing required buckets.")
     if not isinstance(buckets, list):
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
-    bounds = tuple(bound for bound in map(float, buckets) if bound != math.inf)  # that one is always there
+    bounds = tuple(bound for bound in map(float, buckets) if bound != math.inf)  # infinity is always a bound
     if not all(lower < upper for lower, upper in pairwise((*bounds, math.inf))):
         raise TritonModelException(f"{_NO_METRIC}Bucket Boundaries must be strictly sorted")
     if len(bounds) > MAX_BUCKETS:

@@ -10,9 +10,9 @@ _OUTPUT_PROPERTIES = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """A configuration in the hands of `auto_complete_config`. What is configured is never overwritten.
+    """A configuration in `auto_complete_config`. Configured values are never overwritten.
 
-    Raises ValueError with Triton's sentences.
+    Methods raise ValueError with Triton's sentences.
     """
 
     def __init__(self, config: Config) -> None:
@@ -32,7 +32,8 @@ class ModelConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Enable the dynamic batcher, by default settings unless configured. Raises ValueError for other schedulers."""
+        """Enable the dynamic batcher, with default settings unless configured. Raises ValueError for models with
+        another scheduler."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._config:
                 raise ValueError(
@@ -42,11 +43,13 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Config) -> None:  # noqa: A002 - Triton's name
-        """Add an input: name, data_type, dims and, if it may be left out, optional. Raises ValueError."""
+        """Add an input: name, data_type, dims and, if it may be left out, optional. Raises ValueError for other or
+        missing properties, or a conflict with the configured input."""
         self._add("input", input, _INPUT_PROPERTIES)
 
     def add_output(self, output: Config) -> None:
-        """Add an output: name, data_type and dims. Raises ValueError."""
+        """Add an output: name, data_type and dims. Raises ValueError for other or missing properties, or a conflict
+        with the configured output."""
         self._add("output", output, _OUTPUT_PROPERTIES)
 
     def set_model_transaction_policy(self, transaction_policy_dict: Config) -> None:
@@ -105,12 +108,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Config, name: str) -> Config | None:
-    """The input of that name in a configuration; None where there is none."""
+    """The input of that name in a configuration; None if there is none."""
     return _by_name(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Config, name: str) -> Config | None:
-    """The output of that name in a configuration; None where there is none."""
+    """The output of that name in a configuration; None if there is none."""
     return _by_name(model_config, "output", name)
 
 

@@ -1,4 +1,4 @@
-"""What a request says to a model: its tensors and its settings. How it is answered or sent is request.py's."""
+"""The contents of a request: its tensors and its settings. Answering and sending are in request.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -13,7 +13,7 @@ TRITONSERVER_MEMORY_GPU: Final = 2
 
 
 class PreferredMemory:
-    """Where a model would like to have the outputs of a request of its own."""
+    """The kind of memory in which a model prefers the outputs of a request that it makes."""
 
     def __init__(self, preferred_memory_type: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type
@@ -21,7 +21,7 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace that a request belongs to; handed on in a request of a model's own."""
+    """The trace that a request belongs to; a model passes it on in requests that it makes."""
 
     #: Key of the request whose trace this is (shm/layout.py); 0 for a trace that a model made itself.
     _key = 0
@@ -30,17 +30,18 @@ class InferenceTrace:
         self._context = context
 
     def get_context(self) -> str | None:
-        """The OpenTelemetry context as JSON, {"traceparent": …}; None where the request is not traced."""
+        """The OpenTelemetry context as JSON, {"traceparent": …}; None if the request is not traced."""
         return self._context
 
 
-#: Of requests that are made without: all of these share them.
+#: Defaults of requests that are made without memory or trace.
 _CPU_MEMORY, _NO_TRACE = PreferredMemory(), InferenceTrace()
 _Argument = TypeVar("_Argument")
 
 
 class ModelRequest:
-    """What a request says, checked: a client's to this model, or this model's to another."""
+    """The checked contents of a request: a client's to this model, or this model's to another. Raises TypeError for
+    an argument of another type or out of range, TritonModelException for an empty name or input."""
 
     def __init__(
         self,
@@ -88,51 +89,51 @@ class ModelRequest:
         request = f"request with id '{self._request_id}' and model name '{self._model_name}'"
         return f"{what} for {request} should not be empty."
 
-    # -- what it says --
+    # -- its contents --
 
     def inputs(self) -> list[Tensor]:
-        """The tensors."""
+        """The input tensors."""
         return list(self._inputs)
 
     def request_id(self) -> str:
-        """What the client calls it; "" where it does not."""
+        """The client's id of the request; "" if it gave none."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """Which sequence it belongs to; 0 where to none."""
+        """The id of the sequence that the request belongs to; 0 if none."""
         return self._correlation_id
 
     def flags(self) -> int:
-        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
+        """The request's TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Other flags."""
+        """Replace the request's flags. Raises TypeError for a value that is no number of 32 bits."""
         self._flags = integer("flags", flags, 0, UINT32_MAX)
 
     def timeout(self) -> int:
-        """How long it may wait in a queue, in microseconds; 0 where the model decides."""
+        """The time in microseconds that the request may wait in a queue; 0 if the called model decides."""
         return self._timeout
 
     def parameters(self) -> str:
-        """The parameters, as JSON."""
+        """The request's parameters, as JSON."""
         return request_parameters.as_json(self._parameters)
 
     def requested_output_names(self) -> list[str]:
-        """The outputs that are wanted."""
+        """The names of the requested outputs."""
         return list(self._requested_output_names)
 
     def preferred_memory(self) -> PreferredMemory:
-        """Where the outputs should be."""
+        """The kind of memory in which the outputs should be."""
         return self._preferred_memory
 
     def trace(self) -> InferenceTrace:
-        """The trace that it belongs to."""
+        """The trace that the request belongs to."""
         return self._trace
 
 
 def _of(what: str, value: Any, kind: type[_Argument]) -> _Argument:
-    """The value. Raises TypeError where it is not of this kind."""
+    """The value itself. Raises TypeError if it is not of this kind."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, found type {type(value)}")
     return value

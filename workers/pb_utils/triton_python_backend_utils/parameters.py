@@ -1,4 +1,4 @@
-"""Parameters of requests and responses: a dict on the way in, a string of JSON on the way out, as Triton has it."""
+"""Parameters of requests and responses: as in Triton, a model passes a dict and reads a string of JSON."""
 
 import json
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 
 
 def checked(parameters: Mapping[str, Any] | None) -> Parameters:
-    """A copy. Raises TritonModelException for a key or a value of a type that Triton does not take, or that cannot be
-    sent."""
+    """A copy of the parameters. Raises TritonModelException for a key or a value of a type that Triton does not
+    take, or that cannot be sent."""
     taken = dict(parameters or {})
     for key, value in taken.items():
         if type(key) is not str:
@@ -37,5 +37,5 @@ def _printable(text: str) -> str:
 
 
 def as_json(parameters: Mapping[str, Any]) -> str:
-    """As a model reads them."""
+    """The parameters as JSON text, compact."""
     return json.dumps(parameters, ensure_ascii=False, separators=(",", ":")) if parameters else "{}"

@@ -1,4 +1,4 @@
-"""InferenceRequest: what a client asks of this model, or this model of another."""
+"""InferenceRequest: a request of a client to this model, or of this model to another."""
 
 from typing import Any, Final
 
@@ -17,33 +17,37 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
 
 
 class InferenceRequest(ModelRequest):
-    """One request: a model's own, or one that a server has made, which knows where its answer goes."""
+    """One request: made by a model, or by a server, which also has the channel for its answers."""
 
-    #: The server's request behind this one; None where a model has made it.
+    #: The server's request behind this one; None if a model has made this request.
     _request: Any = None
     _is_decoupled = False
     # Changed by get_response_sender and set_release_flags.
     _sender: InferenceResponseSender | None = None
     _release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
-    # -- how it is answered, where a server has made it --
+    # -- answering, for a request that a server has made --
 
     def is_cancelled(self) -> bool:
         """Whether the client does not wait for the answer any more."""
         return False
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What answers it, in the place of what execute returns; the same every time."""
+        """The sender that answers the request in place of execute's result; one per request. Raises
+        TritonModelException for a request that a model has made."""
         if self._sender is None:
             self._sender = InferenceResponseSender(self._open_channel(), self._is_decoupled)
         return self._sender
 
     def _open_channel(self) -> ResponseChannel:
-        """The channel for responses; only a server's requests have one. Raises TritonModelException."""
+        """The channel for responses, overridden for a server's requests. Raises TritonModelException for requests
+        that a model has made."""
         raise TritonModelException("Only a request that a server has made has a response sender.")
 
     def set_release_flags(self, flags: int) -> None:
-        """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: back into the queue when execute returns, without an answer."""
+        """Set whether the request returns to its queue when execute ends, without an answer
+        (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE). Raises TritonModelException for unknown flags, TypeError for no
+        number."""
         if integer("flags", flags, 0, UINT32_MAX) not in (
             TRITONSERVER_REQUEST_RELEASE_ALL,
             TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -51,19 +55,20 @@ class InferenceRequest(ModelRequest):
             raise TritonModelException(f"Unsupported release flags {flags!r}.")
         self._release_flags = flags
 
-    # -- BLS: a model asks another --
+    # -- BLS: a model calls another --
 
     def exec(self, decoupled: bool = False) -> "InferenceResponse | bls.ResponseIterator":
-        """Send it to its model and wait for the response; with `decoupled`, iterate over the responses."""
+        """Send the request to its model and wait for the response; with `decoupled`, iterate over the responses."""
         return bls.execute(self, decoupled)
 
     async def async_exec(self, decoupled: bool = False) -> "InferenceResponse | bls.ResponseIterator":
-        """Like `exec`, for a coroutine."""
+        """Send the request to its model and await the response, in a coroutine; with `decoupled`, iterate over the
+        responses."""
         return await bls.execute_async(self, decoupled)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The input of that name; None where there is none."""
+    """The input of that name; None if there is none."""
     for tensor in inference_request.inputs():
         if tensor._name == name:
             return tensor

@@ -1,4 +1,4 @@
-"""InferenceResponse: what a model answers to one request, or another model answered to it."""
+"""InferenceResponse: a response of this model to one request, or of another model that this one called."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,8 @@ from triton_python_backend_utils.tensor import Tensor
 
 
 class InferenceResponse:
-    """Tensors, or an error in their place, and parameters."""
+    """Tensors, or an error in their place, and parameters. Raises TypeError or TritonModelException for arguments of
+    other types."""
 
     __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
 
@@ -31,22 +32,22 @@ class InferenceResponse:
         self._parameters = request_parameters.checked(parameters) if parameters else {}
 
     def output_tensors(self) -> list[Tensor]:
-        """The tensors; none where there is an error."""
+        """The output tensors; none if there is an error."""
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
-        """Whether there is an error."""
+        """Whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """The error, None where there is none."""
+        """The error, None if there is none."""
         return self._error
 
     def parameters(self) -> str:
-        """The parameters, as JSON."""
+        """The response's parameters, as JSON."""
         return request_parameters.as_json(self._parameters)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The output of that name; None where there is none."""
+    """The output of that name; None if there is none."""
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)

@@ -1,4 +1,4 @@
-"""InferenceResponseSender: answers to one request, any number where the model is decoupled, from any thread."""
+"""InferenceResponseSender: responses to one request, any number if the model is decoupled, from any thread."""
 
 import threading
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class ResponseChannel(Protocol):
         ...
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
-        """An error in the place of a response."""
+        """Send an error in place of a response."""
         ...
 
     def fail_later(self, error: ShoalError) -> None:
@@ -36,7 +36,7 @@ class ResponseChannel(Protocol):
         ...
 
     def finish(self) -> None:
-        """No more responses."""
+        """End the request without a further response."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class ResponseChannel(Protocol):
 
 
 class InferenceResponseSender:
-    """The sender of one request."""
+    """The sender of the responses to one request."""
 
     def __init__(self, channel: ResponseChannel, is_decoupled: bool) -> None:
         self._channel = channel
@@ -60,13 +60,13 @@ class InferenceResponseSender:
         self._lock = threading.Lock()
         self._num_sent = 0
         self._is_closed = False
-        # Set before the model has it: why the request fails if the model drops the sender unused.
+        # Set before the model has the sender: the request's error if the model drops the sender unused.
         self._if_dropped: ShoalError | None = None
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """One response, the last one with TRITONSERVER_RESPONSE_COMPLETE_FINAL, which may also come by itself.
+        """Send one response, the last one with TRITONSERVER_RESPONSE_COMPLETE_FINAL, which may also come by itself.
 
-        Raises TritonModelException for a wrong use, and where the response cannot be delivered.
+        Raises TritonModelException for a wrong use, and if the response cannot be delivered.
         """
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(f"{_UNABLE}Unsupported flag provided.")
@@ -91,7 +91,7 @@ class InferenceResponseSender:
         return self._channel.is_cancelled
 
     def __del__(self) -> None:
-        # The sender is lost, and the client would wait for ever. May run in any thread, in the middle of anything.
+        # Without its sender the request would never be answered. May run in any thread, at any point.
         if self._channel.is_open:
             self._channel.fail_later(self._if_dropped or InternalError(_DROPPED))
 
@@ -117,5 +117,5 @@ class InferenceResponseSender:
 
 
 def outputs_of(response: InferenceResponse) -> list[Output]:
-    """The outputs in the form in which the server takes them."""
+    """The outputs of a response in the form in which the server takes them."""
     return [(tensor._name, tensor._datatype, tensor._host()) for tensor in response._output_tensors]

@@ -1,4 +1,4 @@
-"""Tensor: a named array, made by a model, or a view of what a client or another model sent."""
+"""Tensor: a named array, made by a model, or a view of one that a client or another model sent."""
 
 from typing import Any, NamedTuple
 
@@ -13,23 +13,23 @@ from triton_python_backend_utils.errors import TritonModelException
 
 
 class TensorSource(NamedTuple):
-    """Where a tensor lies in the server's memory, so that it can be passed on without a copy."""
+    """The place of a tensor in the server's memory, by which it can be passed on without a copy."""
 
-    ref: int  # of a block
-    offset: int  # in it, in bytes
+    ref: int  # reference to the block
+    offset: int  # in the block, in bytes
     nbytes: int
-    keep: object  # while it is held, the block is
+    keep: object  # while this object is referred to, the block is held
 
 
 def _checked_name(name: str | bytes) -> str:
-    """A tensor's name as text. Raises TypeError where it is none, TritonModelException where it is empty."""
+    """A tensor's name as text. Raises TypeError if it is no text, TritonModelException if it is empty."""
     if not (checked := text("a tensor's name", name)):
         raise TritonModelException("Tensor name cannot be an empty string.")
     return checked
 
 
 def _array_of(given: Any) -> NDArray[Any]:
-    """What numpy makes of something that is not an array. Raises TypeError for a single object, as None is."""
+    """An object that is not an array, converted by numpy. Raises TypeError for a single object, such as None."""
     array = np.asarray(given)
     if array.dtype.kind == "O" and not array.ndim:
         raise TypeError(f"a tensor is made of an array, found type {type(given)}")
@@ -37,12 +37,12 @@ def _array_of(given: Any) -> NDArray[Any]:
 
 
 class Tensor:
-    """A named tensor. One that the server made is a read-only view; strings are decoded on first use."""
+    """A named tensor. A tensor that the server made is a read-only view; strings are decoded on first use."""
 
-    # Changed by as_numpy and to_dlpack: the array, once it is asked for, and a copy that may be written to.
+    # Changed by as_numpy and to_dlpack: the array, once it is used, and a copy that may be written to.
     _array: NDArray[Any] | None = None
     _private: NDArray[Any] | None = None
-    # What the array is made of where it is none yet: the wire form of strings, or a tensor on a GPU.
+    # The source of an array that has not been made yet: the wire form of strings, or a tensor on a GPU.
     _data: memoryview | None = None
     _device: Any = None
     #: The tensor's place in the server's memory, if it lies there.
@@ -91,7 +91,7 @@ class Tensor:
         return list(self._shape)
 
     def triton_dtype(self) -> int:
-        """The number of its datatype."""
+        """The number of the tensor's datatype."""
         return self._datatype.wire
 
     def is_cpu(self) -> bool:
@@ -99,7 +99,8 @@ class Tensor:
         return self._device is None
 
     def as_numpy(self, *, writable: bool = False) -> NDArray[Any]:
-        """The array; read-only where it is a view of what was sent. `writable` (ours) gives a copy in that case."""
+        """The tensor as an array; read-only if it is a view of a client's or another model's memory. `writable`
+        (ours) gives a copy in that case. Raises TritonModelException for a tensor on a GPU and for BF16."""
         if self._device is not None:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._datatype is BF16:
@@ -112,7 +113,8 @@ class Tensor:
         return array
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule. A view is copied, once: the protocol knows no read-only tensors."""
+        """A DLPack capsule. A view is copied, once: the protocol knows no read-only tensors. Raises
+        TritonModelException for strings."""
         if self._device is not None:
             return self._device.__dlpack__()
         if self._datatype is BYTES:
@@ -127,7 +129,8 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> "Tensor":
-        """A tensor of another framework, by its `__dlpack__` or as a capsule; without a copy, but from a GPU."""
+        """A tensor of another framework, by its `__dlpack__` or as a capsule; not copied unless it is on a GPU.
+        Raises TritonModelException for an object that is no such tensor."""
         name = _checked_name(name)
         if dlpack.device_of(tensor)[0] == dlpack.CUDA:
             host, datatype = dlpack.take(dlpack.to_host(tensor))
@@ -138,7 +141,7 @@ class Tensor:
         return Tensor._made(name, datatype, array.shape, array)
 
     def _host(self) -> NDArray[Any]:
-        """The array as it is sent: BF16 as its words, and what lies on a GPU as the copy of it."""
+        """The array as it is sent: BF16 as its 16-bit words, and a tensor on a GPU as its copy."""
         array = self._private if self._private is not None else self._array
         return self._decoded() if array is None else array
 
@@ -149,7 +152,7 @@ class Tensor:
         return array
 
     def _own(self) -> NDArray[Any]:
-        """An array that may be written to; from now on this is the tensor."""
+        """A writable array, which is this tensor's from now on."""
         if self._private is None:
             array = self._host()
             self._private = array if array.flags.writeable else array.copy()
