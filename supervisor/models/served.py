@@ -379,7 +379,9 @@ class Served:
             self._end()
 
     def stop(self) -> None:
-        """The server ends: nothing is in flight any more."""
+        """The server ends: nothing is in flight any more. A version that has yet to be published is UNAVAILABLE."""
+        if self.version.state is VersionState.LOADING:
+            self.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self._end()
 
     def _end(self) -> None:

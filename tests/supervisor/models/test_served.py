@@ -14,7 +14,7 @@ from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, ModelRe
 from shoal.messages.to_client import QuestionAnswered
 from shoal.messages.to_worker import CheckReady, StopWorker
 from shoal.reasons import DeathDetail
-from shoal.repository.lifecycle import VersionState
+from shoal.repository.lifecycle import UNLOADED, VersionState
 from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
@@ -135,6 +135,23 @@ def test_the_end_takes_a_fresh_one_along(pair: Version) -> None:
     for instance in (old, pair.served.instances[1]):
         pair.end(instance)
     assert pair.served.ended.done()
+
+
+@pytest.mark.parametrize("num_up", [0, 1, 2])
+def test_a_version_that_is_stopped_before_it_is_published_says_so(num_up: int) -> None:
+    made = Version("", OPTIONS)
+    loaded = made.begin()
+    instances = list(made.served.instances)
+    for instance in instances[:num_up]:
+        made.bring_up(instance)
+    made.served.stop()
+    assert (made.served.version.state, made.served.version.reason) == (VersionState.UNAVAILABLE, UNLOADED)
+    made.sky.clock.settle()
+    assert isinstance(loaded.exception(), UnavailableError) is (num_up < 2)
+    for instance in instances[:num_up]:
+        made.end(instance)
+    made.close()
+    assert made.served.ended.done()
 
 
 @pytest.mark.parametrize("number", [0, 1])
