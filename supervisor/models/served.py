@@ -157,11 +157,6 @@ class Served:
         if self.version.state is VersionState.LOADING:
             self.version.move(VersionState.READY)
 
-    @property
-    def can_be_published(self) -> bool:
-        """Whether it has come up, and has not failed since."""
-        return self.loaded.done() and self.version.state is VersionState.LOADING and not self.is_ending
-
     def changed(self) -> None:
         """Tell clients, if they know of this copy, that its state or how many of its instances are up is another."""
         if self.is_public:
