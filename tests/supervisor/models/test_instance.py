@@ -1,17 +1,24 @@
 """instance.py: what may happen while a worker comes up. Workers only wait, the test speaks for them."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from shoal.errors import InternalError
-from shoal.messages.from_worker import MemoryMapped, ModelLoaded
+from shoal.messages.from_worker import MemoryMapped, ModelIOFound, ModelLoaded
+from shoal.messages.message import Message
+from shoal.messages.shared import LedgerCounted
 from shoal.messages.to_batcher import WorkerReady
 from shoal.repository.lifecycle import VersionState
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
+from tests.messages import Nonsense
 from tests.supervisor.served_version import Version
 from tests.supervisor.sky import OPTIONS
+
+NO_TENSORS: Any = [["A", "TYPE_FP32", [b"1"]]]
+NO_COUNTS: Any = {"descriptors": "1"}
 
 
 @pytest.fixture
@@ -53,6 +60,25 @@ def test_a_worker_that_does_not_come_up_in_time_fails_the_load(starting: Version
         "longer with --model-load-timeout-secs"
     )
     assert starting.served.version.state is VersionState.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (Nonsense(), "no message that is due: KeyError('Nonsense')"),
+        (ModelIOFound(NO_TENSORS, [], None, False), "a report of tensors that cannot be read: "),
+        (LedgerCounted(NO_COUNTS), "a ledger of what is no count"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_a_worker_that_sends_what_is_no_message_fails_its_load(starting: Version, message: Message, what: str) -> None:
+    instance = starting.served.instances[0]
+    process = starting._join(instance)
+    process.member.start()
+    process.channel.send(message)
+    starting.until(starting.served.loaded.done)
+    error = starting.served.loaded.exception()
+    assert str(error).startswith(f"model 'm' version 1: instance 'm_0_0': its worker has sent {what}")
 
 
 def test_an_instance_that_is_up_has_no_time_limit(starting: Version) -> None:

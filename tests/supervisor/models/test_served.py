@@ -193,8 +193,8 @@ def test_a_worker_that_says_what_no_worker_says_costs_its_instance(
     process.channel.send_encoded(msgpack.packb(["SegmentWanted", 0]) or b"", ())  # without what belongs to it
     process.channel.send(Nonsense())
     pair.until(lambda: first.pid not in (0, pid))
-    assert "instance 'm_0_0' of model 'm' has met an error of the server's own" in caplog.text
-    assert "no message that is due" in caplog.text
+    assert "model 'm' version 1: instance 'm_0_0': its worker has sent no message that is due: " in caplog.text
+    assert "of the server's own" not in caplog.text
     pair._forget(first.number)
     pair.bring_up(first)
     assert (first.state, second.state) == (InstanceState.UP, InstanceState.UP)
