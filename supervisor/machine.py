@@ -5,8 +5,6 @@ nvidia-smi, which comes with the driver; where no driver is loaded neither is as
 in the supervisor.
 """
 
-import importlib.metadata
-import importlib.util
 import logging
 import os
 import re
@@ -146,6 +144,8 @@ def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
 
 def _why_onnxruntime_is_on_cpu() -> str:
     """Empty where it has CUDA, as for the other backend. A container's own build may have any distribution's name."""
+    import importlib.util
+
     if _version("onnxruntime-gpu"):
         return ""
     package = importlib.util.find_spec("onnxruntime")  # which does not import it
@@ -164,9 +164,11 @@ def _why_torch_is_on_cpu() -> str:
 
 
 def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # costs each start 14 ms
+
     try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+        return version(distribution)
+    except PackageNotFoundError:
         return ""
 
 
