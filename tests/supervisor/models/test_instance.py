@@ -88,6 +88,22 @@ def test_an_instance_that_is_up_has_no_time_limit(starting: Version) -> None:
     assert [each.state for each in starting.served.instances] == [InstanceState.UP] * 2
 
 
+def test_an_end_that_comes_before_the_first_process_has_begun_keeps_it_from_beginning() -> None:
+    made, instances = Version("", OPTIONS), list[Instance]()
+
+    async def stop() -> None:
+        instances.extend(made.served.instances)
+        assert [each.state for each in instances] == [InstanceState.STARTING] * 2
+        made.served.stop()
+
+    loaded = made.sky.loop.begin(made.served.load())
+    made.sky.loop.begin(stop())  # in the pass in which the load starts its instances, whose flows begin in the next
+    made.until(loaded.done)
+    assert [each.worker.child for each in instances] == [None, None]
+    assert made.served.ended.done()
+    made.close()
+
+
 @pytest.mark.parametrize("end", [Instance.stop, Instance.retire])
 def test_a_worker_that_is_stopped_as_all_have_acknowledged_it_gets_no_batches(
     starting: Version, end: Callable[[Instance], None]
