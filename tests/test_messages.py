@@ -91,6 +91,14 @@ def test_a_malformed_message_is_refused(kind: type[Message]) -> None:
         decoded(fields, tuple(fds), Kinds(*(each for each in TYPES if each is not kind)))
 
 
+@pytest.mark.parametrize(("fields", "seq"), [(["Unknown", 7], 7), (["Ping", 7, 1], 7), (["Ping", "7"], 0), ([], 0)])
+def test_what_is_no_message_may_have_a_sequence_number(fields: list[Any], seq: int) -> None:
+    """A receiver that goes on acknowledges it: what it announced is waited for."""
+    with pytest.raises(MessageError) as caught:
+        decoded(fields)
+    assert caught.value.seq == seq
+
+
 def test_messages_of_two_types_are_never_equal() -> None:
     assert shared.LedgerWanted() == shared.LedgerWanted()
     assert shared.LedgerWanted() != GuestConnected()

@@ -29,7 +29,12 @@ Fd: TypeAlias = Annotated[int, "file descriptor"]
 
 
 class MessageError(ValueError):
-    """The bytes on a control connection are not a message that the receiver handles."""
+    """The bytes on a control connection are not a message that the receiver handles. `seq` is the sequence number that
+    a receiver acknowledges if it goes on all the same; 0 where there is none."""
+
+    def __init__(self, sentence: str, seq: int = 0) -> None:
+        super().__init__(sentence)
+        self.seq = seq
 
 
 @dataclass_transform(frozen_default=True)
@@ -83,6 +88,7 @@ class Kinds(Generic[M]):
 
     def decode(self, body: bytes | memoryview, fds: Sequence[int]) -> tuple[M, int]:
         """A message and its sequence number; its descriptors are the caller's to close. Raises MessageError."""
+        seq: Any = 0
         try:
             name, seq, *values = msgpack.unpackb(body, raw=False)
             kind = self.types[name]
@@ -100,7 +106,7 @@ class Kinds(Generic[M]):
                 raise ValueError(f"{name} comes with {len(left)} descriptors too many")
             return kind(*values), seq
         except (IndexError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
-            raise MessageError(f"no message that is due: {error!r}") from error
+            raise MessageError(f"no message that is due: {error!r}", seq if type(seq) is int else 0) from error
 
 
 class _Packing(threading.local):
