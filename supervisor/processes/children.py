@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import bound
@@ -84,6 +84,8 @@ class Child:
     def _execute(self) -> None:
         # Safe path: a file named json.py in the working directory must not stand in for the standard module.
         isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
+        # A terminal's signals to the group of the server are the supervisor's alone.
+        group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
         stdout, stderr = self.output_fds or (None, None)
         self._process = subprocess.Popen(
             # Unbuffered: what a killed process has printed shall not die with it.
@@ -93,6 +95,7 @@ class Child:
             stdout=stdout,
             stderr=stderr,
             pass_fds=self.program.pass_fds,
+            **group,
         )
         self.began(self._process.pid)
 
