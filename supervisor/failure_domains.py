@@ -3,14 +3,14 @@
 Each callback of the event loop works for something: an instance, a version's load, a question, a connection, a child
 process, or the server itself. An exception in it ends that one thing, with its traceback in the log under the thing's
 name, and the loop goes on. A callback belongs to the domain in which it was registered, and so does a flow, so code in
-between need not know: `contained` and `run_in` enter a domain, `bound` makes a callback that enters the present one
-whenever it is called. Errors that are expected (ShoalError, a refused fork) are handled where they are known, as
-everywhere. Runs in the supervisor, in its only thread. Outside every domain, as in most tests, exceptions propagate.
+between need not know: `contained` enters a domain, `bound` makes a callback that enters the present one whenever it is
+called. Errors that are expected (ShoalError, a refused fork) are handled where they are known, as everywhere. Runs in
+the supervisor, in its only thread. Outside every domain, as in most tests, exceptions propagate.
 """
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import ParamSpec, Protocol
 
@@ -57,15 +57,6 @@ def contained(domain: FailureDomain) -> Iterator[None]:
             _CURRENT.reset(token)
 
 
-def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call back on behalf of a domain (`contained`)."""
-    if domain is None:
-        callback(*args, **kwargs)
-        return
-    with contained(domain):
-        callback(*args, **kwargs)
-
-
 def report(domain: FailureDomain, error: Exception) -> ShoalError:
     """The sentence for those who wait for what an exception has ended; the log has the traceback of one of ours."""
     if not isinstance(error, ShoalError):
@@ -89,6 +80,7 @@ def bound(callback: Callable[P, object]) -> Callable[P, None]:
     domain = _CURRENT.get()
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        run_in(domain, callback, *args, **kwargs)
+        with nullcontext() if domain is None else contained(domain):
+            callback(*args, **kwargs)
 
     return call

@@ -29,7 +29,7 @@ from shoal.process import adopt_orphans
 from shoal.repository.cloud_cache import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
-from shoal.supervisor.failure_domains import contained, report, run_in
+from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.host import Host
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
@@ -175,7 +175,8 @@ class Supervisor:
             living = self._loop.begin(self._live())
         living.add_done_callback(lambda _: self._loop.stop())
         while not living.done():
-            run_in(self, self._loop.run)
+            with contained(self):
+                self._loop.run()
         for member in tuple(self._members):
             member.close()
         for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory):
