@@ -18,7 +18,7 @@ from dataclasses import replace
 from shoal.control import ADDRESS_VARIABLE, Channel
 from shoal.messages.to_zygote import FROM_FORKED, FROM_ZYGOTE, Begin, Fork, ZygoteReady
 from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop, first, shared
+from shoal.supervisor.event_loop import EventLoop, first, resolve, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child, Program, prepare, spawn
@@ -246,14 +246,24 @@ class Zygote:
             return
         finally:
             theirs.close()
-        self._loop.on_readable(ours.fileno(), lambda: self._begin(child, ours))
-        ordered_s = self._loop.now_s()
-        self._loop.call_after(FORK_S, lambda: self._check_begun(child, ours, ordered_s))
+        self._loop.start(self._await_fork(child, ours))
 
-    def _begin(self, child: Child, link: socket.socket) -> None:
-        """The child's pid is known, or never will be."""
+    async def _await_fork(self, child: Child, link: socket.socket) -> None:
+        """A child begins once its pid is known. It has FORK_S for that from the order on or, as its zygote forks one
+        after the other, from the fork of the last before it; then it is exec'd, and the zygote killed."""
+        ordered_s, is_told = self._loop.now_s(), self._loop.future()
+        self._loop.on_readable(link.fileno(), lambda: resolve(is_told, None))
+        while (left_s := max(ordered_s, self._forked_s) + FORK_S - self._loop.now_s()) > 0:
+            if await first(is_told, limit_s=left_s):
+                break
         self._loop.forget(link.fileno())
         with link:
+            if not is_told.done():
+                _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
+                child.execute_instead()
+                if self._child is not None:
+                    self._child.signal(signal.SIGKILL)
+                return
             try:
                 message, _ = Channel(link).receive(FROM_FORKED)
                 self._forked_s = self._loop.now_s()
@@ -263,21 +273,6 @@ class Zygote:
                 child.execute_instead()
             except BrokenPipeError:
                 return  # dead since; its pidfd says so
-
-    def _check_begun(self, child: Child, link: socket.socket, since_s: float) -> None:
-        """It has had FORK_S for this one since then, unless it was at another, as it forks one after the other."""
-        if link.fileno() < 0:
-            return
-        if (forked_s := self._forked_s) > since_s:
-            left_s = max(0.0, forked_s + FORK_S - self._loop.now_s())
-            self._loop.call_after(left_s, lambda: self._check_begun(child, link, forked_s))
-            return
-        _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
-        self._loop.forget(link.fileno())
-        link.close()
-        child.execute_instead()
-        if self._child is not None:
-            self._child.signal(signal.SIGKILL)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
