@@ -9,14 +9,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.processes import niceness
+
+#: Starts a process that leads a group: a terminal's signals to the group of the server are the supervisor's alone.
+_popen: Callable[..., Any]
+if sys.version_info >= (3, 11):
+    _popen = partial(subprocess.Popen, process_group=0)
+else:
+    _popen = partial(subprocess.Popen, preexec_fn=os.setpgrp)
 
 #: Pids of those that run and have not been waited for. One set, as the kernel's list of a process's children is one.
 _RUNNING: set[int] = set()
@@ -84,10 +92,8 @@ class Child:
     def _execute(self) -> None:
         # Safe path: a file named json.py in the working directory must not stand in for the standard module.
         isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
-        # A terminal's signals to the group of the server are the supervisor's alone.
-        group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
         stdout, stderr = self.output_fds or (None, None)
-        self._process = subprocess.Popen(
+        process: subprocess.Popen[bytes] = _popen(
             # Unbuffered: what a killed process has printed shall not die with it.
             [sys.executable, *isolation, "-u", "-m", *self.program.module],
             env={**os.environ, **self.program.environment},
@@ -95,9 +101,9 @@ class Child:
             stdout=stdout,
             stderr=stderr,
             pass_fds=self.program.pass_fds,
-            **group,
         )
-        self.began(self._process.pid)
+        self._process = process
+        self.began(process.pid)
 
     def began(self, pid: int) -> None:
         """It runs, as our child, under this pid. Raises ProcessLookupError where it is no more, another OSError where
