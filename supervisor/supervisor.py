@@ -22,6 +22,7 @@ from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer
 from shoal.messages.message import Handlers, on, table
+from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
 from shoal.options import ServerOptions
 from shoal.placement import Machine
@@ -58,7 +59,7 @@ from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.explanations import Explanations
 from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
-from shoal.supervisor.questions.log_settings import LogSettings
+from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.supervisor.service import Service
@@ -78,7 +79,7 @@ class Supervisor:
     def __init__(
         self,
         options: ServerOptions,
-        log_settings: dict[str, Any],
+        log_settings: LogSettings,
         listeners: Listeners,
         notifier: Notifier,
         slots: Mapping[CloudUrl, Slot],
@@ -128,11 +129,11 @@ class Supervisor:
         self._tracing = Tracing(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
-        log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
+        log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer)
         self._regions = ClientRegions(self._star)
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, host), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
-        verbs |= {"log_settings": log_settings_of_all.change, "trace_settings": self._tracing.change}
+        verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
             self._star,
             self._models,

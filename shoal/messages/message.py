@@ -11,7 +11,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    is_typeddict,
+)
 
 import msgpack
 
@@ -94,10 +105,13 @@ class Kinds(Generic[M]):
             kind = self.types[name]
             if len(values) != len(kind.fields):
                 raise ValueError(f"{name} has {len(values)} fields, not {len(kind.fields)}")
-            classes, fd_positions = _layout(kind)
+            classes, fd_positions, records = _layout(kind)
             for field, value, accepted in zip(("seq", *kind.fields), (seq, *values), classes, strict=True):
                 if accepted and type(value) not in accepted:
                     raise TypeError(f"{field} of {name} is of {type(value)}")
+            for position, record in records:
+                if values[position] is not None:
+                    values[position] = record(*values[position])
             left = list(fds)
             for position in fd_positions:
                 if values[position] is not None:
@@ -143,16 +157,18 @@ def close_descriptors(message: Message) -> None:
 
 
 #: Layout of each type of message, once one has been sent or received: see `_layout`.
-_LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int]]] = {}
+_LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int], list[tuple[int, Any]]]] = {}
 
 
-def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int]]:
-    """The classes that msgpack may yield for the sequence number and for each field, () for any; and which fields are
-    descriptors, of which the body only says whether there is one."""
+def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int], list[tuple[int, Any]]]:
+    """The classes that msgpack may yield for the sequence number and for each field, () for any; which fields are
+    descriptors, of which the body only says whether there is one; and which are NamedTuples, lists on the way."""
     if kind not in _LAYOUTS:
         annotations = list(kind.__annotations__.values())
         fds = [position for position, each in enumerate(annotations) if each == Fd or Fd in get_args(each)]
-        _LAYOUTS[kind] = [(int,), *map(_classes, annotations)], fds
+        kinds = [(position, part) for position, each in enumerate(annotations) for part in (each, *get_args(each))]
+        records = [(position, part) for position, part in kinds if hasattr(part, "_fields")]
+        _LAYOUTS[kind] = [(int,), *map(_classes, annotations)], fds, records
     return _LAYOUTS[kind]
 
 
@@ -163,8 +179,10 @@ def _classes(annotation: Any) -> tuple[type, ...]:
         return (bool,)
     if annotation is float:
         return (float, int)
+    if is_typeddict(annotation):
+        return (dict,)
     if isinstance(annotation, type) and get_origin(annotation) is None:
-        return (annotation,)
+        return (list if hasattr(annotation, "_fields") else annotation,)
     origin = get_origin(annotation)
     if isinstance(origin, type) and origin is not UnionType:
         return (dict if issubclass(origin, Mapping) else list,)

@@ -8,7 +8,7 @@ judged by the front end that asks.
 from typing import Any, Protocol
 
 from shoal import log
-from shoal.messages.shared import LogChanged
+from shoal.messages import shared
 from shoal.supervisor.memory.star import Star
 
 
@@ -20,15 +20,15 @@ class Logging(Protocol):
         ...
 
 
-class LogSettings:
-    """`settings` are the arguments of log.configure."""
+class LogControl:
+    """The verb `log_settings`."""
 
-    def __init__(self, settings: dict[str, Any], star: Star, *others: Logging) -> None:
+    def __init__(self, settings: shared.LogSettings, star: Star, *others: Logging) -> None:
         self._settings = settings
         self._star = star
         self._others = others
 
-    async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def change(self, arguments: dict[str, Any]) -> shared.LogSettings:
         """Put `changes` in force everywhere; all settings.
 
         Front ends and batcher acknowledge it. Workers, which may execute for a minute, the reader of repositories,
@@ -39,8 +39,8 @@ class LogSettings:
         log.configure(**self._settings)
         for each in self._others:
             each.configure_log()
-        now = dict(self._settings)
-        message = LogChanged(now)
+        now = self._settings.copy()
+        message = shared.LogChanged(now)
         star = self._star
         for worker in star.workers.values():
             worker.member.send(message)
