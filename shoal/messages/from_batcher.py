@@ -32,7 +32,7 @@ class ModelRetired(Message):
 
 class ModelExplained(Message):
     """The reasons for the sizes of a version's last batches; answers ExplainModel. The explanation is for clients, as
-    JSON (batcher/explanations.py)."""
+    JSON (batcher/scheduling/contract.py)."""
 
     model_id: int
     explanation: dict[str, Any]
