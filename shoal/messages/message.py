@@ -166,8 +166,8 @@ def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int], lis
     if kind not in _LAYOUTS:
         annotations = list(kind.__annotations__.values())
         fds = [position for position, each in enumerate(annotations) if each == Fd or Fd in get_args(each)]
-        kinds = [(position, part) for position, each in enumerate(annotations) for part in (each, *get_args(each))]
-        records = [(position, part) for position, part in kinds if hasattr(part, "_fields")]
+        parts = [get_args(each) if get_origin(each) is UnionType else (each,) for each in annotations]
+        records = [(position, part) for position, each in enumerate(parts) for part in each if hasattr(part, "_fields")]
         _LAYOUTS[kind] = [(int,), *map(_classes, annotations)], fds, records
     return _LAYOUTS[kind]
 
