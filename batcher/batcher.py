@@ -101,7 +101,7 @@ class Batcher:
         self._kinds = Kinds(*self.handlers)
         self._poller = select.epoll()
         redis = settings.redis
-        self._redis = None if redis is None else _connection(RedisSettings(*redis), self._poller, bell)
+        self._redis = None if redis is None else _connection(redis, self._poller, bell)
         if settings.cache_bytes:
             shared = None if self._redis is None else SharedAnswers(self._redis)
             self._exchange.enable_cache(counters.cache_figures(settings.cache_bytes), time.monotonic_ns, shared)

@@ -4,6 +4,7 @@ Lanes use it in their only thread, the roads behind a lock (transport.py).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from shoal import fault, log
 from shoal.frontend import tracing
@@ -81,7 +82,7 @@ def enter(name: str) -> tuple[FrontEnd, int]:
     fault.install("road" if name.endswith("road") else "lane")
     place, welcome, seq = take_place(FrontEndConnected)
     log.configure(**welcome.log)
-    settings = welcome.state
+    settings: dict[str, Any] = {**welcome.state}
     settings["grpc"] = GrpcSettings(**settings["grpc"])
     settings["metrics_config"] = MetricsConfig(**settings["metrics_config"])
     are_allowed = settings.pop("allow_client_shm")

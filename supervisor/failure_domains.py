@@ -2,15 +2,15 @@
 
 Each callback of the event loop works for something: an instance, a version's load, a question, a connection, a child
 process, or the server itself. An exception in a callback ends that one thing, with its traceback in the log under the
-thing's name, and the loop goes on. A callback or flow belongs to the domain in which it was registered: `contained` and
-`run_in` enter a domain, `bound` makes a callback that enters the present domain whenever it is called. Expected errors
+thing's name, and the loop goes on. A callback or flow belongs to the domain in which it was registered: `contained`
+enters a domain, `bound` makes a callback that enters the present domain whenever it is called. Expected errors
 (ShoalError, a refused fork) are handled where they arise. Runs in the supervisor, in its only thread. Outside every
 domain, as in most tests, exceptions propagate.
 """
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import ParamSpec, Protocol
 
@@ -57,15 +57,6 @@ def contained(domain: FailureDomain) -> Iterator[None]:
             _CURRENT.reset(token)
 
 
-def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call a function on behalf of a domain (`contained`); without a domain, just call the function."""
-    if domain is None:
-        callback(*args, **kwargs)
-        return
-    with contained(domain):
-        callback(*args, **kwargs)
-
-
 def report(domain: FailureDomain, error: Exception) -> ShoalError:
     """The error for those who wait for what an exception has ended; an unexpected one is logged with its traceback."""
     if not isinstance(error, ShoalError):
@@ -89,6 +80,7 @@ def bound(callback: Callable[P, object]) -> Callable[P, None]:
     domain = _CURRENT.get()
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        run_in(domain, callback, *args, **kwargs)
+        with nullcontext() if domain is None else contained(domain):
+            callback(*args, **kwargs)
 
     return call

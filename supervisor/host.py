@@ -1,8 +1,8 @@
 """The parts of the supervisor that every model instance uses, in one value."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.placement import Machine
 from shoal.supervisor.descriptors import Descriptors
@@ -25,7 +25,7 @@ class Host:
     star: Star
     options: ServerOptions
     control_address: str
-    log_settings: dict[str, Any]
+    log_settings: LogSettings
     machine: Machine
     metrics: CustomMetrics
     readiness: Readiness

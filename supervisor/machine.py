@@ -5,8 +5,6 @@ gpu-metrics), else by nvidia-smi, which comes with the driver; by neither where 
 CUDA context. Runs in the supervisor.
 """
 
-import importlib.metadata
-import importlib.util
 import logging
 import os
 import re
@@ -146,6 +144,8 @@ def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
 
 def _why_onnxruntime_is_on_cpu() -> str:
     """Why onnxruntime cannot use CUDA; empty where it can, whatever distribution has installed it."""
+    import importlib.util
+
     if _version("onnxruntime-gpu"):
         return ""
     package = importlib.util.find_spec("onnxruntime")  # find_spec does not import the package
@@ -164,9 +164,11 @@ def _why_torch_is_on_cpu() -> str:
 
 
 def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # costs each start 14 ms
+
     try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+        return version(distribution)
+    except PackageNotFoundError:
         return ""
 
 

@@ -3,11 +3,11 @@
 import faulthandler
 import logging
 import os
-from typing import Any
 
 from shoal import log
 from shoal.cloud_url import CloudUrl
 from shoal.errors import ShoalError
+from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.process import set_title
 from shoal.repository.cloud_cache import take_slot
@@ -22,8 +22,13 @@ _log = logging.getLogger(__name__)
 
 def run(options: ServerOptions) -> int:
     """Serve until a signal ends it; returns the exit code."""
-    logged = ("log_verbose", "log_info", "log_warning", "log_error", "log_format")
-    log_settings: dict[str, Any] = {name: getattr(options, name) for name in logged}
+    log_settings = LogSettings(
+        log_verbose=options.log_verbose,
+        log_info=options.log_info,
+        log_warning=options.log_warning,
+        log_error=options.log_error,
+        log_format=options.log_format,
+    )
     log.configure(**log_settings)
     if options.log_file:
         try:

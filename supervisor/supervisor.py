@@ -23,6 +23,7 @@ from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer
 from shoal.messages.message import Handlers, on, table
+from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
 from shoal.options import ServerOptions
 from shoal.placement import Machine
@@ -30,7 +31,7 @@ from shoal.process import adopt_orphans
 from shoal.repository.cloud_cache import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
-from shoal.supervisor.failure_domains import contained, report, run_in
+from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.host import Host
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
@@ -59,7 +60,7 @@ from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.explanations import Explanations
 from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
-from shoal.supervisor.questions.log_settings import LogSettings
+from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.supervisor.service import Service
@@ -79,7 +80,7 @@ class Supervisor:
     def __init__(
         self,
         options: ServerOptions,
-        log_settings: dict[str, Any],
+        log_settings: LogSettings,
         listeners: Listeners,
         notifier: Notifier,
         slots: Mapping[CloudUrl, Slot],
@@ -129,11 +130,11 @@ class Supervisor:
         self._tracing = Tracing(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
-        log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
+        log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer)
         self._regions = ClientRegions(self._star)
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, host), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
-        verbs |= {"log_settings": log_settings_of_all.change, "trace_settings": self._tracing.change}
+        verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
             self._star,
             self._models,
@@ -175,7 +176,8 @@ class Supervisor:
             living = self._loop.begin(self._live())
         living.add_done_callback(lambda _: self._loop.stop())
         while not living.done():
-            run_in(self, self._loop.run)
+            with contained(self):
+                self._loop.run()
         for member in tuple(self._members):
             member.close()
         for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory):

@@ -19,6 +19,7 @@ from shoal.messages.from_worker import WorkerConnected
 from shoal.messages.message import MessageError
 from shoal.messages.shared import Acknowledged, LogChanged, Ping, Refused, SegmentAnnounced, SegmentGone
 from shoal.messages.to_client import TraceSettingsChanged
+from shoal.tracer.settings import TraceSetting
 from tests.messages import receive
 
 
@@ -53,7 +54,7 @@ def test_large_message_travels_in_memory_of_its_own(
 ) -> None:
     read_fd, write_fd = os.pipe()
     before = num_descriptors()
-    settings = {"model": {"config": "x" * (4 * control.MAX_INLINE_BYTES)}}
+    settings = {"model": TraceSetting(file="x" * (4 * control.MAX_INLINE_BYTES)).fields}
     ends[0].send(TraceSettingsChanged(settings, read_fd))
     message, _ = receive(ends[1])
     assert message.settings == settings
@@ -72,7 +73,8 @@ def test_a_copy_of_a_process_sends_whatever_another_thread_was_at(ends: tuple[Ch
             go_on.wait()
             return super().items()
 
-    thread = threading.Thread(target=ends[0].send, args=(LogChanged(Slow(log="slow")),))
+    slow: Any = Slow(log_format="slow")
+    thread = threading.Thread(target=ends[0].send, args=(LogChanged(slow),))
     thread.start()
     is_packing.wait()
     child = os.fork()
@@ -85,7 +87,7 @@ def test_a_copy_of_a_process_sends_whatever_another_thread_was_at(ends: tuple[Ch
     thread.join()
     assert status == 0
     assert receive(ends[0])[0] == SegmentGone(1)
-    assert receive(ends[1])[0] == LogChanged({"log": "slow"})
+    assert receive(ends[1])[0] == LogChanged({"log_format": "slow"})
 
 
 def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> None:

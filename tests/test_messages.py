@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast, get_args, get_origin
+from typing import Any, cast, get_args, get_origin, is_typeddict
 
 import msgpack
 import pytest
@@ -49,7 +49,9 @@ def sample(annotation: Any) -> Any:
         return samples[annotation]
     if type(None) in get_args(annotation):
         return sample(get_args(annotation)[0])
-    origin = get_origin(annotation)
+    if hasattr(annotation, "_fields"):  # a NamedTuple, which arrives as one
+        return annotation(*[sample(each) for each in annotation.__annotations__.values()])
+    origin = dict if is_typeddict(annotation) else get_origin(annotation)
     return {"a": [1]} if isinstance(origin, type) and issubclass(origin, Mapping) else ["b"]
 
 
@@ -89,6 +91,22 @@ def test_a_malformed_message_is_refused(kind: type[Message]) -> None:
                 decoded(fields, tuple(others))
     with pytest.raises(MessageError):
         decoded(fields, tuple(fds), Kinds(*(each for each in TYPES if each is not kind)))
+
+
+def test_a_named_tuple_that_lacks_values_is_refused() -> None:
+    body, fds = encode(made(BatcherActivated))
+    fields = msgpack.unpackb(body)
+    assert fields[2 + BatcherActivated.fields.index("redis")].pop() == "x"
+    with pytest.raises(MessageError):
+        decoded(fields, tuple(fds))
+
+
+@pytest.mark.parametrize(("fields", "seq"), [(["Unknown", 7], 7), (["Ping", 7, 1], 7), (["Ping", "7"], 0), ([], 0)])
+def test_what_is_no_message_may_have_a_sequence_number(fields: list[Any], seq: int) -> None:
+    """A receiver that goes on acknowledges it: what it announced is waited for."""
+    with pytest.raises(MessageError) as caught:
+        decoded(fields)
+    assert caught.value.seq == seq
 
 
 def test_messages_of_two_types_are_never_equal() -> None:

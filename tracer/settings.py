@@ -9,10 +9,11 @@ setting (`revision`), which counts and collects from its beginning, as in Triton
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
+from shoal.messages.shared import TraceSettingFields
 
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 #: Levels, of which a setting may have several.
@@ -49,6 +50,11 @@ class TraceSetting:
         if not self.file and self.mode == TRITON:
             return "trace file name is not given"
         return ""
+
+    @property
+    def fields(self) -> TraceSettingFields:
+        """The fields, as messages carry them."""
+        return cast(TraceSettingFields, asdict(self))
 
     @property
     def is_on(self) -> bool:

@@ -156,6 +156,7 @@ class Loop:
                     message, seq = channel.receive(self._kinds)
                 except MessageError as error:
                     _log.warning("worker %s ignores a message: %s", self._instance, error)
+                    channel.acknowledge(error.seq)
                 else:
                     self.obey(channel, message, seq)
 

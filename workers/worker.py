@@ -65,7 +65,7 @@ def serve(channel: Channel) -> None:
         return
     log.configure(**order.log)
     instance_name = order.instance_name
-    device = Device(order.kind, order.device_id, tuple(order.cores), order.log["log_verbose"])
+    device = Device(order.kind, order.device_id, tuple(order.cores), order.log.get("log_verbose", 0))
     pin(instance_name, device, order.gpu)
     loaded = _load(channel, order, device)
     if loaded is None:

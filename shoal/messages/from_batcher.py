@@ -31,7 +31,8 @@ class ModelRetired(Message):
 
 
 class ModelExplained(Message):
-    """The reasons for the sizes of a version's last batches; answers ExplainModel."""
+    """The reasons for the sizes of a version's last batches; answers ExplainModel. The explanation is for clients, as
+    JSON (batcher/scheduling/contract.py)."""
 
     model_id: int
     explanation: dict[str, Any]

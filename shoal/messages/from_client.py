@@ -25,7 +25,8 @@ class GuestConnected(Message):
 
 
 class QuestionAsked(Message):
-    """A question (supervisor/questions/questions.py), which one QuestionAnswered answers."""
+    """A question (supervisor/questions/questions.py), which one QuestionAnswered answers. Its arguments are free in
+    form: each verb has its own, and checks them."""
 
     question: int  # the client's own number of the question
     verb: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.messages.message import Message
+from shoal.messages.shared import Config
 
 
 class WorkerConnected(Message):
@@ -20,7 +21,7 @@ class ModelIOFound(Message):
 
     inputs: Sequence[tuple[str, str, Sequence[int]]]  # name, datatype, dims of each
     outputs: Sequence[tuple[str, str, Sequence[int]]]
-    completed: dict[str, Any] | None  # the configuration as completed by a model.py
+    completed: Config | None  # as completed by a model.py
     fills_max_batch_size: bool
 
 

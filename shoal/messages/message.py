@@ -11,7 +11,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    is_typeddict,
+)
 
 import msgpack
 
@@ -29,7 +40,12 @@ Fd: TypeAlias = Annotated[int, "file descriptor"]
 
 
 class MessageError(ValueError):
-    """The bytes on a control connection are not a message that the receiver handles."""
+    """The bytes on a control connection are not a message that the receiver handles. `seq` is the sequence number that
+    a receiver acknowledges if it goes on all the same; 0 where there is none."""
+
+    def __init__(self, sentence: str, seq: int = 0) -> None:
+        super().__init__(sentence)
+        self.seq = seq
 
 
 @dataclass_transform(frozen_default=True)
@@ -83,15 +99,19 @@ class Kinds(Generic[M]):
 
     def decode(self, body: bytes | memoryview, fds: Sequence[int]) -> tuple[M, int]:
         """A message and its sequence number; its descriptors are the caller's to close. Raises MessageError."""
+        seq: Any = 0
         try:
             name, seq, *values = msgpack.unpackb(body, raw=False)
             kind = self.types[name]
             if len(values) != len(kind.fields):
                 raise ValueError(f"{name} has {len(values)} fields, not {len(kind.fields)}")
-            classes, fd_positions = _layout(kind)
+            classes, fd_positions, records = _layout(kind)
             for field, value, accepted in zip(("seq", *kind.fields), (seq, *values), classes, strict=True):
                 if accepted and type(value) not in accepted:
                     raise TypeError(f"{field} of {name} is of {type(value)}")
+            for position, record in records:
+                if values[position] is not None:
+                    values[position] = record(*values[position])
             left = list(fds)
             for position in fd_positions:
                 if values[position] is not None:
@@ -100,7 +120,7 @@ class Kinds(Generic[M]):
                 raise ValueError(f"{name} comes with {len(left)} descriptors too many")
             return kind(*values), seq
         except (IndexError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
-            raise MessageError(f"no message that is due: {error!r}") from error
+            raise MessageError(f"no message that is due: {error!r}", seq if type(seq) is int else 0) from error
 
 
 class _Packing(threading.local):
@@ -137,16 +157,18 @@ def close_descriptors(message: Message) -> None:
 
 
 #: By type of message, the result of `_layout`, once a message has been sent or received.
-_LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int]]] = {}
+_LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int], list[tuple[int, Any]]]] = {}
 
 
-def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int]]:
-    """The classes that msgpack may yield for the sequence number and for each field, () for any; and which fields are
-    descriptors, of which the body only says whether there is one."""
+def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int], list[tuple[int, Any]]]:
+    """The classes that msgpack may yield for the sequence number and for each field, () for any; which fields are
+    descriptors, of which the body only says whether there is one; and which are NamedTuples, lists on the way."""
     if kind not in _LAYOUTS:
         annotations = list(kind.__annotations__.values())
         fds = [position for position, each in enumerate(annotations) if each == Fd or Fd in get_args(each)]
-        _LAYOUTS[kind] = [(int,), *map(_classes, annotations)], fds
+        parts = [get_args(each) if get_origin(each) is UnionType else (each,) for each in annotations]
+        records = [(position, part) for position, each in enumerate(parts) for part in each if hasattr(part, "_fields")]
+        _LAYOUTS[kind] = [(int,), *map(_classes, annotations)], fds, records
     return _LAYOUTS[kind]
 
 
@@ -157,8 +179,10 @@ def _classes(annotation: Any) -> tuple[type, ...]:
         return (bool,)
     if annotation is float:
         return (float, int)
+    if is_typeddict(annotation):
+        return (dict,)
     if isinstance(annotation, type) and get_origin(annotation) is None:
-        return (annotation,)
+        return (list if hasattr(annotation, "_fields") else annotation,)
     origin = get_origin(annotation)
     if isinstance(origin, type) and origin is not UnionType:
         return (dict if issubclass(origin, Mapping) else list,)

@@ -4,12 +4,35 @@ supervisor ── Ping, LogChanged, LedgerWanted, SegmentAnnounced, … ──�
 any ── Acknowledged (of a message with a sequence number), LedgerCounted ──► supervisor
 """
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from shoal.messages.message import Fd, Kinds, Message
 
-#: The arguments of `shoal.log.configure`.
-LogSettings = dict[str, Any]
+#: A model's configuration: Triton's fields by their names, as of ModelConfig; free in form, checked by
+#: shoal/model_config.
+Config: TypeAlias = dict[str, Any]
+
+
+class LogSettings(TypedDict, total=False):
+    """The arguments of `shoal.log.configure`."""
+
+    log_verbose: int
+    log_info: bool
+    log_warning: bool
+    log_error: bool
+    log_format: str
+
+
+class TraceSettingFields(TypedDict):
+    """The fields of a TraceSetting (tracer/settings.py)."""
+
+    level: int
+    rate: int
+    count: int
+    log_frequency: int
+    file: str
+    mode: str
+    revision: int
 
 
 class Acknowledged(Message):

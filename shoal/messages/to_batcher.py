@@ -8,10 +8,15 @@ answers are in from_batcher.py.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
+from shoal.cache_settings import RedisSettings
 from shoal.messages.message import Fd, Kinds, Message
-from shoal.messages.shared import LogSettings
+from shoal.messages.shared import Config, LogSettings
+
+#: What an execution of an instance needs: its priority, and how much of each resource, by name and device
+#: (model_config/rate_limiter.py).
+Demand: TypeAlias = tuple[int, Sequence[tuple[tuple[str, int], int]]]
 
 
 class BatcherActivated(Message):
@@ -23,9 +28,9 @@ class BatcherActivated(Message):
     deadline_ns: int
     counts_first_responses: bool
     cache_bytes: int
-    redis: Sequence[Any] | None  # RedisSettings
+    redis: RedisSettings | None
     is_successor: bool  # takes a dead batcher's place, and serves after Resume
-    rate_limits: Sequence[Any] | None  # Limit of each resource; None without --rate-limit
+    rate_limits: Sequence[tuple[str, int, int | None]] | None  # resource, count, device; None without --rate-limit
     latency_target_ms: int
     bell: Fd  # the batcher's own bell, for peers that have none for it
     counters: Fd  # the table of counters, writable
@@ -71,7 +76,7 @@ class ModelAdded(Message):
 
     model_id: int
     row: int  # of the table of counters
-    config: dict[str, Any]
+    config: Config
     version: int
     may_run_again: bool
     revision: str  # names the version in a cache that servers share
@@ -108,7 +113,7 @@ class EnsembleAdded(Message):
 
     model_id: int
     row: int  # of the table of counters
-    config: dict[str, Any]
+    config: Config
     version: int
     models: list[int]  # the model ids of its steps, in order; 0 for one that is not loaded
     decoupled: Sequence[int]  # steps that may answer any number of times
@@ -140,7 +145,7 @@ class WorkerJoined(Message):
 
     owner: int
     model_id: int
-    demand: Sequence[Any] | None  # Demand, under --rate-limit
+    demand: Demand | None  # under --rate-limit
     segment: Fd  # written by the worker; to read
     link: Fd  # written by the batcher for the worker
     bell: Fd  # wakes the worker

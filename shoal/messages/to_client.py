@@ -9,10 +9,39 @@ its loop, or under its lock. No process waits for a guest's acknowledgement, and
 with users' code. Log, traces and clients' regions concern front ends; other clients ignore them.
 """
 
-from typing import Any, TypeAlias, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict, get_args
 
 from shoal.messages import shared
 from shoal.messages.message import Fd, Kinds, Message
+
+
+class FrontEndSettings(TypedDict):
+    """The server's options as front ends use them, most of them fields of ServerState (frontend/state.py)."""
+
+    server_id: str
+    strict_readiness: bool
+    has_repositories: bool
+    endpoints: dict[str, str]
+    restrictions: Mapping[str, Sequence[str]]  # protocol of --http-restricted-api → header's name and value
+    http_max_input_size: int
+    max_request_bytes: int
+    header_forward_pattern: str
+    log_file: str
+    model_control_mode: str
+    allow_remote_admin: bool
+    allow_client_shm: bool
+    allow_gpu_metrics: bool
+    allow_cpu_metrics: bool
+    metrics_interval_ms: int
+    metrics_config: dict[str, Any]  # fields of MetricsConfig
+    grpc: dict[str, Any]  # fields of GrpcSettings
+    sagemaker_ping_mode: str
+    sagemaker_default_model: str
+    sagemaker_inference_type: str
+    vertex_ai_default_model: str
+    vertex_ai_predict_route: str
+    vertex_ai_health_route: str
 
 
 class ClientWelcomed(Message):
@@ -24,7 +53,7 @@ class ClientWelcomed(Message):
     request_timeout_s: float
     answer_timeout_s: float  # for questions, in seconds
     log: shared.LogSettings
-    state: dict[str, Any]  # options that front ends use: fields of ServerState
+    state: FrontEndSettings
     segment: Fd  # its own, writable
     link: Fd  # written by the batcher
     bell: Fd  # its own
@@ -59,9 +88,9 @@ class ModelChanged(Message):
     is_polled: bool  # False: its configuration could not be read
     num_instances: int
     num_instances_up: int
-    config: dict[str, Any] | None  # None until it is final: then as before
+    config: shared.Config | None  # None until it is final: then as before
     groups: list[str]  # names of its instance groups, by number
-    labels: dict[str, Any]  # label file's lines, by output
+    labels: Mapping[str, Sequence[str]]  # label file's lines, by output
     load_seconds: float
     has_ready_check: bool
     is_cached: bool
@@ -84,7 +113,8 @@ class ServerStopping(Message):
 
 
 class QuestionAnswered(Message):
-    """The answer to a QuestionAsked: a result or, if `wire` is not 0, the ShoalError that refuses it."""
+    """The answer to a QuestionAsked: a result, in the form that its verb gives it, or, if `wire` is not 0, the
+    ShoalError that refuses it."""
 
     question: int
     wire: int = 0
@@ -95,7 +125,7 @@ class QuestionAnswered(Message):
 class TraceSettingsChanged(Message):
     """The trace settings that are in force from now on."""
 
-    settings: dict[str, dict[str, Any]]  # TraceSetting by model; "" for all other models
+    settings: dict[str, shared.TraceSettingFields]  # by model; "" for all other models
     outlet: Fd | None  # the socket on which traces go to the tracer, always one and the same; None: no traces
 
 

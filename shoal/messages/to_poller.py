@@ -7,11 +7,10 @@
 Orders are not acknowledged. `order` is the supervisor's number of an order.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from shoal.messages.message import Kinds, Message
-from shoal.messages.shared import LogSettings
+from shoal.messages.shared import Config, LogSettings
 
 
 class PollerConnected(Message):
@@ -73,8 +72,8 @@ class ModelFound(Message):
     order: int
     name: str
     directory: str
-    config: dict[str, Any]
-    labels: dict[str, Any]  # by output, the lines of its label file
+    config: Config
+    labels: Mapping[str, Sequence[str]]  # by output, the lines of its label file
     versions: Sequence[tuple[int, str, int]]  # number, directory, newest modification time
     others_ns: int
     wire: int  # of the ShoalError that says why the model cannot be loaded, and its sentence; 0: there is none

@@ -7,10 +7,10 @@ TracingChanged is acknowledged once all earlier traces are written.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from shoal.messages.message import Fd, Kinds, Message
-from shoal.messages.shared import LogSettings
+from shoal.messages.shared import LogSettings, TraceSettingFields
 
 
 class TracerConnected(Message):
@@ -31,7 +31,7 @@ class TracerWelcomed(Message):
 class TracingChanged(Message):
     """Sent by the supervisor: the settings by which traces are written from now on."""
 
-    settings: list[dict[str, Any]]  # TraceSetting
+    settings: list[TraceSettingFields]
 
 
 class TracesCollected(Message):
@@ -40,10 +40,25 @@ class TracesCollected(Message):
     counts: Sequence[tuple[int, int]]  # revision of the setting, number of traces
 
 
+#: The fields of a Trace (tracer/trace.py): revision of its setting, whether it is counted, model, version, request id,
+#: stamps, tensors, context, and no children. A tensor's are activity, name, datatype, shape and bytes.
+TraceFields: TypeAlias = tuple[
+    int,
+    bool,
+    str,
+    int,
+    str,
+    Sequence[int],
+    Sequence[tuple[str, str, str, Sequence[int], bytes]],
+    dict[str, str],
+    Sequence[Any],
+]
+
+
 class TraceEnded(Message):
     """Sent by a front end: the trace of a request that has been answered."""
 
-    trace: Sequence[Any]  # Trace
+    trace: TraceFields
     children: Sequence[Sequence[int]]  # the batcher's CHILD_TRACE records of ensembles' steps and of calls
     names: Sequence[tuple[int, str]]  # of the children's models: id and name
     num_dropped: int  # traces before this one that the socket did not take

@@ -7,12 +7,8 @@ A worker applies messages between two batches, or while it waits for memory; so 
 if at all. It acknowledges those with a sequence number; its answers are in from_worker.py.
 """
 
-from typing import Any
-
 from shoal.messages.message import Fd, Message
-from shoal.messages.shared import (
-    LogSettings,
-)
+from shoal.messages.shared import Config, LogSettings
 
 
 class LoadModel(Message):
@@ -22,7 +18,7 @@ class LoadModel(Message):
     version: int
     version_dir: str
     model_file: str  # "": the backend finds it
-    config: dict[str, Any]
+    config: Config
     is_config_final: bool  # False: the worker first sends the tensors of the model's file
     may_run_again: bool
     instance_name: str
@@ -37,7 +33,7 @@ class LoadModel(Message):
 class ConfigFinished(Message):
     """The model's completed configuration; answers ModelIOFound."""
 
-    config: dict[str, Any]
+    config: Config
 
 
 class MemoryGranted(Message):

@@ -5,10 +5,9 @@ Runs in the supervisor. The star itself (star.py) extends this; parts of the sta
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from shoal.messages.message import Message
-from shoal.messages.shared import Ping
+from shoal.messages.shared import LogSettings, Ping
 from shoal.options import ServerOptions
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.memory.loans import Loans
@@ -21,7 +20,7 @@ class Joined:
     """The batcher, clients and workers by owner id, and the segments that are lent to some of them."""
 
     options: ServerOptions
-    log_settings: dict[str, Any]
+    log_settings: LogSettings
     loop: EventLoop
     acknowledgements: Acknowledgements = field(init=False)
     # Changed by the star, as processes join and leave.

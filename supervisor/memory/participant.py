@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from shoal.cache_settings import redis_settings
+from shoal.messages.shared import LogSettings
 from shoal.messages.to_batcher import BatcherActivated, ClientJoined, WorkerJoined
 from shoal.model_config.rate_limiter import Demand
 from shoal.options import ServerOptions
@@ -55,7 +55,7 @@ class Participant:
 
 
 def batcher_activated(
-    options: ServerOptions, log_settings: dict[str, Any], bell_fd: int, counters_fd: int, *, is_successor: bool
+    options: ServerOptions, log_settings: LogSettings, bell_fd: int, counters_fd: int, *, is_successor: bool
 ) -> BatcherActivated:
     """The first message to a batcher."""
     return BatcherActivated(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from shoal import log
 from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.messages.message import MessageError
 from shoal.messages.to_worker import ConfigFinished, StopWorker
 from shoal.model_config.execution_timeout import execution_timeout_ms
 from shoal.placement import Placement
@@ -104,6 +105,10 @@ class Instance:
     def contain(self, error: Exception) -> None:
         """End the worker after an unexpected error in one of its callbacks; it is started again as after any death."""
         self.worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
+
+    def _on_malformed(self, error: MessageError) -> None:
+        """The worker ends: the code of its model, or that of the backend, has written to its connection."""
+        self.worker.fail(InternalError(f"{self._named}: its worker has sent {error}"))
 
     # --- one worker after the other ---
 
@@ -238,6 +243,7 @@ class Instance:
         """Take in the instance's worker, which has connected."""
         self.worker.member = member
         member.domain = self
+        member.on_malformed = self._on_malformed
         member.listen(self.worker.handlers)
         self.worker.joined.set_result(member)
 

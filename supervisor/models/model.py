@@ -9,7 +9,6 @@ error in a load fails that load.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from shoal import errors
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
@@ -148,46 +147,49 @@ class Model:
             served.version.reason = f"serving what was loaded before: {reason}"
 
     async def _bring_up(self, found: FoundModel, todo: Plan) -> dict[int, Served]:
-        """Bring up fresh and resized versions. Raises ShoalError where one fails; the fresh ones then end."""
-        outcomes: list[Any] = await gather(
-            *[self._bring_up_version(found, number) for number in todo.fresh],
-            *[self._resize(self.serving[number], found) for number in todo.resized],
-            return_exceptions=True,
-        )
-        fresh, reasons = dict[int, Served](), dict[int, str]()
-        for number, outcome in zip((*todo.fresh, *todo.resized), outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                reasons[number] = errors.index_reason(report(self, outcome))
-            elif number in todo.fresh and outcome.can_be_published:
-                fresh[number] = outcome
-            elif number in todo.fresh:
-                reasons[number] = outcome.version.reason  # this version has come up, and has failed while others did
+        """Bring up fresh and resized versions; returns the fresh ones. Raises ShoalError where one is not up; the fresh
+        ones then end. A version that cannot come up leaves the others time to do so; an unexpected error does not."""
+        fresh, reasons, begin = dict[int, Served](), dict[int, str](), self._all_versions.loop.begin
+        flows = [begin(self._bring_up_version(found, number, fresh, reasons)) for number in todo.fresh]
+        flows += [begin(self._resize(found, number, reasons)) for number in todo.resized]
+        try:
+            await gather(*flows)
+        except Exception as error:  # noqa: BLE001 - one of ours, since flows note what is expected
+            for flow in flows:
+                flow.cancel()
+            reasons = dict.fromkeys((*todo.fresh, *todo.resized), errors.index_reason(report(self, error)))
+        up = [served for served in fresh.values() if served.version.state is VersionState.LOADING]
+        for served in fresh.values():
+            if served not in up:  # it may have come up, and have failed while others did
+                reasons.setdefault(served.version.version, served.version.reason)
         if not reasons:
             return fresh
-        for served in fresh.values():
+        for served in up:
             with contained(served):
                 served.discard()
-        first_reason = next(iter(reasons.values()))
+        first_reason = reasons[min(reasons)]
         if not self.versions:
             self.problem = self._all_versions.create_problem(self.identifier, first_reason)
         self._note(first_reason)
         sentences = "".join(f"version {each} is at UNAVAILABLE state: {reasons[each]};\n" for each in sorted(reasons))
         raise InvalidArgumentError(f"load failed for model '{self.identifier}': {sentences}")
 
-    async def _bring_up_version(self, found: FoundModel, number: int) -> Served:
-        num_left = self._all_versions.num_retries
-        while True:
-            served = self._all_versions.create(found, number)
-            if number not in self.serving:
-                self._show(number, served)
+    async def _bring_up_version(
+        self, found: FoundModel, number: int, fresh: dict[int, Served], reasons: dict[int, str]
+    ) -> None:
+        """Bring up a version, and add each copy that is tried to `fresh`; where the last one does not come up, add the
+        reason to `reasons`."""
+        for num_left in range(self._all_versions.num_retries, -1, -1):
             try:
+                served = fresh[number] = self._all_versions.create(found, number)
+                if number not in self.serving:
+                    self._show(number, served)
                 async with self._all_versions.slot_for(served):
                     await served.load()
-                return served
-            except ShoalError:
+                return
+            except ShoalError as error:
                 if not num_left:
-                    raise
-                num_left -= 1
+                    reasons[number] = errors.index_reason(error)
 
     def _show(self, number: int, served: Served) -> None:
         """Make a version public, and retire the older copy, even one whose instances die again and again."""
@@ -203,9 +205,14 @@ class Model:
             self.versions[number].is_public = False
         self.versions[number], served.is_public = served, True
 
-    async def _resize(self, served: Served, found: FoundModel) -> None:
-        await shared(served.resize(found.config["instance_group"]))
-        served.source = served.source._replace(config=found.config)
+    async def _resize(self, found: FoundModel, number: int, reasons: dict[int, str]) -> None:
+        """Have a version serve with other instances; where these do not come up, add the reason to `reasons`."""
+        served = self.serving[number]
+        try:
+            await shared(served.resize(found.config["instance_group"]))
+            served.source = served.source._replace(config=found.config)
+        except ShoalError as error:
+            reasons[number] = errors.index_reason(error)
 
     def _switch(self, found: FoundModel, todo: Plan, fresh: dict[int, Served]) -> Sequence[Served]:
         """Switch clients from old versions to new ones, without an await; returns the versions to retire."""

@@ -237,10 +237,11 @@ class ModelControl:
         return {name: each.repository for name, each in self._registered.items()}
 
     async def _remove(self, name: str, registration: Registration) -> None:
-        """Remove a registration; several calls at a time remove it once."""
-        if registration.removal is None:
-            registration.removal = self._loop.begin(self._unload_registered(name, registration))
-        await shared(registration.removal)
+        """Remove a registration: several calls at a time remove it once, and one after a removal that failed tries again."""
+        removal = registration.removal
+        if removal is None or (removal.done() and removal.exception() is not None):
+            removal = registration.removal = self._loop.begin(self._unload_registered(name, registration))
+        await shared(removal)
 
     async def _unload_registered(self, name: str, registration: Registration) -> None:
         await first(registration.load)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from shoal.errors import ShoalError
 from shoal.model_config.recycling import RecyclingLimits, recycling_limits
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served import Served
@@ -52,7 +52,8 @@ class Recycling:
                 limits = recycling_limits(served.version.config)
                 if limits.max_requests or limits.max_rss_bytes:
                     numbers |= {instance.number for instance in served.instances}
-                    run_in(served, self._judge, served, limits)
+                    with contained(served):
+                        self._judge(served, limits)
         self._jitters = {number: jitter for number, jitter in self._jitters.items() if number in numbers}
         self._retry_s = {number: retry_s for number, retry_s in self._retry_s.items() if number in numbers}
         self._too_large &= numbers

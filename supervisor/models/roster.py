@@ -15,7 +15,7 @@ from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.scan import model_file
 from shoal.supervisor.event_loop import EventLoop, Future
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.host import Host
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
@@ -82,7 +82,8 @@ class Roster:
         for instance in self:
             worker = instance.participant
             if worker is not None:
-                run_in(instance, worker.member.drain)  # these messages may be the worker's first metrics
+                with contained(instance):
+                    worker.member.drain()  # these messages may be the worker's first metrics
                 if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
                     reporters.append((worker.member, ReportMetrics()))
         return acknowledgements.announce((), briefly=reporters, patience_s=METRICS_PATIENCE_S)
@@ -105,7 +106,9 @@ class Roster:
         if look.gap_ns:
             _log.warning("the server stood still for %.1f s; execution limits are extended by it", look.gap_ns / 1e9)
         for number, signal_number in look.endings:
-            run_in(self._instances[number], self._instances[number].end_for_limit, signal_number)
+            instance = self._instances[number]
+            with contained(instance):
+                instance.end_for_limit(signal_number)
         return look.next_ns / 1e9
 
 

@@ -13,7 +13,7 @@ from shoal.model_config import scaling
 from shoal.model_config.messages import Config
 from shoal.shm.counters import RowView
 from shoal.supervisor.event_loop import EventLoop, Future, reject, shared
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.autoscale import Autoscaler, Load
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.model import Model
@@ -123,7 +123,8 @@ class Scaling:
         wanted = {each.version.model_id: each for each in served if scaling.autoscale(each.version.config)}
         self._autoscalers = {model_id: self._autoscaler(each) for model_id, each in wanted.items()}
         for each in wanted.values():
-            run_in(each, self._follow, each, now_ns)
+            with contained(each):
+                self._follow(each, now_ns)
 
     def _autoscaler(self, served: Served) -> Autoscaler:
         version = served.version

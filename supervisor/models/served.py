@@ -157,11 +157,6 @@ class Served:
         if self.version.state is VersionState.LOADING:
             self.version.move(VersionState.READY)
 
-    @property
-    def can_be_published(self) -> bool:
-        """Whether all instances have come up, and the version has not failed since."""
-        return self.loaded.done() and self.version.state is VersionState.LOADING and not self.is_ending
-
     def changed(self) -> None:
         """Announce this version's state and number of instances to clients, if it is public."""
         if self.is_public:
@@ -380,7 +375,9 @@ class Served:
             self._end()
 
     def stop(self) -> None:
-        """End this version as the server stops: no request is open any more."""
+        """End this version as the server stops: no request is open any more. One not yet published is UNAVAILABLE."""
+        if self.version.state is VersionState.LOADING:
+            self.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self._end()
 
     def _end(self) -> None:

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 
 from shoal.control import ADDRESS_VARIABLE
+from shoal.messages.message import MessageError
 from shoal.messages.shared import Ping
 from shoal.reasons import describe_exit
 from shoal.shm.segment import OutOfSharedMemoryError
@@ -118,6 +119,10 @@ class Batchers:
         if self.active is not None:
             self._kill(self.active.pid)
 
+    def _on_malformed(self, error: MessageError) -> None:
+        _log.error("a batcher has sent %s", error)
+        self.contain(error)
+
     def _note_fault(self) -> None:
         is_new = self._loop.now_s() - self._active_since_s < FAULT_S
         self._num_faults = self._num_faults + 1 if is_new else 1
@@ -144,6 +149,7 @@ class Batchers:
     def join(self, member: Member) -> None:
         """Take in a batcher that has finished its imports and waits for its first message."""
         member.domain = self
+        member.on_malformed = self._on_malformed
         if self.is_stopping:
             member.hang_up()
         elif self.active is None:

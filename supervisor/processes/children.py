@@ -9,14 +9,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
+from functools import partial
+from typing import IO, Any
 
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.processes import niceness
+
+#: Starts a process that leads a group: a terminal's signals to the group of the server are the supervisor's alone.
+_popen: Callable[..., Any]
+if sys.version_info >= (3, 11):
+    _popen = partial(subprocess.Popen, process_group=0)
+else:
+    _popen = partial(subprocess.Popen, preexec_fn=os.setpgrp)
 
 #: Pids of children that run and have not been waited for, of this process: the kernel has one list of children, too.
 _RUNNING: set[int] = set()
@@ -85,7 +93,7 @@ class Child:
         # -P, safe path: a file named json.py in the working directory must not stand in for the standard module.
         isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
         stdout, stderr = self.output_fds or (None, None)
-        self._process = subprocess.Popen(
+        process: subprocess.Popen[bytes] = _popen(
             # -u, unbuffered: what a process has printed must not be lost when it is killed.
             [sys.executable, *isolation, "-u", "-m", *self.program.module],
             env={**os.environ, **self.program.environment},
@@ -94,7 +102,8 @@ class Child:
             stderr=stderr,
             pass_fds=self.program.pass_fds,
         )
-        self.began(self._process.pid)
+        self._process = process
+        self.began(process.pid)
 
     def began(self, pid: int) -> None:
         """Watch the child, which a zygote has forked under this pid. Raises ProcessLookupError where it has ended

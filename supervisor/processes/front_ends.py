@@ -11,12 +11,12 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE
 from shoal.errors import InvalidArgumentError
 from shoal.grpc_settings import GrpcSettings
-from shoal.messages.to_client import ClientWelcomed
+from shoal.messages.shared import LogSettings
+from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
 from shoal.options import ServerOptions
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.processes.arbiter import Arbiter
@@ -38,7 +38,7 @@ class FrontEnds:
         self,
         loop: EventLoop,
         options: ServerOptions,
-        log_settings: dict[str, Any],
+        log_settings: LogSettings,
         control_address: str,
         listeners: Listeners,
     ) -> None:
@@ -176,31 +176,31 @@ class FrontEnds:
         return partial(
             ClientWelcomed,
             log=self._log_settings,
-            state={
-                "server_id": options.id,
-                "strict_readiness": options.strict_readiness,
-                "http_max_input_size": options.http_max_input_size,
-                "max_request_bytes": options.max_request_bytes,
-                "endpoints": self._endpoints,
-                "log_file": options.log_file,
-                "header_forward_pattern": options.http_header_forward_pattern,
-                "restrictions": options.http_restricted_api,
-                "grpc": asdict(GrpcSettings.of(options)),
-                "model_control_mode": options.model_control_mode,
-                "allow_remote_admin": options.allow_remote_admin,
-                "allow_client_shm": options.allow_client_shm,
-                "allow_gpu_metrics": options.allow_gpu_metrics,
-                "allow_cpu_metrics": options.allow_cpu_metrics,
-                "metrics_interval_ms": options.metrics_interval_ms,
-                "metrics_config": asdict(options.metrics_config),
-                "sagemaker_ping_mode": options.sagemaker_ping_mode,
-                "sagemaker_default_model": options.sagemaker_default_model,
-                "sagemaker_inference_type": options.sagemaker_inference_type,
-                "vertex_ai_default_model": self._vertex_ai_model,
-                "vertex_ai_predict_route": options.vertex_ai_predict_route,
-                "vertex_ai_health_route": options.vertex_ai_health_route,
-                "has_repositories": self._has_repositories,
-            },
+            state=FrontEndSettings(
+                server_id=options.id,
+                strict_readiness=options.strict_readiness,
+                http_max_input_size=options.http_max_input_size,
+                max_request_bytes=options.max_request_bytes,
+                endpoints=self._endpoints,
+                log_file=options.log_file,
+                header_forward_pattern=options.http_header_forward_pattern,
+                restrictions=options.http_restricted_api,
+                grpc=asdict(GrpcSettings.of(options)),
+                model_control_mode=options.model_control_mode,
+                allow_remote_admin=options.allow_remote_admin,
+                allow_client_shm=options.allow_client_shm,
+                allow_gpu_metrics=options.allow_gpu_metrics,
+                allow_cpu_metrics=options.allow_cpu_metrics,
+                metrics_interval_ms=options.metrics_interval_ms,
+                metrics_config=asdict(options.metrics_config),
+                sagemaker_ping_mode=options.sagemaker_ping_mode,
+                sagemaker_default_model=options.sagemaker_default_model,
+                sagemaker_inference_type=options.sagemaker_inference_type,
+                vertex_ai_default_model=self._vertex_ai_model,
+                vertex_ai_predict_route=options.vertex_ai_predict_route,
+                vertex_ai_health_route=options.vertex_ai_health_route,
+                has_repositories=self._has_repositories,
+            ),
             model_namespacing=options.model_namespacing,
             max_in_flight=options.max_in_flight,
             request_timeout_s=options.request_timeout_secs,

@@ -137,7 +137,7 @@ class Guests:
             return
         self._connections.add(member)
         member.listen_only(table(on(GuestConnected, lambda _message: self._join(member))))
-        member.on_malformed = lambda: self._distrust(member, "did not join")
+        member.on_malformed = lambda _error: self._distrust(member, "did not join")
         member.on_gone = lambda: self._leave(member)
         member.start()
 
@@ -155,7 +155,7 @@ class Guests:
             self._refuse_to_join(member, error)
             return
         member.listen(self._handlers(guest))
-        member.on_malformed = lambda: self._distrust(member, "said what no client says")
+        member.on_malformed = lambda _error: self._distrust(member, "said what no client says")
 
         def gone() -> None:
             star.acknowledgements.gone(member)

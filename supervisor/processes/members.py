@@ -14,7 +14,7 @@ from shoal.control import Channel
 from shoal.messages.message import Handlers, Kinds, Message, MessageError, encode, on, table
 from shoal.messages.shared import Acknowledged, LedgerCounted
 from shoal.supervisor.event_loop import EventLoop, Future
-from shoal.supervisor.failure_domains import FailureDomain, run_in
+from shoal.supervisor.failure_domains import FailureDomain, contained
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ Recipient = tuple["Member", Message]
 
 class Member:
     """A process at the other end of a control connection. `on_gone` is called once when the connection ends; by default
-    announcements no longer wait for the process. `on_malformed` is called for a malformed message; by default the
-    process's domain gets the error."""
+    announcements no longer wait for the process. `on_malformed` is called for a malformed message; by default it ends
+    the connection."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Member:
         )
         self._handlers: Handlers = self._own
         self._kinds = Kinds(*self._own)
-        self.on_malformed: Callable[[], None] | None = None
+        self.on_malformed: Callable[[MessageError], None] = self._close_malformed
         self.on_gone: Callable[[], None] = lambda: acknowledgements.gone(self)
         #: The domain for errors in handling this process's messages: this connection, or what the process belongs to.
         self.domain: FailureDomain = self
@@ -77,7 +77,7 @@ class Member:
 
     def start(self) -> None:
         """Begin to read the connection."""
-        self._loop.on_readable(self._channel.fileno(), lambda: run_in(self.domain, self._hear))
+        self._loop.on_readable(self._channel.fileno(), self._on_readable)
 
     def listen(self, handlers: Handlers) -> None:
         """Accept messages of these types from the process from now on, each for its handler, beside acknowledgements
@@ -119,8 +119,7 @@ class Member:
             while self._hear():
                 """On to the next."""
         except MessageError as error:
-            _log.warning("%s is closed: %s", self.title, error)
-            self.hang_up()
+            self._close_malformed(error)
 
     def hang_up(self) -> None:
         """Close the connection; the process takes that as the end of its supervisor."""
@@ -172,8 +171,19 @@ class Member:
             _close_all(fds)
         self._loop.on_writable(self._channel.fileno(), None)
 
+    def _on_readable(self) -> None:
+        with contained(self.domain):
+            try:
+                self._hear()
+            except MessageError as error:
+                self.on_malformed(error)
+
+    def _close_malformed(self, error: MessageError) -> None:
+        _log.warning("%s is closed: %s", self.title, error)
+        self.hang_up()
+
     def _hear(self) -> bool:
-        """Handle one message of the process; False where there is none."""
+        """Handle one message of the process; False where there is none. Raises MessageError where it is malformed."""
         if not self._is_open:
             return False
         try:
@@ -183,11 +193,6 @@ class Member:
         except EOFError:
             self.hang_up()
             return False
-        except MessageError:
-            if self.on_malformed is None:
-                raise
-            self.on_malformed()
-            return True
         self._handlers[type(message)](message)
         return True
 

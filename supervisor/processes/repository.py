@@ -18,7 +18,7 @@ from shoal.control import ADDRESS_VARIABLE
 from shoal.errors import InternalError, ShoalError
 from shoal.messages import to_poller
 from shoal.messages.message import on, table
-from shoal.messages.shared import LogChanged
+from shoal.messages.shared import LogChanged, LogSettings
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
 from shoal.repository.cloud_cache import Slot
@@ -53,7 +53,7 @@ class Repository:
         loop: EventLoop,
         options: ServerOptions,
         control_address: str,
-        log_settings: dict[str, Any],
+        log_settings: LogSettings,
         slots: Mapping[CloudUrl, Slot],
     ) -> None:
         self._slots = slots  # held for as long as the server lives, whatever happens to the process

@@ -6,17 +6,15 @@ What front ends send lies in a socket that the supervisor keeps open, so a trace
 the supervisor.
 """
 
-import dataclasses
 import logging
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.message import on, table
-from shoal.messages.shared import LogChanged
+from shoal.messages.shared import LogChanged, LogSettings
 from shoal.messages.to_tracer import TracerWelcomed, TracesCollected, TracingChanged
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, Task, first, shared
@@ -41,7 +39,7 @@ class Tracer:
         self,
         loop: EventLoop,
         control_address: str,
-        log_settings: dict[str, Any],
+        log_settings: LogSettings,
         config: TraceConfig,
         acknowledgements: Acknowledgements,
         on_collected: Callable[[int, int], None],
@@ -138,7 +136,7 @@ class Tracer:
         self._loop.after(self._tell(member), lambda: _resolve(in_force))
 
     def _tell(self, member: Member) -> Task[None]:
-        message = TracingChanged([dataclasses.asdict(each) for each in self._settings])
+        message = TracingChanged([each.fields for each in self._settings])
         heard = self._acknowledgements.announce([(member, message)])
         return self._loop.start(self._await_tracer(member, self._settings, heard))
 

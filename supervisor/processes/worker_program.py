@@ -4,13 +4,16 @@ And the message that says what to load. Runs in the supervisor.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE
 from shoal.environments import enter
 from shoal.environments.cache import cache_directory
 from shoal.environments.wanted import wanted
 from shoal.messages.from_worker import ModelIOFound
+from shoal.messages.message import MessageError
 from shoal.messages.to_worker import LoadModel
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.idempotence import may_run_again
@@ -68,9 +71,18 @@ def load_message(version: ModelVersion, placement: Placement, model_file: Path |
 
 
 def reported_model_io(message: ModelIOFound) -> ModelIO:
-    """The tensors of a model's file, from the report of the worker that has read it."""
-    inputs, outputs = (
-        tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in side)
-        for side in (message.inputs, message.outputs)
-    )
+    """The tensors of a model's file, from the report of the worker that has read it. Raises MessageError for a report
+    of anything else."""
+    try:
+        inputs, outputs = (tuple(map(_tensor, side)) for side in (message.inputs, message.outputs))
+    except (TypeError, ValueError) as error:
+        raise MessageError(f"a report of tensors that cannot be read: {error}") from error
     return ModelIO(inputs, outputs, message.completed, message.fills_max_batch_size)
+
+
+def _tensor(reported: Sequence[Any]) -> IOTensor:
+    """Raises TypeError, ValueError."""
+    name, data_type, dims = reported
+    if not all(type(each) is str for each in (name, data_type)) or not all(type(dim) is int for dim in dims):
+        raise TypeError(f"no name, datatype and dims: {reported!r}")
+    return IOTensor(name, data_type, tuple(dims))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from shoal.control import ADDRESS_VARIABLE, Channel
 from shoal.messages.to_zygote import FROM_FORKED, FROM_ZYGOTE, Begin, Fork, ZygoteReady
 from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop, first, shared
+from shoal.supervisor.event_loop import EventLoop, first, resolve, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child, Program, prepare, spawn
@@ -245,14 +245,24 @@ class Zygote:
             return
         finally:
             theirs.close()
-        self._loop.on_readable(ours.fileno(), lambda: self._begin(child, ours))
-        ordered_s = self._loop.now_s()
-        self._loop.call_after(FORK_S, lambda: self._check_begun(child, ours, ordered_s))
+        self._loop.start(self._await_fork(child, ours))
 
-    def _begin(self, child: Child, link: socket.socket) -> None:
-        """Read a child's pid from the zygote's answer, or the connection's end where there will be no answer."""
+    async def _await_fork(self, child: Child, link: socket.socket) -> None:
+        """Begin a child once its pid is known. It has FORK_S for that from the order on or, since a zygote forks one
+        child at a time, from the zygote's last fork; after that the child is exec'd instead, and the zygote killed."""
+        ordered_s, is_told = self._loop.now_s(), self._loop.future()
+        self._loop.on_readable(link.fileno(), lambda: resolve(is_told, None))
+        while (left_s := max(ordered_s, self._forked_s) + FORK_S - self._loop.now_s()) > 0:
+            if await first(is_told, limit_s=left_s):
+                break
         self._loop.forget(link.fileno())
         with link:
+            if not is_told.done():
+                _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
+                child.execute_instead()
+                if self._child is not None:
+                    self._child.signal(signal.SIGKILL)
+                return
             try:
                 message, _ = Channel(link).receive(FROM_FORKED)
                 self._forked_s = self._loop.now_s()
@@ -262,21 +272,6 @@ class Zygote:
                 child.execute_instead()
             except BrokenPipeError:
                 return  # the child has ended since; its pidfd reports that
-
-    def _check_begun(self, child: Child, link: socket.socket, since_s: float) -> None:
-        """Kill a zygote that has not forked this child within FORK_S of its last fork: it forks one at a time."""
-        if link.fileno() < 0:
-            return
-        if (forked_s := self._forked_s) > since_s:
-            left_s = max(0.0, forked_s + FORK_S - self._loop.now_s())
-            self._loop.call_after(left_s, lambda: self._check_begun(child, link, forked_s))
-            return
-        _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
-        self._loop.forget(link.fileno())
-        link.close()
-        child.execute_instead()
-        if self._child is not None:
-            self._child.signal(signal.SIGKILL)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -8,7 +8,7 @@ checked the change.
 from typing import Any, Protocol
 
 from shoal import log
-from shoal.messages.shared import LogChanged
+from shoal.messages import shared
 from shoal.supervisor.memory.star import Star
 
 
@@ -20,15 +20,15 @@ class Logging(Protocol):
         ...
 
 
-class LogSettings:
+class LogControl:
     """The verb that changes log settings. `settings` are the arguments of log.configure."""
 
-    def __init__(self, settings: dict[str, Any], star: Star, *others: Logging) -> None:
+    def __init__(self, settings: shared.LogSettings, star: Star, *others: Logging) -> None:
         self._settings = settings
         self._star = star
         self._others = others
 
-    async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def change(self, arguments: dict[str, Any]) -> shared.LogSettings:
         """Put the arguments' `changes` in force in all processes; returns all settings.
 
         Front ends and the batcher acknowledge the change. Workers, which may execute for a minute, the poller, which
@@ -39,8 +39,8 @@ class LogSettings:
         log.configure(**self._settings)
         for each in self._others:
             each.configure_log()
-        now = dict(self._settings)
-        message = LogChanged(now)
+        now = self._settings.copy()
+        message = shared.LogChanged(now)
         star = self._star
         for worker in star.workers.values():
             worker.member.send(message)

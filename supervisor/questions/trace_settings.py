@@ -6,10 +6,10 @@ So a client that has its answer finds the change in force in every process, and 
 Runs in the supervisor.
 """
 
-import dataclasses
 import logging
 from typing import Any
 
+from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import TraceSettingsChanged
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.memory.participant import Participant
@@ -25,7 +25,7 @@ class Tracing:
     """The trace settings, and the tracer that they call for."""
 
     def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: dict[str, Any], config: TraceConfig, star: Star
+        self, loop: EventLoop, control_address: str, log_settings: LogSettings, config: TraceConfig, star: Star
     ) -> None:
         self._config = config
         self._star = star
@@ -64,7 +64,7 @@ class Tracing:
     def _message(self) -> TraceSettingsChanged:
         """The message with all settings for a front end, with the tracer's socket where something is traced."""
         in_force = self._settings.in_force
-        settings = {model: dataclasses.asdict(setting) for model, setting in in_force.items()}
+        settings = {model: setting.fields for model, setting in in_force.items()}
         is_on = any(setting.is_on for setting in in_force.values())
         return TraceSettingsChanged(settings, self.tracer.inlet() if is_on else None)
 

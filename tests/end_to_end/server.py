@@ -150,7 +150,8 @@ def launch(
     `as_mere_user` takes root's right to read any file from the processes that it starts.
     """
     repositories = [repository] if isinstance(repository, (Path, str)) else repository
-    program = "from shoal.cli import main; raise SystemExit(main())"
+    # In a process group of its own, as of a shell: a signal to the group is one to the server.
+    program = "import os; os.setpgid(0, 0); from shoal.cli import main; raise SystemExit(main())"
     if descriptors is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = tuple(min(each, hard) for each in descriptors)

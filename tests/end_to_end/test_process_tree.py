@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -111,19 +111,24 @@ def test_port_in_use_is_said_before_any_model_loads() -> None:
     assert b"loading:" not in server.log
 
 
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_answers_what_was_accepted_and_exits_zero(tmp_path: Path, number: signal.Signals) -> None:
-    with serving(identity_model(tmp_path)) as server, ThreadPoolExecutor(6) as pool:
+def test_signal_answers_what_was_accepted_and_exits_zero(
+    tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
+) -> None:
+    """A signal to the whole group, as a terminal sends it, is the supervisor's alone."""
+    with serving(identity_model(tmp_path), "--allow-grpc=true") as server, ThreadPoolExecutor(6) as pool:
         worker = next(pid for pid in server.children if title(pid).startswith("shoal worker slow_0_0"))
         os.kill(worker, signal.SIGSTOP)
         answers = [pool.submit(ask, server, each) for each in range(6)]
         wait_for_pending(server, "slow", 5)
-        server.process.send_signal(number)
+        send(server.process.pid, number)
         server.read_log(b"received.")
         os.kill(worker, signal.SIGCONT)
         assert [answer.result() for answer in answers] == list(range(6))
         assert server.wait() == 0
         assert f"Signal ({number.value}) received.".encode() in server.log
+        assert b"started again" not in server.log
         assert wait_for_deaths(server.children)
 
 

@@ -38,7 +38,7 @@ class Tracer:
     def tracing(self, settings: Mapping[str, TraceSetting], before: Tracing | None = None) -> Tracing | None:
         is_on = any(setting.is_on for setting in settings.values())
         outlet = os.dup(self._sending.fileno()) if is_on else None
-        told = {model: dataclasses.asdict(each) for model, each in settings.items()}
+        told = {model: each.fields for model, each in settings.items()}
         tracing = changed(before, TraceSettingsChanged(told, outlet), self._names)
         self._made += [] if tracing is None else [tracing]
         return tracing

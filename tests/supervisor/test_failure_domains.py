@@ -6,7 +6,7 @@ import os
 import pytest
 
 from shoal.supervisor.event_loop import EventLoop, first
-from shoal.supervisor.failure_domains import bound, contained, run_in
+from shoal.supervisor.failure_domains import bound, contained
 from tests.supervisor.clock import ClockLoop
 
 
@@ -33,13 +33,11 @@ def test_an_error_is_contained_where_it_belongs_and_its_traceback_is_in_the_log(
 ) -> None:
     outer, inner = Domain("the outer"), Domain("the inner")
     went_on: list[bool] = []
-
-    def work() -> None:
-        run_in(inner, fail, "inside")
+    with contained(outer):
+        with contained(inner):
+            fail("inside")
         went_on.append(True)
         fail("outside")
-
-    run_in(outer, work)
     assert (inner.contained, outer.contained, went_on) == (["inside"], ["outside"], [True])
     assert "the inner has met an error of the server's own" in caplog.text
     assert "in fail" in caplog.text  # the traceback
@@ -47,15 +45,14 @@ def test_an_error_is_contained_where_it_belongs_and_its_traceback_is_in_the_log(
 
 def test_what_a_domain_cannot_contain_is_its_surroundings_failure() -> None:
     outer, inner = Domain("the outer"), Domain("the inner", is_hopeless=True)
-    run_in(outer, run_in, inner, fail)
+    with contained(outer), contained(inner):
+        fail()
     assert outer.contained == ["hopeless"]
-    with pytest.raises(RuntimeError, match="hopeless"):
-        run_in(inner, fail)
+    with pytest.raises(RuntimeError, match="hopeless"), contained(inner):
+        fail()
 
 
 def test_outside_every_domain_exceptions_propagate() -> None:
-    with pytest.raises(ValueError, match="why"):
-        run_in(None, fail)
     with pytest.raises(ValueError, match="why"):
         bound(fail)()
 
@@ -67,13 +64,12 @@ def test_a_callback_belongs_to_the_domain_in_which_it_was_registered() -> None:
     def read() -> None:
         fail(os.read(reading, 1).decode())
 
-    def register() -> None:
+    with contained(ours):
         loop.on_readable(reading, read)
         loop.call_after(0.0, lambda: loop.call_after(0.0, fail))
-
-    run_in(ours, register)
-    run_in(others, os.write, writing, b"x")
-    run_in(others, loop.call_after, 0.01, loop.stop)
+    with contained(others):
+        os.write(writing, b"x")
+        loop.call_after(0.01, loop.stop)
     loop.run()
     assert (sorted(ours.contained), others.contained) == (["why", "x"], [])
     os.close(reading)
@@ -96,7 +92,8 @@ def test_a_flow_and_what_it_starts_belong_to_the_domain_that_it_enters(clock: Cl
         await first(loop.future(), limit_s=seconds)
         fail(words)
 
-    run_in(others, lambda: loop.start(flow()))
+    with contained(others):
+        loop.start(flow())
     clock.pass_time(5.0)
     assert (ours.contained, others.contained, went_on) == (["an await", "a timer", "a flow"], ["outside"], ["after"])
 

@@ -1,6 +1,5 @@
 """The tracer's process: the test plays the supervisor and a front end, at real sockets and files."""
 
-import dataclasses
 import json
 import os
 import select
@@ -53,7 +52,7 @@ class Supervisor:
     def set(self, *settings: TraceSetting) -> list[Any]:
         """Have them in force; what was said before that."""
         self._seq += 1
-        message = [dataclasses.asdict(setting) for setting in settings]
+        message = [setting.fields for setting in settings]
         self.channel.send(TracingChanged(message), seq=self._seq)
         said = []
         while (heard := receive(self.channel)[0]) != Acknowledged(self._seq):

@@ -246,12 +246,13 @@ def test_log_settings_are_in_force_before_the_next_batch(batcher: Batcher, chann
         log.logger.handlers[:], log.logger.level, log.logger.propagate = before
 
 
-def test_unknown_messages_are_passed_over_and_their_descriptors_closed(
+def test_unknown_messages_are_acknowledged_and_their_descriptors_closed(
     batcher: Batcher, channels: tuple[Channel, Channel], num_descriptors: Callable[[], int]
 ) -> None:
     supervisor, worker = channels
     loop = loop_of(batcher)
     before = num_descriptors()
-    supervisor.send(BatcherMemoryMade(batcher.client_fd))  # which is the batcher's
+    supervisor.send(BatcherMemoryMade(batcher.client_fd), seq=5)  # which is the batcher's
     loop._listen(worker)
     assert num_descriptors() == before
+    assert receive(supervisor) == (Acknowledged(5), 0)

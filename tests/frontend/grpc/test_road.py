@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def test_the_answer_ends_a_trace(state: ServerState, transport: Transport, chann
     receiving, sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     receiving.settimeout(DEADLINE_S)
     with receiving, sending:
-        setting = asdict(TraceSetting(TIMESTAMPS, rate=1, file="x"))
+        setting = TraceSetting(TIMESTAMPS, rate=1, file="x").fields
         told = TraceSettingsChanged({GLOBAL: setting}, os.dup(sending.fileno()))
         state.tracing = changed(None, told, state.models.names)
         assert state.tracing is not None

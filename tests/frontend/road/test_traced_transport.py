@@ -1,6 +1,5 @@
 """A request on the road: its trace begins when it is submitted and ends when the response's `close` is called."""
 
-import dataclasses
 import json
 import os
 import socket
@@ -29,7 +28,7 @@ def traces(state: ServerState) -> Iterator[Channel]:
     receiving, sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     receiving.setblocking(False)
     with receiving, sending:
-        setting = dataclasses.asdict(TraceSetting(TIMESTAMPS, rate=1, file="x"))
+        setting = TraceSetting(TIMESTAMPS, rate=1, file="x").fields
         told = TraceSettingsChanged({GLOBAL: setting}, os.dup(sending.fileno()))
         state.tracing = changed(None, told, state.models.names)
         yield Channel(receiving)

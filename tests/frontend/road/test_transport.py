@@ -78,7 +78,9 @@ def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
     surroundings: Surroundings, state: ServerState
 ) -> None:
     before = (log.logger.handlers[:], log.logger.level, log.logger.propagate)
-    settings = {"log_verbose": 3, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
+    settings: shared.LogSettings = {
+        "log_verbose": 3, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default",
+    }  # fmt: skip
     try:
         surroundings.supervisor.send(shared.LogChanged(settings), seq=4)
         surroundings.transport.shared.receive()

@@ -1,17 +1,24 @@
 """instance.py: what may happen while a worker comes up. Workers only wait, the test speaks for them."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from shoal.errors import InternalError
-from shoal.messages.from_worker import MemoryMapped, ModelLoaded
+from shoal.messages.from_worker import MemoryMapped, ModelIOFound, ModelLoaded
+from shoal.messages.message import Message
+from shoal.messages.shared import LedgerCounted
 from shoal.messages.to_batcher import WorkerReady
 from shoal.repository.lifecycle import VersionState
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
+from tests.messages import Nonsense
 from tests.supervisor.served_version import Version
 from tests.supervisor.sky import OPTIONS
+
+NO_TENSORS: Any = [["A", "TYPE_FP32", [b"1"]]]
+NO_COUNTS: Any = {"descriptors": "1"}
 
 
 @pytest.fixture
@@ -55,11 +62,46 @@ def test_a_worker_that_does_not_come_up_in_time_fails_the_load(starting: Version
     assert starting.served.version.state is VersionState.UNAVAILABLE
 
 
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (Nonsense(), "no message that is due: KeyError('Nonsense')"),
+        (ModelIOFound(NO_TENSORS, [], None, False), "a report of tensors that cannot be read: "),
+        (LedgerCounted(NO_COUNTS), "a ledger of what is no count"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_a_worker_that_sends_what_is_no_message_fails_its_load(starting: Version, message: Message, what: str) -> None:
+    instance = starting.served.instances[0]
+    process = starting._join(instance)
+    process.member.start()
+    process.channel.send(message)
+    starting.until(starting.served.loaded.done)
+    error = starting.served.loaded.exception()
+    assert str(error).startswith(f"model 'm' version 1: instance 'm_0_0': its worker has sent {what}")
+
+
 def test_an_instance_that_is_up_has_no_time_limit(starting: Version) -> None:
     for instance in starting.served.instances:
         starting.bring_up(instance)
     starting.sky.clock.pass_time(OPTIONS.model_load_timeout_secs + 1)
     assert [each.state for each in starting.served.instances] == [InstanceState.UP] * 2
+
+
+def test_an_end_that_comes_before_the_first_process_has_begun_keeps_it_from_beginning() -> None:
+    made, instances = Version("", OPTIONS), list[Instance]()
+
+    async def stop() -> None:
+        instances.extend(made.served.instances)
+        assert [each.state for each in instances] == [InstanceState.STARTING] * 2
+        made.served.stop()
+
+    loaded = made.sky.loop.begin(made.served.load())
+    made.sky.loop.begin(stop())  # in the pass in which the load starts its instances, whose flows begin in the next
+    made.until(loaded.done)
+    assert [each.worker.child for each in instances] == [None, None]
+    assert made.served.ended.done()
+    made.close()
 
 
 @pytest.mark.parametrize("end", [Instance.stop, Instance.retire])

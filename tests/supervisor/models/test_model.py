@@ -40,10 +40,6 @@ class Copy:
     def is_there(self) -> bool:
         return self.version.state is VersionState.READY
 
-    @property
-    def can_be_published(self) -> bool:
-        return self.version.state is VersionState.LOADING
-
     async def load(self) -> None:
         await shared(self.loaded)
 
@@ -197,17 +193,25 @@ def test_a_model_that_cannot_even_be_refused_is_answered(desk: Desk) -> None:
     assert not desk.model.is_loading
 
 
-def test_an_error_of_one_version_takes_those_along_that_come_up(desk: Desk) -> None:
-    desk.versions.create_fault = lambda number: KeyError("row") if number == 2 else None
+@pytest.mark.parametrize("when", ["created", "loading", "up"])
+def test_an_unexpected_error_of_one_version_fails_the_load_at_once(desk: Desk, when: str) -> None:
+    """The other version goes, whether it has come up by then or not; a load that follows is another."""
+    desk.versions.create_fault = lambda number: KeyError("row") if (number, when) == (2, "created") else None
     load = desk.load(found(1, 2))
-    (first,) = desk.versions.copies
-    desk.versions.bring_up(first)
-    assert first.calls == ["discard"]
+    first = desk.versions.copies[0]
+    if when != "created":
+        second = desk.versions.copies[1]
+        if when == "up":
+            desk.versions.bring_up(first)
+        assert first.calls == []
+        second.loaded.set_exception(KeyError("row"))
     desk.versions.confirm()
-    assert "version 2 is at UNAVAILABLE state: Internal: an error of the server's own" in str(outcome(load))
+    assert first.calls == ["discard"]
+    fault = "UNAVAILABLE state: Internal: an error of the server's own, KeyError: 'row';\n"
+    assert outcome(load) == f"load failed for model 'm': version 1 is at {fault}version 2 is at {fault}"
     desk.versions.create_fault = lambda _number: None
     load = desk.load(found(1, 2))
-    _, one, two = desk.versions.copies
+    one, two = desk.versions.copies[-2:]
     desk.versions.bring_up(one)
     assert desk.model.is_loading
     desk.versions.bring_up(two)

@@ -14,7 +14,7 @@ from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, ModelRe
 from shoal.messages.to_client import QuestionAnswered
 from shoal.messages.to_worker import CheckReady, StopWorker
 from shoal.reasons import DeathDetail
-from shoal.repository.lifecycle import VersionState
+from shoal.repository.lifecycle import UNLOADED, VersionState
 from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
@@ -137,6 +137,23 @@ def test_the_end_takes_a_fresh_one_along(pair: Version) -> None:
     assert pair.served.ended.done()
 
 
+@pytest.mark.parametrize("num_up", [0, 1, 2])
+def test_a_version_that_is_stopped_before_it_is_published_says_so(num_up: int) -> None:
+    made = Version("", OPTIONS)
+    loaded = made.begin()
+    instances = list(made.served.instances)
+    for instance in instances[:num_up]:
+        made.bring_up(instance)
+    made.served.stop()
+    assert (made.served.version.state, made.served.version.reason) == (VersionState.UNAVAILABLE, UNLOADED)
+    made.sky.clock.settle()
+    assert isinstance(loaded.exception(), UnavailableError) is (num_up < 2)
+    for instance in instances[:num_up]:
+        made.end(instance)
+    made.close()
+    assert made.served.ended.done()
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, number: int) -> None:
     served, old = pair.served, pair.served.instances[number]
@@ -176,8 +193,8 @@ def test_a_worker_that_says_what_no_worker_says_costs_its_instance(
     process.channel.send_encoded(msgpack.packb(["SegmentWanted", 0]) or b"", ())  # without what belongs to it
     process.channel.send(Nonsense())
     pair.until(lambda: first.pid not in (0, pid))
-    assert "instance 'm_0_0' of model 'm' has met an error of the server's own" in caplog.text
-    assert "no message that is due" in caplog.text
+    assert "model 'm' version 1: instance 'm_0_0': its worker has sent no message that is due: " in caplog.text
+    assert "of the server's own" not in caplog.text
     pair._forget(first.number)
     pair.bring_up(first)
     assert (first.state, second.state) == (InstanceState.UP, InstanceState.UP)

@@ -44,9 +44,9 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
     model, ensemble, announced = ensemble_of(step)
     step.sky.loop.start(ensemble.load())
     step.until(lambda: bool(ensemble.version.labels))
-    assert not ensemble.can_be_published  # until the batcher knows of it
+    assert not ensemble.loaded.done()  # until the batcher knows of it
     step.sky.settle()
-    assert ensemble.can_be_published
+    assert ensemble.loaded.result() is None
     ensemble.publish()
     ensemble.look()
     assert [message.labels for message in announced] == [{}]  # nothing is new

@@ -36,6 +36,14 @@ def test_exit_code_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert child.peak_rss_bytes > 1 << 20
 
 
+def test_it_leads_a_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal's signals to the server's group do not reach it."""
+    loop, child, codes = run_module(tmp_path, monkeypatch, "import os; raise SystemExit(os.getpgid(0) != os.getpid())")
+    assert os.getpgid(child.pid) == child.pid
+    loop.run()
+    assert codes == [0]
+
+
 def test_one_may_give_way_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
     monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))

@@ -126,14 +126,22 @@ def test_what_a_process_counts_is_kept_beside_what_it_says(loop: EventLoop, star
     assert process.said == [X]
 
 
-def test_what_a_dead_process_had_garbled_ends_its_connection_and_nothing_else(start: Callable[[], Process]) -> None:
+@pytest.mark.parametrize("lives", [False, True])
+def test_what_a_process_garbles_ends_its_connection_and_nothing_else(
+    loop: EventLoop, start: Callable[[], Process], caplog: pytest.LogCaptureFixture, lives: bool
+) -> None:
     process = start()
     process.channel.send(X)
     process.channel.send_encoded(b"\xc1", ())
-    process.channel.close()
-    process.member.drain()
+    if lives:
+        for _ in range(2):
+            run_until(loop)
+    else:
+        process.channel.close()
+        process.member.drain()
     assert process.said == [X]
     assert process.is_gone
+    assert [each.message.partition(": ")[0] for each in caplog.records] == ["the connection of process 1 is closed"]
 
 
 @pytest.mark.parametrize("counts", [{"descriptors": "9"}, {"descriptors": b""}, {b"descriptors": 9}])

@@ -12,7 +12,8 @@ from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes import zygotes as zygotes_module
 from shoal.supervisor.processes.children import Child, Program
 from shoal.supervisor.processes.restarts import backoff_s
-from shoal.supervisor.processes.zygotes import Zygotes
+from shoal.supervisor.processes.zygotes import FORK_S, IMPORT_S, Zygotes
+from tests.supervisor.clock import ClockLoop
 
 #: Its exit code says how it began.
 SOURCE = """
@@ -40,9 +41,10 @@ def children() -> list[int]:
 class Surroundings:
     """A loop, zygotes that know one module, and what became of the children."""
 
-    def __init__(self, loop: EventLoop, zygotes: Zygotes) -> None:
-        self.loop = loop
-        self.zygotes = zygotes
+    def __init__(self, clock: ClockLoop) -> None:
+        self.clock = clock
+        self.loop = EventLoop(clock)
+        self.zygotes = Zygotes(self.loop, "@test", {"test": ("child_of_zygote",)})
         self._codes: list[int] = []
         self._others = set(children())
 
@@ -65,27 +67,18 @@ class Surroundings:
 
     def run(self) -> int:
         """Until the next child has ended; its return code."""
-        self.run_until(lambda: bool(self._codes))
+        self.clock.until(lambda: bool(self._codes))
         return self._codes.pop(0)
-
-    def run_until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop turn until something has happened."""
-        while not condition():
-            self.loop.call_after(0.001, self.loop.stop)
-            self.loop.run()
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Surroundings]:
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ClockLoop) -> Iterator[Surroundings]:
     (tmp_path / "child_of_zygote.py").write_text(SOURCE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    for limit in ("IMPORT_S", "FORK_S"):  # of those tests whose subject they are not
-        monkeypatch.setattr(zygotes_module, limit, 300.0)
-    loop = EventLoop()
-    surroundings = Surroundings(loop, Zygotes(loop, "@test", {"test": ("child_of_zygote",)}))
+    surroundings = Surroundings(clock)
     yield surroundings
     surroundings.zygotes.stop()
-    surroundings.run_until(lambda: not surroundings.children())
+    surroundings.clock.until(lambda: not surroundings.children())
 
 
 def test_children_are_forked_watched_and_accounted_for(
@@ -144,7 +137,7 @@ def test_a_dead_zygote_is_replaced_and_meanwhile_children_are_execd(
     assert surroundings.run() == FORKED
     for num_deaths in (1, 2):
         os.kill(surroundings.zygote_pid(), signal.SIGKILL)
-        surroundings.run_until(lambda: bool(pauses))
+        surroundings.clock.until(lambda: bool(pauses))
         pause_s, start = pauses.pop()
         assert pause_s == backoff_s(num_deaths)
         assert f"it is started again in {pause_s:g} s" in caplog.text
@@ -163,21 +156,23 @@ def test_whoever_waits_for_a_zygote_that_dies_is_execd(surroundings: Surrounding
 
 
 def test_a_zygote_that_stands_still_is_killed_and_the_child_execd(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    surroundings: Surroundings, caplog: pytest.LogCaptureFixture
 ) -> None:
     surroundings.spawn()
     assert surroundings.run() == FORKED
-    monkeypatch.setattr(zygotes_module, "FORK_S", 0.05)
     stopped = surroundings.zygote_pid()
     os.kill(stopped, signal.SIGSTOP)
     surroundings.spawn()
+    surroundings.clock.pass_time(FORK_S - 1)
+    assert caplog.text == ""
+    surroundings.clock.pass_time(1)
     assert surroundings.run() == EXECUTED
-    surroundings.run_until(lambda: f"(pid {stopped}) was killed by signal 9" in caplog.text)
-    assert "has not forked within 0.05 s; it is killed" in caplog.text
+    surroundings.clock.until(lambda: f"(pid {stopped}) was killed by signal 9" in caplog.text)
+    assert "has not forked within 10 s; it is killed" in caplog.text
 
 
-def test_whoever_s_turn_has_not_come_is_waited_for(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_child_whose_turn_has_not_come_is_waited_for(
+    surroundings: Surroundings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "pass")
     passes = os.open(tmp_path / "pass", os.O_RDWR)
@@ -187,38 +182,25 @@ passes = os.open({str(tmp_path / "pass")!r}, os.O_RDWR)
 os.register_at_fork(before=lambda: os.read(passes, 1))
 """
     (tmp_path / "child_of_zygote.py").write_text(gate + SOURCE)
-    timers: list[Callable[[], None]] = []
-    call_after = surroundings.loop.call_after
-
-    def collect(delay_s: float, callback: Callable[[], None]) -> None:
-        if delay_s > 500:
-            timers.append(callback)
-        else:
-            call_after(delay_s, callback)
-
-    monkeypatch.setattr(zygotes_module, "FORK_S", 1000)
-    monkeypatch.setattr(surroundings.loop, "call_after", collect)
-    surroundings.spawn()
     surroundings.spawn()
     os.write(passes, b"..")  # the zygote's fork, and that of the middle
     assert surroundings.run() == FORKED
-    for timer in timers[:]:
-        timer()  # for the second, too, the time has come; but the zygote was at the first
-    assert len(timers) == 3
-    os.write(passes, b"..")
-    assert surroundings.run() == FORKED
+    for _ in range(2):
+        surroundings.spawn()
+    for _ in range(2):
+        surroundings.clock.pass_time(FORK_S - 1)  # for the second, too long since the order
+        os.write(passes, b"..")
+        assert surroundings.run() == FORKED
     os.close(passes)
     assert caplog.text == ""
 
 
-def test_a_zygote_that_never_gets_ready_is_killed(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(zygotes_module, "IMPORT_S", 0.05)
+def test_a_zygote_that_never_gets_ready_is_killed(surroundings: Surroundings, tmp_path: Path) -> None:
     (tmp_path / "child_of_zygote.py").write_text(
         f"import signal, sys\nif __name__ != '__main__': signal.pause()\nsys.exit({EXECUTED})"
     )
     surroundings.spawn()
+    surroundings.clock.pass_time(IMPORT_S)
     assert surroundings.run() == EXECUTED
 
 
@@ -229,7 +211,7 @@ def test_the_processes_of_an_unfit_zygote_are_execd(
     for _ in range(2):
         surroundings.spawn()
         assert surroundings.run() == 9
-    surroundings.run_until(lambda: not surroundings.children())
+    surroundings.clock.until(lambda: not surroundings.children())
     why = "its imports failed with ModuleNotFoundError: No module named 'nothing'"
     assert [record.getMessage() for record in caplog.records] == [f"zygote 'test': {why}; its processes are exec'd"]
 
@@ -248,7 +230,7 @@ def test_after_the_stop_no_zygote_follows(surroundings: Surroundings) -> None:
     surroundings.spawn()
     assert surroundings.run() == FORKED
     surroundings.zygotes.stop()
-    surroundings.run_until(lambda: not surroundings.children())
+    surroundings.clock.until(lambda: not surroundings.children())
     surroundings.spawn()
     assert surroundings.run() == EXECUTED
 
@@ -272,5 +254,5 @@ def test_whoever_is_started_gives_way_once_somebody_serves(
     assert surroundings.run() == EXECUTED
     assert told[4:] == [("give way", execd.pid)]
     os.kill(zygote, signal.SIGKILL)
-    surroundings.run_until(lambda: len(told) == 6)
+    surroundings.clock.until(lambda: len(told) == 6)
     assert told[5] == ("give way", surroundings.zygote_pid())

@@ -8,16 +8,18 @@ import pytest
 
 from shoal import log
 from shoal.messages.from_client import QuestionAsked
-from shoal.messages.shared import LogChanged
+from shoal.messages.shared import LogChanged, LogSettings
 from shoal.messages.to_client import QuestionAnswered
 from shoal.messages.to_worker import MemoryGranted
 from shoal.options import ServerOptions
 from shoal.supervisor.processes.repository import Repository
-from shoal.supervisor.questions.log_settings import LogSettings
+from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions
 from tests.supervisor.sky import Sky
 
-SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
+SETTINGS: LogSettings = {
+    "log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default",
+}  # fmt: skip
 
 
 class Tracer:
@@ -34,11 +36,11 @@ class Office(Sky):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings: dict[str, Any] = dict(SETTINGS)
+        self.settings = SETTINGS.copy()
         self.star.log_settings = self.settings
         repository = Repository(self.loop, ServerOptions(), "@nowhere", self.settings, {})
         self.tracer = Tracer()
-        settings = LogSettings(self.settings, self.star, repository, self.tracer)
+        settings = LogControl(self.settings, self.star, repository, self.tracer)
         self._questions = Questions(self.loop, {"log_settings": settings.change})
 
     def change(self, **changes: Any) -> None:
@@ -63,7 +65,7 @@ def answers(office: Office) -> list[Any]:
 
 def test_the_client_hears_when_every_front_end_and_the_batcher_have_acknowledged(office: Office) -> None:
     office.change(log_verbose=2, log_format="ISO8601")
-    now = SETTINGS | {"log_verbose": 2, "log_format": "ISO8601"}
+    now: LogSettings = {**SETTINGS, "log_verbose": 2, "log_format": "ISO8601"}
     told = [LogChanged(now)]
     for process in (office.a, office.b, office.batcher, office.third, office.fourth):
         assert process.heard() == told
@@ -105,7 +107,7 @@ def test_who_joins_later_is_told_what_is_in_force_then(office: Office) -> None:
     assert (type(memory), memory.log) == (MemoryGranted, office.settings)
     # From now on it listens, whether it has mapped its memory or not.
     office.change(log_verbose=4)
-    assert worker.heard() == [LogChanged(SETTINGS | {"log_verbose": 4})]
+    assert worker.heard() == [LogChanged({**SETTINGS, "log_verbose": 4})]
     office.star.leave_batcher(office.batcher.member)
     successor = office.start()
     office.star.join_batcher(successor.member)
