@@ -38,36 +38,6 @@ def test_model_that_fails_ends_the_server_with_one(repository: Path) -> None:
     assert b"| simple | 1       | READY" in server.log
 
 
-#: Models that fail, by the reason that the log gives.
-BROKEN: dict[str, tuple[str, dict[str, bytes]]] = {
-    "'max_batch_size' must be non-negative value for": ("max_batch_size: -1 backend: 'identity'", {}),
-    "failed to read text proto from": ("frobnicate: 1", {}),
-    "nobody": ("backend: 'nobody'", {"model.py": b""}),
-    "model.onnx": ("backend: 'onnxruntime' max_batch_size: 1", {"model.onnx": b"no model"}),
-    "unable to find": ("backend: 'onnxruntime' max_batch_size: 1", {}),
-    "model_operations": ("backend: 'identity' model_operations { op_library_filename: 'x.so' }", {}),
-}
-
-
-def test_failures_say_what_and_where_and_the_others_load(repository: Path) -> None:
-    for number, (config, files) in enumerate(BROKEN.values()):
-        directory = add_model(repository, f"broken{number}", config)
-        for file, content in files.items():
-            (directory / file).write_bytes(content)
-    with (
-        serving_to_the_end(repository, "--exit-on-error=false") as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        assert client.is_server_live()
-        assert not client.is_server_ready()
-        assert client.is_model_ready("simple")
-        lines = server.log.decode().splitlines()
-        for number, reason in enumerate(BROKEN):
-            assert not client.is_model_ready(f"broken{number}")
-            (line,) = [line for line in lines if f"failed to load 'broken{number}'" in line]
-            assert reason in line
-
-
 def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(repository: Path) -> None:
     add_model(repository, "broken", "frobnicate: 1")
     (repository / "auto" / "1").mkdir(parents=True)
