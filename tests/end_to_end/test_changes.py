@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.changes import add_versions, explicit, post, reload, scale, write_model
+from tests.end_to_end.changes import explicit, post, reload, scale, write_model
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving_to_the_end
 from tests.end_to_end.traffic import MODEL, Outcome, Traffic
@@ -51,14 +51,6 @@ def test_a_model_is_reloaded_and_nobody_notices(server: Server, repository: Path
         reload(server, repository, 10)
     assert not outcome.faults
     server.ledger_once(lambda ledger: not imbalances(ledger))
-
-
-def test_new_versions_are_polled_and_nobody_notices(tmp_path: Path) -> None:
-    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with serving_to_the_end(write_model(tmp_path), *flags) as server:
-        with flowing(server) as outcome:
-            add_versions(server, tmp_path, 2)
-        assert not outcome.faults
 
 
 def test_instances_come_and_go_and_nobody_notices(server: Server) -> None:

@@ -9,6 +9,7 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.lifecycle import ready
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end
 
@@ -53,6 +54,7 @@ def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(re
 def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path) -> None:
     """Triton's readiness knows only models whose configuration it has taken."""
     add_model(repository, "broken", "frobnicate: 1")
+    (repository / "other").symlink_to(GOOD)
     with (
         serving_to_the_end(repository, "--exit-on-error=false", "--model-control-mode=explicit", "--load-model=broken",
                 "--load-model=simple", "--load-model=nobody") as server,
@@ -61,6 +63,9 @@ def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path)
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("simple")
+        rows = {row["name"]: row for row in client.get_model_repository_index()}
+        assert (rows["simple"], rows["other"]) == (ready("simple"), {"name": "other"})
+        assert rows["nobody"]["state"] == "UNAVAILABLE"
         status, told = get(server, "/v2/health/reasons")
         assert (status, told["ready"]) == (200, True)
         assert [row["name"] for row in told["reasons"]] == ["broken", "nobody"]

@@ -44,12 +44,14 @@ def test_example_prints_what_the_readme_shows(
 def test_the_verbs_that_the_readme_shows_change_what_is_served() -> None:
     (verbs,) = re.findall(r"```sh\n(shoal models\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with serving_to_the_end(SAMPLES, "--model-control-mode=explicit") as server:
+    with serving_to_the_end(SAMPLES, "--model-control-mode=explicit", "--load-model=*") as server:
         environment = {**os.environ, "PATH": path, "SHOAL_URL": f"http://{server.url}"}
         run = subprocess.run(
             ["sh", "-ec", verbs], env=environment, check=True, capture_output=True, text=True, timeout=60
         )
-        assert "digits" in run.stdout
+        _, listed, *_ = run.stdout.split("NAME")  # the heading of each verb's table
+        states = {name: state for name, _, state, *_ in map(str.split, listed.splitlines()[1:])}
+        assert states == {path.name: "READY" for path in SAMPLES.iterdir() if path.is_dir()}
         shown = subprocess.run(
             ["shoal", "models"], env=environment, check=True, capture_output=True, text=True, timeout=60
         ).stdout
