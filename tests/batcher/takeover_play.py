@@ -6,7 +6,22 @@ from typing import Any
 from unittest.mock import patch
 
 from shoal.reasons import Reason
-from shoal.shm.layout import DONE, FREE, HAVE, HOLD, NUMBER_BITS, RELEASE, REPLY, RESCHEDULE, B, P, pack_ref
+from shoal.shm.counters import CELL
+from shoal.shm.layout import (
+    DONE,
+    FREE,
+    GENERATION_BITS,
+    HAVE,
+    HOLD,
+    NUMBER_BITS,
+    RELEASE,
+    REPLY,
+    RESCHEDULE,
+    UNIT_BITS,
+    B,
+    P,
+    pack_ref,
+)
 from shoal.shm.ring import RingReader, RingWriter
 from tests.batcher.star import CLIENT, HEADER, MODEL, WORKER, End, Star, ask, cell
 
@@ -59,6 +74,12 @@ class Play:
     """Clients and one worker that keep their side of the protocol, and batchers that die.
 
     `late` are clients beside CLIENT that send nothing again to a successor by themselves (late_play.py).
+
+    A schedule's words are names of methods, and `NAME:VALUE,…` for what must have happened by then. Requests are called
+    by their client's numbers, `late1` if the client is not the first one. NAME is `answered` (replies that clients have
+    collected), `given` (requests that the worker has been sent) or `freed` (batches whose block the worker has been
+    told is of no more use), each since the schedule's last such word; `open` (how many requests the batcher has), or
+    the name of one of the model's figures.
     """
 
     def __init__(self, config: dict[str, object], late: Sequence[int] = ()) -> None:
@@ -72,18 +93,39 @@ class Play:
         self.open: dict[int, set[int]] = {owner: set() for owner in self.clients}
         self.unreleased: dict[int, dict[int, int]] = {owner: {} for owner in self.clients}
         self.answered: dict[int, list[int]] = {owner: [] for owner in self.clients}
+        self.batch = 0  # the last that the worker was sent
         self.todo: list[tuple[int, ...]] = []
         self.executed: list[int] = []
         self.blocks: set[int] = set()  # of the worker's, taken
+        self.news: dict[str, list[str]] = {"answered": [], "given": [], "freed": []}
 
     def perform(self, *steps: str) -> None:
-        """Steps, named after their methods; `die_3` is a death at the third thing that a step of the batcher shows."""
-        for step in steps:
+        """Words of a schedule; `die_3` is a death at the third thing that a step of the batcher shows."""
+        for index, step in enumerate(steps):
             name, _, number = step.partition("_")
-            if name == "die":
+            event, is_expected, values = step.partition(":")
+            if is_expected:
+                happened = ",".join(self.happened(event))
+                assert happened == values, f"{event}:{happened} after {steps[:index]}"
+            elif name == "die":
                 self.die(int(number))
             else:
                 getattr(self, step)()
+
+    def happened(self, event: str) -> list[str]:
+        """What a schedule's word expects a value of."""
+        if event == "open":
+            return [str(self.star.exchange.num_open)]
+        if event in CELL:
+            return [str(cell(self.star.model(MODEL), event))]
+        self.take()
+        news, self.news[event] = self.news[event], []
+        return news
+
+    @staticmethod
+    def label(owner: int, number: int) -> str:
+        """A request's name in a schedule."""
+        return str(number) if owner == CLIENT else f"late{number}"
 
     def end(self) -> None:
         """Nothing more is asked, and everybody does what is left to do."""
@@ -102,7 +144,7 @@ class Play:
             assert sorted(self.answered[owner]) == list(range(1, number + 1))
         assert sorted(self.executed) == sorted(set(self.executed))
         assert not self.blocks
-        assert len(self.star.exchange.holders) == 0
+        assert (len(self.star.exchange.holders), self.star.exchange.num_open) == (0, 0)
         assert cell(self.star.model(MODEL), "pending_count") == 0
 
     def die(self, number: int) -> None:
@@ -132,6 +174,7 @@ class Play:
         for reply in self.clients[owner].heard():
             assert reply[0] == REPLY
             assert reply[P.REASON] == Reason.NONE
+            self.news["answered"].append(self.label(owner, reply[P.NUMBER]))
             if reply[P.NUMBER] in self.open[owner]:  # a reply that was told before is dropped
                 self.open[owner].remove(reply[P.NUMBER])
                 self.answered[owner].append(reply[P.NUMBER])
@@ -154,9 +197,18 @@ class Play:
         for record in self.worker.heard():
             if record[0] == FREE:
                 self.free(record[B.BLOCK])
-            else:
+                continue
+            if record[B.FREED]:
                 self.free(record[B.FREED])
-                self.todo.append(record)
+            owner, number = divmod(record[B.KEY], 1 << NUMBER_BITS)
+            self.news["given"].append(self.label(owner, number))
+            assert record[B.BATCH] in (self.batch, self.batch + 1)
+            self.batch = record[B.BATCH]
+            self.todo.append(record)
+
+    def repeat(self) -> None:
+        """The client sends its last request once more, though it may have been answered."""
+        ask(self.clients[CLIENT], self.number[CLIENT])
 
     def answer_one(self) -> None:
         """The worker answers one request of its first batch in a block of its own, as a decoupled model does."""
@@ -182,6 +234,7 @@ class Play:
     def free(self, block: int) -> None:
         assert all(block not in unreleased.values() for unreleased in self.unreleased.values())
         self.blocks.discard(block)
+        self.news["freed"].append(str(block >> GENERATION_BITS & (1 << UNIT_BITS) - 1))
 
     def serve(self) -> None:
         self.ask()
@@ -228,7 +281,7 @@ class Play:
         self.now_ns += 10
         self.star.exchange.resume(self.now_ns)
 
-    def say_again(self, owner: int) -> None:
+    def say_again(self, owner: int = CLIENT) -> None:
         """A client sends again what it holds and what is open, as `Port.resubmit` does."""
         self.collect(owner)
         is_first = 1

@@ -89,47 +89,51 @@ def test_what_its_ring_says_before_it_has_heard_is_read_when_it_has() -> None:
     assert [record[B.KEY] & 0xFF for record in worker.heard()] == [1, 2]
 
 
-def test_an_answer_that_the_dead_one_had_passed_on_is_not_given_twice() -> None:
-    star, _, late, worker = star_of_two(BATCHING)
-    (item,) = begun(star, late)
-    answer(worker, item)
-    star.exchange._drain_worker = lambda *_: None  # type: ignore[method-assign] # it dies before the slot is given back
-    star.succeed(late=[LATE])
-    star.exchange.resume(now_ns=600)
-    late.say(HOLD, 1, 1, output_block(item))
-    star.exchange.succession.hear_late(LATE, now_ns=700)
-    star.exchange.step(now_ns=700)
-    assert {answered for answered, _ in replies(late)} == {1}  # twice: the client drops the second one
-    assert freed(worker) == []
-    late.say(RELEASE, 1)
-    star.exchange.step(now_ns=800)
-    assert freed(worker) == [output_block(item)]
+#: As in test_takeover.py.
+SCHEDULES: dict[str, tuple[dict[str, object], str]] = {
+    "an answer that the dead batcher had sent": (
+        BATCHING,
+        "ask_late step answer die_1 hear step answered:late1,late1 freed: release step freed:1",
+    ),
+    "an answer that the dead batcher had sent and noted": (
+        BATCHING,
+        "ask_late step answer die_2 hear step answered:late1 freed: release step freed:1",
+    ),
+    "an answer outlives a successor that dies before the client has spoken": (
+        SINGLE,
+        "ask_late step answer succeed succeed hear step answered:late1 release step freed:1",
+    ),
+    "an answer outlives a successor, with batching": (
+        BATCHING,
+        "ask_late step answer succeed succeed hear step answered:late1 release step freed:1",
+    ),
+    "an answer comes between what its client sends again and the release": (
+        BATCHING,
+        "ask_late step given:late1 succeed_untold say answer step answered:late1"
+        " release hear step answered: freed:1 given: open:0",
+    ),
+    "a request that is given back meanwhile is queued when its client sends it again": (
+        BATCHING,
+        "ask_late step given:late1 succeed_untold give_back step given: open:0 hear step given:late1",
+    ),
+    "a block that it holds": (
+        BATCHING,
+        "ask_late step answer step answered:late1 succeed step freed: hear step freed: release step freed:1",
+    ),
+    "a block that it may hold and has released": (
+        BATCHING,
+        "ask_late step answer step answered:late1 release succeed step freed: hear step freed:1",
+    ),
+}
 
 
-@pytest.mark.parametrize("config", [SINGLE, BATCHING])
-def test_an_answer_outlives_a_successor_that_dies_before_the_client_has_spoken(config: dict[str, object]) -> None:
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule(name: str) -> None:
+    config, steps = SCHEDULES[name]
     play = LatePlay(config)
-    play.perform("ask_late", "step", "answer", "succeed", "succeed")
+    play.perform(*steps.split())
     play.end()
-    assert (play.answered[LATE], len(play.executed), play.blocks) == ([1], 1, set())
-
-
-def test_an_answer_comes_while_its_client_says_again_that_it_waits() -> None:
-    """Its ring has the resubmission, which came before the reply, and the release, which came after it."""
-    star, _, late, worker = star_of_two(BATCHING)
-    (item,) = begun(star, late)
-    star.succeed(late=[LATE])
-    star.exchange.resume(now_ns=600)
-    ask(late, 1)
-    answer(worker, item)
-    star.exchange.step(now_ns=700)
-    assert replies(late) == [(1, Reason.NONE)]
-    late.say(RELEASE, 1)
-    star.exchange.succession.hear_late(LATE, now_ns=800)
-    star.exchange.step(now_ns=800)
-    assert late.heard() == []
-    assert freed(worker) == [output_block(item)]  # and no batch
-    assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
+    play.check()
 
 
 @pytest.mark.parametrize("is_released", [True, False])
@@ -161,21 +165,6 @@ def test_parts_of_an_answer_are_held_once(is_released: bool) -> None:
     star.exchange.step(now_ns=1_000)
     assert freed(worker) == ([] if is_released else blocks[:1])
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
-
-
-def test_a_request_that_is_given_back_meanwhile_is_queued_when_its_client_says_it_again() -> None:
-    star, _, late, worker = star_of_two(BATCHING)
-    (item,) = begun(star, late)
-    star.succeed(late=[LATE])
-    star.exchange.resume(now_ns=600)
-    worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])
-    star.exchange.step(now_ns=700)
-    assert (worker.heard(), star.exchange.num_open) == ([], 0)
-    ask(late, 1)
-    star.exchange.succession.hear_late(LATE, now_ns=800)
-    star.exchange.step(now_ns=800)
-    (again,) = worker.heard()
-    assert (again[B.KEY], again[B.BATCH]) == (item[B.KEY], 2)
 
 
 @pytest.mark.parametrize("is_given_back", [True, False])
@@ -210,28 +199,6 @@ def test_an_answer_that_the_dead_one_had_passed_on_and_that_was_released_leaves_
     star.exchange.step(now_ns=700)
     assert freed(worker) == [output_block(item)]
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
-
-
-@pytest.mark.parametrize("is_held", [True, False])
-def test_no_block_that_it_may_hold_is_freed(is_held: bool) -> None:
-    star, _, late, worker = star_of_two(BATCHING)
-    (item,) = begun(star, late)
-    answer(worker, item)
-    star.exchange.step(now_ns=600)
-    assert len(late.heard()) == 1
-    star.succeed(late=[LATE])
-    worker.say(HAVE, 0, 0, 0, output_block(item))
-    star.exchange.resume(now_ns=700)
-    star.exchange.step(now_ns=700)
-    assert freed(worker) == []
-    if is_held:
-        late.say(HOLD, 1, 1, output_block(item))
-    star.exchange.succession.hear_late(LATE, now_ns=800)
-    star.exchange.step(now_ns=800)
-    assert freed(worker) == ([] if is_held else [output_block(item)])
-    late.say(RELEASE, 1)
-    star.exchange.step(now_ns=900)
-    assert freed(worker) == ([output_block(item)] if is_held else [])
 
 
 def test_a_block_that_another_client_held_with_it_is_not_freed() -> None:

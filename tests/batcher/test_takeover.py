@@ -11,126 +11,62 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, RESCHEDULE, RESPONSE, B, P, pack_ref
+from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, RESPONSE, B, P, pack_ref
 from shoal.shm.port import Port
 from shoal.shm.slab import Slab
-from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each, replies
-from tests.batcher.takeover_play import BATCHING, Play, answer, output_block
+from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each, replies
+from tests.batcher.takeover_play import BATCHING, Play, answer
 from tests.submitted import submit
 
-
-def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
-    star, client, worker = one_of_each(SINGLE)
-    ask(client, 1, 2)
-    star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
-    star.succeed()
-    ask(client, 1, 2)
-    star.exchange.resume(now_ns=600)
-    assert worker.heard() == []
-    answer(worker, item)
-    star.exchange.step(now_ns=700)
-    assert replies(client) == [(1, Reason.NONE)]
-    (second,) = worker.heard()
-    assert second[B.BATCH] == 2
-    answer(worker, second)
-    star.exchange.step(now_ns=800)
-    assert replies(client) == [(2, Reason.NONE)]
-    assert cell(star.model(MODEL), "success_count") == 2
-
-
-def test_what_was_published_while_nobody_looked_is_delivered() -> None:
-    star, client, worker = one_of_each(BATCHING)
-    ask(client, 1, 2, 3)
-    star.exchange.step(now_ns=500)
-    for item in worker.heard():
-        answer(worker, item)
-    star.succeed()
-    ask(client, 1, 2, 3)
-    star.exchange.resume(now_ns=600)
-    assert replies(client) == [(1, Reason.NONE), (2, Reason.NONE), (3, Reason.NONE)]
-    assert worker.heard() == []
-    assert (cell(star.model(MODEL), "execution_count"), cell(star.model(MODEL), "pending_count")) == (1, 0)
-
-
-def test_what_a_client_says_before_it_knows_does_not_hide_what_it_says_again() -> None:
-    star, client, worker = one_of_each(BATCHING)
-    ask(client, 1, 2, 3)
-    star.exchange.step(now_ns=500)
-    items = worker.heard()
-    ask(client, 4)
-    star.succeed()
-    ask(client, 5, 6)  # it has not heard of the new one yet; then it has
-    ask(client, 1, 2, 3, 4, 5, 6)
-    for item in items:
-        answer(worker, item)
-    star.exchange.resume(now_ns=600)
-    for item in worker.heard():
-        answer(worker, item)
-    star.exchange.step(now_ns=700)
-    assert sorted(replies(client)) == [(number, Reason.NONE) for number in range(1, 7)]
-    ask(client, 6, 7)
-    star.exchange.step(now_ns=800)
-    assert [item[B.KEY] & 0xFFFF for item in worker.heard() if item[0] == BATCH_ITEM] == [7]
+#: What happens and what has come of it by then, in the words of `Play`. Afterwards what is left is done, and every
+#: request has been executed and answered once, and every block has been freed, but not before it was released.
+SCHEDULES: dict[str, tuple[dict[str, object], str]] = {
+    "what a worker has stays with it": (
+        SINGLE,
+        "ask ask step given:1 succeed_untold given: answer step answered:1 given:2"
+        " answer step answered:2 success_count:2",
+    ),
+    "what was published while no batcher read": (
+        BATCHING,
+        "ask ask ask step answer succeed_untold collect answered:1,2,3 given:1,2,3 execution_count:1 pending_count:0",
+    ),
+    "what a client sends before it knows of the successor does not hide what it sends again": (
+        BATCHING,
+        "ask ask ask step given:1,2,3 ask replace ask ask answer resume given:5,6,4 answer step answered:1,2,3,5,6,4"
+        " repeat ask step given:7",
+    ),
+    "an answer that came before is held": (
+        SINGLE,
+        "ask step answer step answered:1 succeed freed: release step freed:1",
+    ),
+    "a release that the dead batcher did not read": (SINGLE, "ask step answer step answered:1 release succeed freed:1"),
+    "a worker that was executing names its blocks once all is answered": (
+        SINGLE,
+        "ask ask step answer step given:1,2 release succeed_untold answer step freed: tell step freed:1",
+    ),
+    "a batcher that dies before it serves": (SINGLE, "ask step replace answer resume collect answered:1"),
+    "three that die before they serve": (
+        SINGLE,
+        "ask step replace say_again replace say_again replace answer resume collect answered:1",
+    ),
+    "a request that was given back": (
+        BATCHING,
+        "ask ask step given:1,2 give_back step succeed_untold answer step answered:2 given:1 answer step answered:1",
+    ),
+    "an instance that gave its only request back is idle": (
+        SINGLE,
+        "ask step given:1 give_back die_1 step given:1 answer step answered:1",
+    ),
+}
 
 
-def test_an_answer_that_came_before_is_held_until_it_is_released() -> None:
-    star, client, worker = one_of_each(SINGLE)
-    ask(client, 1)
-    star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
-    answer(worker, item)
-    star.exchange.step(now_ns=600)
-    assert replies(client) == [(1, Reason.NONE)]
-    star.succeed()
-    client.say(HOLD, 1, 0, output_block(item))
-    worker.say(HAVE, 0, 0, 0, output_block(item))
-    star.exchange.resume(now_ns=700)
-    assert worker.heard() == []
-    client.say(RELEASE, 1)
-    star.exchange.step(now_ns=800)
-    (free,) = worker.heard()
-    assert free[:4] == (FREE, 0, 0, output_block(item))
-
-
-def test_a_block_whose_release_nobody_passed_on_is_freed() -> None:
-    star, client, worker = one_of_each(SINGLE)
-    ask(client, 1)
-    star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
-    answer(worker, item)
-    star.exchange.step(now_ns=600)
-    client.say(RELEASE, 1)
-    star.succeed()
-    worker.say(HAVE, 0, 0, 0, output_block(item))
-    star.exchange.resume(now_ns=700)
-    (free,) = worker.heard()
-    assert free[:4] == (FREE, 0, 0, output_block(item))
-
-
-def test_a_block_that_its_worker_tells_of_once_all_is_answered_is_freed() -> None:
-    """It was executing when it was to tell, and is given nothing more."""
-    star, client, worker = one_of_each(SINGLE)
-    ask(client, 1, 2)
-    star.exchange.step(now_ns=500)
-    (first,) = worker.heard()
-    answer(worker, first)
-    star.exchange.step(now_ns=600)
-    (second,) = worker.heard()
-    client.say(RELEASE, 1)
-    star.succeed()
-    ask(client, 2)
-    star.exchange.resume(now_ns=700)
-    answer(worker, second)
-    star.exchange.step(now_ns=800)
-    worker.say(HAVE, 0, 0, 0, output_block(first))
-    worker.say(HAVE, 0, 0, 0, output_block(second))
-    star.exchange.succession.expect_worker(WORKER)
-    star.exchange.step(now_ns=900)
-    (free,) = worker.heard()
-    assert free[:4] == (FREE, 0, 0, output_block(first))
-    star.exchange.succession.expect_worker(WORKER + 1)  # dead meanwhile
-    star.exchange.step(now_ns=1000)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule(name: str) -> None:
+    config, steps = SCHEDULES[name]
+    play = Play(config)
+    play.perform(*steps.split())
+    play.end()
+    play.check()
 
 
 def test_a_worker_is_woken_for_what_the_dead_one_did_not_ring_for() -> None:
@@ -212,20 +148,6 @@ def test_every_request_gets_exactly_one_answer_and_every_block_is_freed(
     play.check()
 
 
-@pytest.mark.parametrize("num_deaths", [1, 3])
-def test_batchers_that_die_before_they_serve_lose_nothing(num_deaths: int) -> None:
-    star, client, worker = one_of_each(SINGLE)
-    ask(client, 1)
-    star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
-    for _ in range(num_deaths):
-        star.succeed()
-        ask(client, 1)
-    answer(worker, item)
-    star.exchange.resume(now_ns=600)
-    assert replies(client) == [(1, Reason.NONE)]
-
-
 @pytest.mark.parametrize("is_part", [False, True])
 def test_what_a_client_said_to_a_successor_that_died_counts_once(is_part: bool) -> None:
     """A client that is slow says all of it when the next successor has passed over what stood in its ring."""
@@ -290,29 +212,6 @@ def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> 
     assert replies(client) == [(5, Reason.NONE)]
 
 
-def test_a_request_that_was_given_back_is_queued_again_though_the_batcher_dies() -> None:
-    star, client, worker, (first, second) = given_a_batch(2)
-    worker.say(RESCHEDULE, first[B.KEY], first[B.BATCH])
-    star.exchange.step(now_ns=600)
-    star.succeed()
-    ask(client, 1, 2)
-    star.exchange.resume(now_ns=700)
-    answer(worker, second)
-    star.exchange.step(now_ns=800)
-    assert replies(client) == [(2, Reason.NONE)]
-    (again,) = worker.heard()
-    assert (again[B.KEY], again[B.BATCH]) == (first[B.KEY], 2)
-    answer(worker, again)
-    star.exchange.step(now_ns=900)
-    assert replies(client) == [(1, Reason.NONE)]
-
-
-def test_an_instance_that_gave_its_only_request_back_is_idle_for_a_successor() -> None:
-    play = Play(SINGLE)
-    play.perform("ask", "step", "give_back", "die_1", "step", "answer", "step")
-    assert (play.answered, len(play.executed)) == ({CLIENT: [1]}, 1)
-
-
 def test_an_answer_that_its_order_kept_back_is_not_executed_again() -> None:
     star, client, worker = one_of_each(
         {"name": "m", "max_batch_size": 4, "dynamic_batching": {"preserve_ordering": True}}
@@ -350,3 +249,5 @@ def test_a_successor_looks_unasked_only_into_rings_of_workers_that_it_awaits_som
     star.exchange.step(800, [])
     assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, pack_ref(WORKER, 2, 1))]
     assert star.exchange.busy == {}
+    star.exchange.succession.expect_worker(WORKER + 1)  # dead meanwhile
+    star.exchange.step(now_ns=900)

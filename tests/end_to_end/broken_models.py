@@ -1,4 +1,4 @@
-"""A repository of models that cannot be loaded, each by a mistake that beginners make, and what is to be said of it."""
+"""A repository of models that cannot be loaded, mostly by a beginner's mistake, and what is to be said of each."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -107,6 +107,18 @@ BROKEN: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
     "no_syntax_beside": (
         {"1/model.py": b"import beside_no_syntax\n", "1/beside_no_syntax.py": b"x = = 1\n", "config.pbtxt": PYTHON},
         ("SyntaxError: invalid syntax", "{}/1/beside_no_syntax.py(1): x = = 1\n", "{}/1/model.py(1): <module>"),
+    ),
+    "negative": (
+        {"1/.keep": b"", "config.pbtxt": b"max_batch_size: -1 backend: 'identity'"},
+        ("'max_batch_size' must be non-negative value for",),
+    ),
+    "no_field": ({"1/.keep": b"", "config.pbtxt": b"frobnicate: 1"}, ("failed to read text proto from",)),
+    "no_backend": ({"1/model.py": b"", "config.pbtxt": b"backend: 'nobody'"}, ("nobody",)),
+    "no_onnx": ({"1/model.onnx": b"no model", "config.pbtxt": FLAT}, ("model.onnx",)),
+    "no_file": ({"1/.keep": b"", "config.pbtxt": FLAT}, ("unable to find",)),
+    "operations": (
+        {"1/.keep": b"", "config.pbtxt": b"backend: 'identity' model_operations { op_library_filename: 'x.so' }"},
+        ("model_operations",),
     ),
 }
 

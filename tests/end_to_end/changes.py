@@ -61,8 +61,8 @@ def add_versions(server: Server, repository: Path, count: int) -> None:
 def wait_for(server: Server, version: str, state: str) -> None:
     """Until the index says so."""
     end = time.monotonic() + DEADLINE_S
-    while {"version": version, "state": state} not in [
-        {"version": row.get("version"), "state": row.get("state")} for row in post(server, "index")
+    while ("m", version, state) not in [
+        (row["name"], row.get("version"), row.get("state")) for row in post(server, "index")
     ]:
         assert time.monotonic() < end, (version, state)
 

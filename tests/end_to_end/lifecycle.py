@@ -13,6 +13,11 @@ from tests.end_to_end.server import DEADLINE_S, Server
 from tests.end_to_end.traffic import MODEL
 
 Rows = list[dict[str, Any]]
+#: Names that a model's directory may have; the first is of one of Triton's own test repositories.
+NAMES = (
+    "nop_TYPE_FP32_-1,-1", "-two words", "%41:100%;c=d", "q?a#b&c+d", "'quo\"ted\\'", "{brace}[1]~", "*",
+    "<t>|$(x)`!^@", "größe\u3000日本🐟\ufffd", "é" * 127,
+)  # fmt: skip
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8
 input { name: "A" data_type: TYPE_INT32 dims: [ 4 ] }

@@ -7,9 +7,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.end_to_end.changes import add_versions, explicit, post, reload, scale, write_model
+import pytest
+
+from tests.end_to_end.changes import explicit, post, reload, scale, write_model
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving_to_the_end
-from tests.end_to_end.traffic import Outcome, Traffic
+from tests.end_to_end.traffic import MODEL, Outcome, Traffic
+
+#: Models beside `m`, by their parameters: one that scales itself, one whose instances are replaced after some requests.
+MODELS = {
+    "busy": {"autoscale": "true", "max_instances": "3", "execute_delay_ms": "20"},
+    "tired": {"max_requests": "100", "max_requests_jitter": "20"},
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = write_model(tmp_path_factory.mktemp("models"))
+    for model, parameters in MODELS.items():
+        said = [
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+        ]
+        add_model(repository, model, "\n".join([MODEL, *said]))
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    with serving_to_the_end(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        yield server
 
 
 @contextmanager
@@ -20,30 +46,18 @@ def flowing(server: Server) -> Iterator[Outcome]:
         yield outcome
 
 
-def test_a_model_is_reloaded_and_nobody_notices(tmp_path: Path) -> None:
-    with explicit(write_model(tmp_path)) as server:
-        with flowing(server) as outcome:
-            reload(server, tmp_path, 10)
-        assert not outcome.faults
-        server.ledger_once(lambda ledger: not imbalances(ledger))
-        assert server.stop() == 0
+def test_a_model_is_reloaded_and_nobody_notices(server: Server, repository: Path) -> None:
+    with flowing(server) as outcome:
+        reload(server, repository, 10)
+    assert not outcome.faults
+    server.ledger_once(lambda ledger: not imbalances(ledger))
 
 
-def test_new_versions_are_polled_and_nobody_notices(tmp_path: Path) -> None:
-    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with serving_to_the_end(write_model(tmp_path), *flags) as server:
-        with flowing(server) as outcome:
-            add_versions(server, tmp_path, 2)
-        assert not outcome.faults
-
-
-def test_instances_come_and_go_and_nobody_notices(tmp_path: Path) -> None:
-    with explicit(write_model(tmp_path)) as server:
-        with flowing(server) as outcome:
-            scale(server, 3)
-        assert not outcome.faults
-        server.ledger_once(lambda ledger: not imbalances(ledger))
-        assert server.stop() == 0
+def test_instances_come_and_go_and_nobody_notices(server: Server) -> None:
+    with flowing(server) as outcome:
+        scale(server, 3)
+    assert not outcome.faults
+    server.ledger_once(lambda ledger: not imbalances(ledger))
 
 
 def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
@@ -68,41 +82,28 @@ def fill(server: Server) -> None:
     os.close(pipe)
 
 
-def test_a_busy_model_gets_more_instances_by_itself(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    parameters = {"autoscale": "true", "max_instances": "3", "execute_delay_ms": "20"}
-    with (tmp_path / "m" / "config.pbtxt").open("a") as config:
-        for key, value in parameters.items():
-            config.write(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n')
+def test_a_busy_model_gets_more_instances_by_itself(server: Server) -> None:
     # One instance executes fifty batches a second, in which eight can travel together.
-    with explicit(tmp_path) as server, Traffic(server, 200) as outcome:
-        assert server.read_log(b"model 'm' version 1 goes from 1 to 2 instances: they are busy for")
-        assert server.read_log(b"instance 'm_0_1' of model 'm' is up")
+    with Traffic(server, 200, "busy") as outcome:
+        assert server.read_log(b"model 'busy' version 1 goes from 1 to 2 instances: they are busy for")
+        assert server.read_log(b"instance 'busy_0_1' of model 'busy' is up")
         assert not outcome.faults
 
 
-def test_instances_that_have_served_enough_are_recycled_and_nobody_notices(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    config = tmp_path / "m" / "config.pbtxt"
-    parameters = {"max_requests": "100", "max_requests_jitter": "20"}
-    said = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
-    )
-    config.write_text(config.read_text() + said)
-    with explicit(tmp_path) as server:
-        with Traffic(server, 200) as outcome:
-            for _ in range(3):
-                for line in (b"of model 'm' is recycled: it has taken ", b"instance 'm_0_0' of model 'm' is up again"):
-                    assert server.read_log(line)
-                    server.log = server.log.partition(line)[2]
-        assert not outcome.faults
-        assert outcome.num_right > 300
-        server.ledger_once(lambda ledger: not imbalances(ledger))
-        label = 'device="CPU",model="m",model_instance="m_0_0",version="1"'
-        recycles = samples(server.metrics_port)[f"shoal_instance_recycles_total{{{label}}}"]
-        assert recycles >= 3
-        assert samples(server.metrics_port)[f"shoal_instance_restarts_total{{{label}}}"] >= recycles
-        assert server.stop() == 0
+def test_instances_that_have_served_enough_are_recycled_and_nobody_notices(server: Server) -> None:
+    start = 0
+    with Traffic(server, 200, "tired") as outcome:
+        for _ in range(3):
+            for line in (b"of model 'tired' is recycled: it has taken ", b"'tired_0_0' of model 'tired' is up again"):
+                assert server.read_log(line, start=start)
+                start = server.log.index(line, start) + 1
+    assert not outcome.faults
+    assert outcome.num_right > 300
+    server.ledger_once(lambda ledger: not imbalances(ledger))
+    label = 'device="CPU",model="tired",model_instance="tired_0_0",version="1"'
+    recycles = samples(server.metrics_port)[f"shoal_instance_recycles_total{{{label}}}"]
+    assert recycles >= 3
+    assert samples(server.metrics_port)[f"shoal_instance_restarts_total{{{label}}}"] >= recycles
 
 
 def test_what_was_accepted_before_the_end_is_answered(tmp_path: Path) -> None:

@@ -2,12 +2,21 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import tritonclient.http as triton
+
 from tests.end_to_end.asking import fetch
+from tests.end_to_end.lifecycle import NAMES, index_once, infer, ready
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end
+from tests.end_to_end.traffic import MODEL
 from tests.repository.s3_server import S3Server, environment
+
+#: Models beside samples.
+NAMED = NAMES[:5]
 
 
 def upload(s3: S3Server, bucket: str, *models: str) -> None:
@@ -21,29 +30,48 @@ def ask(server: Server, path: str, body: object = None) -> Any:
     return fetch(server.http_port, path, body).json
 
 
-def copies(tmp_path: Path, model: str) -> list[Path]:
-    return list((tmp_path / "cache").glob(f"*/0/*/{model}"))
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps copies of what the bucket has."""
+    return tmp_path_factory.mktemp("copies")
 
 
-def test_models_are_served_from_a_bucket_and_a_new_version_replaces_the_old(s3: S3Server, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server(s3: S3Server, directory: Path) -> Iterator[Server]:
     upload(s3, "served", "simple", "digits")
+    for name in NAMED:
+        s3.upload("served", {f"models/{name}/config.pbtxt": MODEL.encode(), f"models/{name}/1/file": b"any"})
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with serving_to_the_end(f"s3://{s3.host}/served/models", *flags, environment=environment(tmp_path)) as server:
-        digits = json.loads((SAMPLES / "digits" / "request.json").read_text())
-        assert ask(server, "/v2/models/digits/infer", digits)["model_version"] == "1"
-        [old] = copies(tmp_path, "digits")
-        weights = (SAMPLES / "digits" / "1" / "model.onnx").read_bytes()
-        s3.upload("served", {"models/digits/2/model.onnx": weights})
-        end = time.monotonic() + DEADLINE_S
-        while ask(server, "/v2/models/digits/infer", digits)["model_version"] == "1":
-            assert time.monotonic() < end, server.log.decode()
-        start = len(server.log)
-        s3.remove("served", "models/simple/config.pbtxt")
-        s3.remove("served", "models/simple/1/model.onnx")
-        assert server.read_log(b"model 'simple' is gone from the repository", start=start)
-        end = time.monotonic() + DEADLINE_S
-        while old in copies(tmp_path, "digits"):  # gone when version 1 has ended
-            assert time.monotonic() < end, server.log.decode()
+    with serving_to_the_end(f"s3://{s3.host}/served/models", *flags, environment=environment(directory)) as running:
+        yield running
+
+
+def copies(directory: Path, model: str) -> list[Path]:
+    return list((directory / "cache").glob(f"*/0/*/{model}"))
+
+
+def test_a_name_is_that_of_any_directory(server: Server) -> None:
+    with triton.InferenceServerClient(server.url) as client:
+        index_once(client, [ready(name) for name in sorted(NAMED)])
+        assert infer(client, NAMED[0]) == "1"
+
+
+def test_a_new_version_replaces_the_old(s3: S3Server, server: Server, directory: Path) -> None:
+    digits = json.loads((SAMPLES / "digits" / "request.json").read_text())
+    assert ask(server, "/v2/models/digits/infer", digits)["model_version"] == "1"
+    [old] = copies(directory, "digits")
+    weights = (SAMPLES / "digits" / "1" / "model.onnx").read_bytes()
+    s3.upload("served", {"models/digits/2/model.onnx": weights})
+    end = time.monotonic() + DEADLINE_S
+    while ask(server, "/v2/models/digits/infer", digits)["model_version"] == "1":
+        assert time.monotonic() < end, server.log.decode()
+    start = len(server.log)
+    s3.remove("served", "models/simple/config.pbtxt")
+    s3.remove("served", "models/simple/1/model.onnx")
+    assert server.read_log(b"model 'simple' is gone from the repository", start=start)
+    end = time.monotonic() + DEADLINE_S
+    while old in copies(directory, "digits"):  # gone when version 1 has ended
+        assert time.monotonic() < end, server.log.decode()
 
 
 def test_a_bucket_that_is_not_there_is_told_and_ends_the_server(s3: S3Server, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ Reasons = dict[str, str]
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of models that fail."""
+    """One of models that fail, and one that does not."""
     directory = tmp_path_factory.mktemp("broken")
     write(directory)
+    (directory / "simple").symlink_to(SAMPLES / "simple")
     return directory
 
 
@@ -38,6 +39,18 @@ def reasons(server: Server) -> Reasons:
 def test_a_reason_says_what_is_wrong_and_what_to_do(reasons: Reasons, repository: Path, model: str) -> None:
     for part in BROKEN[model][1]:
         assert part.replace("{}", str(repository / model)) in reasons[model]
+
+
+def test_failures_are_logged_once_and_the_others_load(server: Server, repository: Path) -> None:
+    with triton.InferenceServerClient(server.url) as client:
+        assert client.is_server_live()
+        assert not client.is_server_ready()
+        assert client.is_model_ready("simple")
+        assert not any(client.is_model_ready(model) for model in BROKEN)
+    lines = server.log.decode().splitlines()
+    for model, (_, (reason, *_)) in BROKEN.items():
+        (line,) = [line for line in lines if f"failed to load '{model}'" in line]
+        assert reason.replace("{}", str(repository / model)) in line
 
 
 def run_to_end(repository: Path, *flags: str) -> str:

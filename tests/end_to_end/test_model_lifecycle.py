@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,14 +35,6 @@ def b(shared: Path, request: pytest.FixtureRequest) -> str:
     name = f"b_{request.node.name}"
     write_model(shared, name, 1)
     return name
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Of a server of the test's own."""
-    write_model(tmp_path, "a", 1)
-    write_model(tmp_path, "b", 1)
-    return tmp_path
 
 
 def test_a_model_may_have_files_whose_names_are_no_utf_8(
@@ -235,52 +225,13 @@ def test_only_explicit_mode_obeys(samples: Server) -> None:
             assert refusal.value.message() == "explicit model load / unload is not allowed if polling is enabled"
 
 
-def test_polling_follows_the_repository(repository: Path) -> None:
+def test_a_repository_may_be_polled_at_the_start_only(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path, name, 1)
     with (
-        serving_to_the_end(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server,
+        serving_to_the_end(tmp_path, "--model-control-mode=poll", "--repository-poll-secs=0") as server,
         triton.InferenceServerClient(server.url) as client,
     ):
-        assert index(client) == [ready("a"), ready("b")]
-        write_model(repository, "c", 1)
-        write_model(repository, "a", 2)
-        shutil.rmtree(repository / "b")
-        index_once(client, [unloaded("a", 1), ready("a", 2), unloaded("b"), ready("c")])
-        assert (infer(client, "a"), infer(client, "c")) == ("2", "1")
-        write_model(repository, "c", 1, config=MODEL.replace("{ count: 1", '{ name: "renamed" count: 1'))
-        end = time.monotonic() + DEADLINE_S
-        while [each["name"] for each in instances(client, "c")] != ["renamed_0"]:
-            assert time.monotonic() < end
-        assert infer(client, "c") == "1"
-        with pytest.raises(InferenceServerException, match="not allowed if polling is enabled"):
-            client.load_model("a")
-
-
-def test_a_repository_may_be_polled_at_the_start_only(repository: Path) -> None:
-    with (
-        serving_to_the_end(repository, "--model-control-mode=poll", "--repository-poll-secs=0") as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        write_model(repository, "c", 1)
+        write_model(tmp_path, "c", 1)
         assert index(client) == [ready("a"), ready("b"), {"name": "c"}]
         assert infer(client, "a") == "1"
-
-
-def test_a_star_loads_everything(repository: Path) -> None:
-    with (
-        serving_to_the_end(repository, "--model-control-mode=explicit", "--load-model=*") as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        assert index(client) == [ready("a"), ready("b")]
-
-
-def test_a_model_that_is_to_be_there_and_is_not_fails_the_start(repository: Path) -> None:
-    with (
-        serving_to_the_end(
-            repository, "--model-control-mode=explicit", "--load-model=a", "--load-model=z", "--exit-on-error=false"
-        ) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        assert client.is_server_ready()  # as Triton, which knows nothing of a model that it has not found
-        a, b, z = index(client)
-        assert (a, b) == (ready("a"), {"name": "b"})
-        assert (z["name"], z["state"]) == ("z", "UNAVAILABLE")

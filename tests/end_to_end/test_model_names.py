@@ -1,7 +1,6 @@
 """Models whose names are those of any directory: served, loaded and unloaded, in metrics, titles and logs."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -11,15 +10,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.lifecycle import ENSEMBLE, index_once, infer, ready, unloaded, write_model
+from tests.end_to_end.lifecycle import ENSEMBLE, NAMES, index_once, infer, ready, unloaded, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving_to_the_end, title
-from tests.repository.s3_server import S3Server, environment
 
-#: The first is one of Triton's own test repositories.
-NAMES = (
-    "nop_TYPE_FP32_-1,-1", "-two words", "%41:100%;c=d", "q?a#b&c+d", "'quo\"ted\\'", "{brace}[1]~", "*",
-    "<t>|$(x)`!^@", "größe\u3000日本🐟\ufffd", "é" * 127,
-)  # fmt: skip
 TELLS_ITS_NAME = """
 import triton_python_backend_utils as pb_utils
 import numpy as np
@@ -139,17 +132,3 @@ def test_a_directory_with_an_impossible_name_is_in_the_index_with_the_reason(
     reasons = {row["name"]: row.get("reason", "") for row in client.get_model_repository_index()}
     assert "directory name 'line\\nfeed' is no model name: " in reasons["line\nfeed"]
     assert "directory name 'caf\\udce9' is no model name: " in reasons["caf\\udce9"]
-
-
-def test_models_in_a_bucket_have_such_names_too(s3: S3Server, tmp_path: Path) -> None:
-    names = NAMES[:5]
-    write_model(tmp_path / "local", "m", 1)
-    config = (tmp_path / "local" / "m" / "config.pbtxt").read_bytes()
-    objects = {f"models/{name}/config.pbtxt": config for name in names}
-    s3.upload("names", objects | {f"models/{name}/1/file": b"any" for name in names})
-    with (
-        serving_to_the_end(f"s3://{s3.host}/names/models", environment=environment(tmp_path)) as server,
-        tritonclient.http.InferenceServerClient(server.url) as client,
-    ):
-        index_once(client, [ready(name) for name in sorted(names)])
-        assert infer(client, "nop_TYPE_FP32_-1,-1") == "1"

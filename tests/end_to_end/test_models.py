@@ -9,6 +9,7 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.lifecycle import ready
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end
 
@@ -38,36 +39,6 @@ def test_model_that_fails_ends_the_server_with_one(repository: Path) -> None:
     assert b"| simple | 1       | READY" in server.log
 
 
-#: Models that fail, by the reason that the log gives.
-BROKEN: dict[str, tuple[str, dict[str, bytes]]] = {
-    "'max_batch_size' must be non-negative value for": ("max_batch_size: -1 backend: 'identity'", {}),
-    "failed to read text proto from": ("frobnicate: 1", {}),
-    "nobody": ("backend: 'nobody'", {"model.py": b""}),
-    "model.onnx": ("backend: 'onnxruntime' max_batch_size: 1", {"model.onnx": b"no model"}),
-    "unable to find": ("backend: 'onnxruntime' max_batch_size: 1", {}),
-    "model_operations": ("backend: 'identity' model_operations { op_library_filename: 'x.so' }", {}),
-}
-
-
-def test_failures_say_what_and_where_and_the_others_load(repository: Path) -> None:
-    for number, (config, files) in enumerate(BROKEN.values()):
-        directory = add_model(repository, f"broken{number}", config)
-        for file, content in files.items():
-            (directory / file).write_bytes(content)
-    with (
-        serving_to_the_end(repository, "--exit-on-error=false") as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        assert client.is_server_live()
-        assert not client.is_server_ready()
-        assert client.is_model_ready("simple")
-        lines = server.log.decode().splitlines()
-        for number, reason in enumerate(BROKEN):
-            assert not client.is_model_ready(f"broken{number}")
-            (line,) = [line for line in lines if f"failed to load 'broken{number}'" in line]
-            assert reason in line
-
-
 def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(repository: Path) -> None:
     add_model(repository, "broken", "frobnicate: 1")
     (repository / "auto" / "1").mkdir(parents=True)
@@ -83,6 +54,7 @@ def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(re
 def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path) -> None:
     """Triton's readiness knows only models whose configuration it has taken."""
     add_model(repository, "broken", "frobnicate: 1")
+    (repository / "other").symlink_to(GOOD)
     with (
         serving_to_the_end(repository, "--exit-on-error=false", "--model-control-mode=explicit", "--load-model=broken",
                 "--load-model=simple", "--load-model=nobody") as server,
@@ -91,6 +63,9 @@ def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path)
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("simple")
+        rows = {row["name"]: row for row in client.get_model_repository_index()}
+        assert (rows["simple"], rows["other"]) == (ready("simple"), {"name": "other"})
+        assert rows["nobody"]["state"] == "UNAVAILABLE"
         status, told = get(server, "/v2/health/reasons")
         assert (status, told["ready"]) == (200, True)
         assert [row["name"] for row in told["reasons"]] == ["broken", "nobody"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,16 @@ def test_models_are_listed_loaded_and_unloaded(operated: Server) -> None:
     code, printed, complaint = shoal(operated, "unload", "simple")
     assert (code, complaint) == (0, "")
     assert printed.splitlines()[1].split()[:3] == ["simple", "1", "UNAVAILABLE"]
+
+
+def test_the_verbs_that_the_readme_shows_change_what_is_served(operated: Server) -> None:
+    (verbs,) = re.findall(r"```sh\n(shoal models\n.*?)```", (SAMPLES.parent / "README.md").read_text(), re.DOTALL)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SHOAL_URL": f"http://{operated.url}"}
+    run = subprocess.run(["sh", "-ec", verbs], env=environment, check=True, capture_output=True, text=True, timeout=60)
+    assert "digits" in run.stdout
+    assert ["digits", "1", "READY", "2/2"] in rows(operated)
+    assert shoal(operated, "scale", "digits=1")[0] == 0
 
 
 def test_a_reader_that_has_enough_is_no_error(operated: Server) -> None:

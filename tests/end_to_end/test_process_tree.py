@@ -23,7 +23,6 @@ from tests.end_to_end.server import (
     serving,
     title,
     wait_for_deaths,
-    worker_of,
 )
 from tests.end_to_end.slow_model import ask, identity_model
 from tests.named_segments import left_behind, named_segments
@@ -206,29 +205,3 @@ def test_processes_that_see_no_tensor_have_one_thread_and_no_numpy(samples: Serv
     for pid in pids:
         assert len(os.listdir(f"/proc/{pid}/task")) == 1, title(pid)
         assert "numpy" not in Path(f"/proc/{pid}/maps").read_text(), title(pid)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of two models, whose processes are killed."""
-    root = tmp_path_factory.mktemp("pair")
-    with serving([identity_model(root / "a", "one"), identity_model(root / "b", "two")]) as server:
-        yield server
-        assert server.stop() == 0
-
-
-def test_killed_worker_is_replaced_and_the_others_answer(pair: Server) -> None:
-    os.kill(worker_of(pair, "one_0_0"), signal.SIGKILL)
-    assert pair.read_log(b"was killed by signal 9 (SIGKILL)")
-    assert ask(pair, 7, "two") == 7
-    assert pair.read_log(b"instance 'one_0_0' of model 'one' is up again")
-    assert ask(pair, 8, "one") == 8
-
-
-def test_without_zygotes_the_server_goes_on(pair: Server) -> None:
-    for pid in [pid for pid in pair.children if title(pid).startswith("shoal zygote")]:
-        os.kill(pid, signal.SIGKILL)
-    assert pair.read_log(b"zygote 'identity' (pid ")
-    os.kill(worker_of(pair, "two_0_0"), signal.SIGKILL)
-    assert pair.read_log(b"instance 'two_0_0' of model 'two' is up again")
-    assert ask(pair, 7, "two") == 7

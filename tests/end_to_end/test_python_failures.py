@@ -103,6 +103,7 @@ output { name: "SAID" data_type: TYPE_STRING dims: [ 1 ] }
 instance_group { count: 1 kind: KIND_CPU }
 """
 LIMIT = 'parameters { key: "execution_timeout_ms" value { string_value: "2000" } }'
+MOST_MEMORY = 'parameters { key: "max_rss" value { string_value: "300M" } }'
 UP_AGAIN = b"instance 'victim_0_0' of model 'victim' is up again"
 
 
@@ -113,9 +114,9 @@ def write_models(repository: Path, more: str) -> Path:
     return repository
 
 
-def command(server: Server, word: str) -> str:
+def command(server: Server, word: str, model: str = "victim") -> str:
     """Have the victim do something; what it says."""
-    return str(infer(server, "victim", {"COMMAND": np.array([word.encode()], np.object_)})["SAID"][0].decode())
+    return str(infer(server, model, {"COMMAND": np.array([word.encode()], np.object_)})["SAID"][0].decode())
 
 
 def failure(server: Server, word: str) -> str:
@@ -140,7 +141,10 @@ def victim_among_others(repository: Path, more: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with victim_among_others(tmp_path_factory.mktemp("models"), LIMIT) as server:
+    """Beside the victim, whose executions have a limit, one whose memory has."""
+    repository = tmp_path_factory.mktemp("models")
+    add_model(repository, "glutton", CONFIG + MOST_MEMORY, CODE)
+    with victim_among_others(repository, LIMIT) as server:
         yield server
 
 
@@ -210,13 +214,12 @@ def test_who_prints_without_end_is_heard_for_a_while_and_answers(server: Server)
     assert len(server.log) < 1 << 20
 
 
-def test_it_is_recycled_that_swallows_memory_and_no_request_fails(tmp_path: Path) -> None:
-    with victim_among_others(tmp_path, 'parameters { key: "max_rss" value { string_value: "300M" } }') as server:
-        for _ in range(5):
-            assert command(server, "leak") == "leak"
-        assert server.read_log(b"of memory, the model's 'max_rss' is 300 MiB")
-        assert server.read_log(UP_AGAIN)
-        assert command(server, "leak") == "leak"
+def test_it_is_recycled_that_swallows_memory_and_no_request_fails(server: Server) -> None:
+    for _ in range(5):
+        assert command(server, "leak", "glutton") == "leak"
+    assert server.read_log(b"of memory, the model's 'max_rss' is 300 MiB")
+    assert server.read_log(b"instance 'glutton_0_0' of model 'glutton' is up again")
+    assert command(server, "leak", "glutton") == "leak"
 
 
 def shown_once(server: Server, expected: dict[str, float]) -> dict[str, float]:

@@ -1,10 +1,13 @@
-"""Python models as authors write them for Triton (tests/models/python), on one server, driven by Triton's clients."""
+"""Python models as authors write them for Triton (tests/models/python), driven by Triton's clients; and those of
+docs/python_models.md, by the commands there, whose output is compared. One server has them all."""
 
 import http.client
 import json
 import re
 import select
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,10 +30,27 @@ LEFT, RIGHT = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, -30, 0.5], n
 SUM, DIFFERENCE = LEFT + RIGHT, LEFT - RIGHT
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "python_models.md").read_text()
+FILES = re.findall(r"^`(models/\S+)`:\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
+#: A fenced command and the fenced output that follows it.
+EXAMPLES = re.findall(r"```(sh|python)\n((?:(?!```).)*)```\n\n```(?:json|text)\n((?:(?!```).)*)```", PAGE, re.DOTALL)
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the files of the page lie as it says."""
+    root = tmp_path_factory.mktemp("page")
+    for name, content in FILES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
     """All of them."""
-    with serving_to_the_end(MODELS) as running:
+    assert "shoal serve --model-repository models\n" in PAGE
+    with serving_to_the_end([MODELS, folder / "models"]) as running:
         yield running
 
 
@@ -369,3 +389,21 @@ def test_a_client_that_goes_away_cancels_its_request(server: Server, client: tri
         assert server.read_log(b"working on 'lost'", start=start)
         gone.socket.shutdown(socket.SHUT_RDWR)
     assert server.read_log(b"'lost' was cancelled", DEADLINE_S / 2, start=start)
+
+
+def test_the_page_shows_three_models_and_four_examples() -> None:
+    assert len(FILES) == 6
+    assert [language for language, _, _ in EXAMPLES] == ["sh", "sh", "sh", "python"]
+
+
+@pytest.mark.parametrize(("language", "code", "output"), EXAMPLES)
+def test_example_prints_what_the_page_shows(
+    server: Server, folder: Path, language: str, code: str, output: str
+) -> None:
+    code = code.replace("localhost:8000", server.url)
+    command = ["sh", "-ec", code] if language == "sh" else [sys.executable, "-c", code]
+    printed = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+    if output.startswith("{"):
+        assert json.loads(printed) == json.loads(output)
+    else:
+        assert printed == output

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.server import SAMPLES, Server, serving_to_the_end
+from tests.end_to_end.server import Server
 
 ROOT = Path(__file__).parents[2]
 #: A fenced command and the fenced output that follows it.
@@ -39,21 +39,6 @@ def test_example_prints_what_the_readme_shows(
         assert json.loads(printed) == json.loads(output)
     else:
         assert printed == output
-
-
-def test_the_verbs_that_the_readme_shows_change_what_is_served() -> None:
-    (verbs,) = re.findall(r"```sh\n(shoal models\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with serving_to_the_end(SAMPLES, "--model-control-mode=explicit") as server:
-        environment = {**os.environ, "PATH": path, "SHOAL_URL": f"http://{server.url}"}
-        run = subprocess.run(
-            ["sh", "-ec", verbs], env=environment, check=True, capture_output=True, text=True, timeout=60
-        )
-        assert "digits" in run.stdout
-        shown = subprocess.run(
-            ["shoal", "models"], env=environment, check=True, capture_output=True, text=True, timeout=60
-        ).stdout
-        assert re.search(r"digits +1 +READY +2/2", shown), shown
 
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:

@@ -53,18 +53,24 @@ class TritonPythonModel:
 CALL, ANSWER = 1, 2
 
 
-@pytest.fixture
-def gates(tmp_path: Path) -> dict[str, Gate]:
-    """The two models, and where each stands still before it is up."""
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("models")
     for name in ("gated", "caller"):
-        add_model(tmp_path, name, CONFIG, MODEL)
-    return {name: Gate(tmp_path / name / "gate") for name in ("gated", "caller")}
+        add_model(repository, name, CONFIG, MODEL)
+    return repository
 
 
-@pytest.fixture
-def server(tmp_path: Path, gates: dict[str, Gate]) -> Iterator[Server]:
-    flags = "--grpc-port=0", f"--client-socket={tmp_path}/socket"
-    with gates["caller"].opened(), gates["gated"].opened(), serving_to_the_end(tmp_path, *flags) as server:
+@pytest.fixture(scope="module")
+def gates(repository: Path) -> dict[str, Gate]:
+    """Where each of the two models stands still before it is up."""
+    return {name: Gate(repository / name / "gate") for name in ("gated", "caller")}
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, gates: dict[str, Gate]) -> Iterator[Server]:
+    flags = "--grpc-port=0", f"--client-socket={repository.parent}/socket"
+    with gates["caller"].opened(), gates["gated"].opened(), serving_to_the_end(repository, *flags) as server:
         yield server
 
 
@@ -102,8 +108,8 @@ def ask_without_an_instance(
     return asked
 
 
-def test_requests_wait_for_it(server: Server, gates: dict[str, Gate], tmp_path: Path) -> None:
-    with Client(f"{tmp_path}/socket") as client, ThreadPoolExecutor(4) as pool:
+def test_requests_wait_for_it(server: Server, gates: dict[str, Gate], repository: Path) -> None:
+    with Client(f"{repository.parent}/socket") as client, ThreadPoolExecutor(4) as pool:
         ways = ways_to_ask(server, client)
         with gates["gated"].closed():
             asked = ask_without_an_instance(server, ways, pool)
@@ -111,12 +117,13 @@ def test_requests_wait_for_it(server: Server, gates: dict[str, Gate], tmp_path: 
 
 
 def test_requests_are_told_that_it_does_not_come_up_again(
-    server: Server, gates: dict[str, Gate], tmp_path: Path
+    server: Server, gates: dict[str, Gate], repository: Path
 ) -> None:
-    with Client(f"{tmp_path}/socket") as client, ThreadPoolExecutor(4) as pool:
+    """The last test: the model does not come up again."""
+    with Client(f"{repository.parent}/socket") as client, ThreadPoolExecutor(4) as pool:
         ways = ways_to_ask(server, client)
         with gates["gated"].closed():
-            (tmp_path / "gated" / "broken").touch()
+            (repository / "gated" / "broken").touch()
             asked = ask_without_an_instance(server, ways, pool)
         for each in asked:
             failure = each.exception(DEADLINE_S)

@@ -33,10 +33,12 @@ ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 #: Compressed requests take the road.
 WAYS: dict[str, dict[str, Any]] = {"lane": {}, "road": {"request_compression_algorithm": "gzip"}}
 ON, OFF = {"trace_level": ["TIMESTAMPS"]}, {"trace_level": ["OFF"]}
+#: Models of the server of most tests; `slow` and `large` stand still at a gate until a test opens it.
+MODELS = "simple", "mlp", "slow", "large"
 GATED_CONFIG = """
 backend: "python"
-input { name: "IN" data_type: TYPE_INT32 dims: [ 4 ] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [ 4 ] }
+input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
 instance_group { count: 1 kind: KIND_CPU }
 """
 GATED = """
@@ -92,12 +94,24 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(file: Path) -> Iterator[Server]:
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of the models that have gates."""
+    repository = tmp_path_factory.mktemp("models")
+    for name in ("slow", "large"):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(GATED_CONFIG)
+        (repository / name / "1" / "model.py").write_text(GATED)
+        Gate(repository / name / "gate")
+    return repository
+
+
+@pytest.fixture(scope="module")
+def running(file: Path, gated: Path) -> Iterator[Server]:
     """Every request would be traced, if something were."""
-    with serving_to_the_end(
-        SAMPLES, *only("simple", "mlp"), f"--trace-config=triton,file={file}", "--trace-config=rate=1"
-    ) as server:
+    flags = f"--trace-config=triton,file={file}", "--trace-config=rate=1", "--grpc-port=0"
+    with serving_to_the_end([SAMPLES, gated], *only(*MODELS), *flags) as server:
         yield server
+    assert b"Traceback" not in server.log
 
 
 @pytest.fixture
@@ -105,7 +119,7 @@ def server(running: Server, file: Path) -> Iterator[Server]:
     """It is set as at its start again when the test is over, and has written nothing."""
     yield running
     client = client_of(running)
-    for model in ("simple", "mlp", ""):
+    for model in (*MODELS, ""):
         client.update_trace_settings(
             model, dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency"))
         )
@@ -213,55 +227,41 @@ def test_the_tracer_comes_goes_and_is_replaced_and_no_request_notices(server: Se
         check_points(found[f"{number}"])
 
 
-def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Path) -> None:
+def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(server: Server, file: Path, gated: Path) -> None:
     """The first request is executed, the second one's client goes while it waits."""
-    model = tmp_path / "models" / "slow"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(GATED_CONFIG)
-    (model / "1" / "model.py").write_text(GATED)
-    gate = Gate(model / "gate")
-    said = ["level=TIMESTAMPS", "rate=1", f"triton,file={tmp_path}/t", "triton,log-frequency=1"]
     tensor = {"name": "IN", "datatype": "INT32", "shape": [4], "data": [1, 2, 3, 4]}
     request = post("slow", json.dumps({"inputs": [tensor]}).encode())
-    flags = [f"--trace-config={each}" for each in said]
-    with (
-        serving_to_the_end(model.parent, *flags) as server,
-        Client(server) as first,
-        Client(server) as second,
-    ):
+    client_of(server).update_trace_settings(settings=ON | {"log_frequency": "1"})
+    with Client(server) as first, Client(server) as second:
         first.send(request)
-        while not (model / "begun").exists():
+        while not (gated / "slow" / "begun").exists():
             assert server.process.poll() is None
         second.send(request)
         wait_for_pending(server, "slow", 1)
         second.reset()
-        while not (tmp_path / "t.0").exists():
+        while not file.with_suffix(".0").exists():
             assert server.process.poll() is None
-        with gate.opened():
+        with Gate(gated / "slow" / "gate").opened():
             assert first.reply().status == 200
+    client_of(server).update_trace_settings(settings=OFF)
     points = [
-        [each["timestamps"][0]["name"] for each in json.loads((tmp_path / name).read_text())[1:]]
-        for name in ("t.0", "t.1")
+        [each["timestamps"][0]["name"] for each in json.loads(file.with_suffix(number).read_text())[1:]]
+        for number in (".0", ".1")
     ]
     assert points == [NAMES[:3], NAMES]
 
 
-def test_large_requests_outlive_the_tracing_that_they_began_under(tmp_path: Path) -> None:
-    model = tmp_path / "models" / "slow"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(GATED_CONFIG.replace("[ 4 ]", "[ -1 ]"))
-    (model / "1" / "model.py").write_text(GATED)
-    gate = Gate(model / "gate")
-    said = ["level=TENSORS", "rate=1", f"triton,file={tmp_path}/t"]
+def test_large_requests_outlive_the_tracing_that_they_began_under(server: Server, gated: Path) -> None:
     array = np.arange(16384, dtype=np.int32)
-    flags = [f"--trace-config={each}" for each in said]
-    with serving_to_the_end(model.parent, "--grpc-port=0", *flags) as server, ThreadPoolExecutor(2) as pool:
 
-        def asked(module: Any, port: int) -> Any:
-            with module.InferenceServerClient(f"localhost:{port}") as client:
-                tensor = module.InferInput("IN", [len(array)], "INT32")
-                tensor.set_data_from_numpy(array)
-                return client.infer("slow", [tensor]).as_numpy("OUT")
+    def asked(module: Any, port: int) -> Any:
+        with module.InferenceServerClient(f"localhost:{port}") as client:
+            tensor = module.InferInput("IN", [len(array)], "INT32")
+            tensor.set_data_from_numpy(array)
+            return client.infer("large", [tensor]).as_numpy("OUT")
+
+    with triton.InferenceServerClient(server.url) as client, ThreadPoolExecutor(2) as pool:
+        client.update_trace_settings(settings={"trace_level": ["TENSORS"]})
 
         def asked_by_both() -> list[Future[Any]]:
             return [
@@ -270,15 +270,13 @@ def test_large_requests_outlive_the_tracing_that_they_began_under(tmp_path: Path
             ]
 
         under_way = asked_by_both()
-        while not (model / "begun").exists():
+        while not (gated / "large" / "begun").exists():
             assert server.process.poll() is None
-        wait_for_pending(server, "slow", 1)
-        with triton.InferenceServerClient(server.url) as client:
-            client.update_trace_settings(settings=OFF)
-        with gate.opened():
+        wait_for_pending(server, "large", 1)
+        client.update_trace_settings(settings=OFF)
+        with Gate(gated / "large" / "gate").opened():
             for answer in (*under_way, *asked_by_both()):
                 np.testing.assert_array_equal(answer.result(DEADLINE_S), array)
-    assert b"Traceback" not in server.log
 
 
 def test_spans_reach_a_receiver_and_a_context_forces_them(tmp_path: Path) -> None:
