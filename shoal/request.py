@@ -90,7 +90,7 @@ def layout_head(nbytes: int) -> bytes:
 
 
 def pack_options(id_: str, parameters: Parameters, sequence: Sequence = NO_SEQUENCE) -> bytes:
-    """The options in a request's header. The bytes of the id, as msgpack has them, begin at the second byte."""
+    """The options in a request's header."""
     options = (id_, parameters) if sequence == NO_SEQUENCE else (id_, parameters, sequence)
     return msgpack.packb(options, use_bin_type=True)  # type: ignore[no-any-return]
 
@@ -107,6 +107,13 @@ def split_header(header: bytes) -> tuple[bytes, bytes]:
         raise _damaged(error) from error
     end = _SIZE.size + nbytes
     return header[:end], header[end:]
+
+
+def around_id(header: bytes) -> tuple[bytes, bytes]:
+    """The bytes in front of and behind the id, as msgpack has it, in the header of a request without one."""
+    layout, options = split_header(header)
+    # One byte says how many options there are, the next that the id, their first, is empty.
+    return layout + options[:1], options[2:]
 
 
 def unpack_options(packed: bytes) -> InferOptions:
