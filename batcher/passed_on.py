@@ -15,7 +15,6 @@ from shoal.batcher.templates import (
     Form,
     Template,
     outputs_template,
-    request_around,
     response_header,
     step_template,
 )
@@ -24,7 +23,15 @@ from shoal.errors import InternalError
 from shoal.memo import Memo
 from shoal.model_config.ensemble import fits
 from shoal.model_config.signature import Signature, client_dims
-from shoal.request import NO_SEQUENCE, InferRequest, Parameters, unpack_lent_request, unpack_response
+from shoal.request import (
+    NO_OPTIONS,
+    InferRequest,
+    Parameters,
+    split_header,
+    unpack_lent_layout,
+    unpack_options,
+    unpack_response,
+)
 from shoal.shm.layout import WORD
 from shoal.star.validation import ParsedInput, validate
 
@@ -32,6 +39,8 @@ from shoal.star.validation import ParsedInput, validate
 OpenBlock = Callable[[int], memoryview | None]
 #: A tensor and where it lies: its form, its offset in a block (bytes), the block's reference, and the block's size.
 Passed = tuple[Form, int, int, int]
+#: Inputs by name, in the request's order.
+_Inputs = Sequence[tuple[str, Passed]]
 
 #: Larger headers are parsed each time (ours).
 MAX_KEPT_HEADER_BYTES = 4096
@@ -49,9 +58,8 @@ class Asked(NamedTuple):
     """A request to an ensemble, without its inputs."""
 
     request: InferRequest
-    #: First bytes and last bytes of the header of each step's request.
-    head: bytes
-    tail: bytes
+    #: The options in the header of the request, and of each step's request.
+    options: bytes
     #: Type of the correlation id, and whether there is one, for the checks of steps' requests.
     sequence: tuple[type, bool]
     #: Parameters that every response begins with, as in Triton: those of its sequence.
@@ -62,8 +70,10 @@ class EnsembleRequests:
     """Parser of clients' requests to one ensemble."""
 
     def __init__(self) -> None:
-        # Changed by read.
-        self._kept = Memo[tuple[bytes, int], tuple[Asked, Sequence[tuple[str, Passed]]]]("ensemble_request", MAX_KEPT)
+        # Changed by read: whole requests by headers without options; inputs and requested outputs by layouts. Inputs
+        # that lie in the header's own block have reference 0.
+        self._kept = Memo[tuple[bytes, int], tuple[Asked, _Inputs]]("ensemble_request", MAX_KEPT)
+        self._layouts = Memo[tuple[bytes, int], tuple[_Inputs, tuple[str, ...]]]("ensemble_request_layout", MAX_KEPT)
 
     def read(
         self, header: bytes, ref: int, nbytes: int, nbytes_of: Callable[[int], int]
@@ -74,31 +84,36 @@ class EnsembleRequests:
         """
         found = self._kept.entries.get((header, nbytes))
         if found is None:
-            found = _, inputs = _read_request(header, nbytes, nbytes_of)
-            if len(header) <= MAX_KEPT_HEADER_BYTES and not any(lender for _, (_, _, lender, _) in inputs):
-                self._kept.keep((header, nbytes), found)
+            found = self._read(header, nbytes, nbytes_of)
         asked, inputs = found
         return asked, {name: (form, offset, lender or ref, size) for name, (form, offset, lender, size) in inputs}
 
+    def _read(self, header: bytes, nbytes: int, nbytes_of: Callable[[int], int]) -> tuple[Asked, _Inputs]:
+        layout, packed = split_header(header)
+        inputs, outputs = self._layouts.entries.get((layout, nbytes)) or self._read_layout(layout, nbytes, nbytes_of)
+        id_, parameters, sequence = unpack_options(packed)
+        correlation_id, flags = sequence
+        request = InferRequest(id_, (), outputs, parameters, sequence)
+        kind = type(correlation_id), bool(correlation_id)
+        found = Asked(request, packed, kind, _sequence_parameters(correlation_id, flags)), inputs
+        if packed == NO_OPTIONS and (layout, nbytes) in self._layouts.entries:
+            self._kept.keep((header, nbytes), found)
+        return found
 
-def _read_request(
-    header: bytes, nbytes: int, nbytes_of: Callable[[int], int]
-) -> tuple[Asked, Sequence[tuple[str, Passed]]]:
-    """Parse the header of a request to an ensemble. Inputs that lie in the header's own block get the reference 0.
-    Raises InternalError for a malformed header."""
+    def _read_layout(
+        self, layout: bytes, nbytes: int, nbytes_of: Callable[[int], int]
+    ) -> tuple[_Inputs, tuple[str, ...]]:
+        def nbytes_there(lender: int) -> int:
+            return nbytes_of(lender) if lender else nbytes
 
-    def nbytes_there(lender: int) -> int:
-        return nbytes_of(lender) if lender else nbytes
-
-    request, refs = unpack_lent_request(header, nbytes_there)
-    inputs = [
-        (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))
-        for name, wire, shape, offset, size, lender in refs
-    ]
-    sequence, correlation_id = request.sequence, request.sequence[0]
-    head, tail = request_around(request.id, request.parameters, None if sequence == NO_SEQUENCE else sequence)
-    parameters = _sequence_parameters(*sequence)
-    return Asked(request, head, tail, (type(correlation_id), bool(correlation_id)), parameters), inputs
+        refs, outputs = unpack_lent_layout(layout, nbytes_there)
+        inputs = [
+            (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))
+            for name, wire, shape, offset, size, lender in refs
+        ]
+        if len(layout) <= MAX_KEPT_HEADER_BYTES and not any(lender for _, (_, _, lender, _) in inputs):
+            self._layouts.keep((layout, nbytes), (inputs, outputs))
+        return inputs, outputs
 
 
 def _sequence_parameters(correlation_id: int | str, flags: int) -> Parameters:
@@ -133,7 +148,7 @@ class StepRequests:
     ) -> tuple[int, int, bytes]:
         """Rows, shape key, header of a step's request; optional inputs may be missing. Raises InvalidArgumentError
         if the tensors do not fit the model."""
-        request, head, tail, sequence, _ = asked
+        request, options, sequence, _ = asked
         looked_at: list[object] = [model_id, sequence]
         numbers: list[int] = []
         for _, tensor in self._inputs:
@@ -151,7 +166,7 @@ class StepRequests:
             found = self._check(signature, request, forms)
             self._kept.keep(key, found)
         rows, shape_key, template = found
-        return rows, shape_key, head + template.fill(numbers) + tail
+        return rows, shape_key, template.fill(numbers) + options
 
     def _check(self, signature: Signature, request: InferRequest, inputs: Sequence[tuple[str, Form]]) -> Checked:
         parsed, batches = [], signature.max_batch_size > 0

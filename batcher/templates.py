@@ -9,11 +9,12 @@ from typing import Any
 
 import msgpack
 
-from shoal.request import Parameters
+from shoal.request import Parameters, layout_head
 
 #: The common properties of tensors of many requests: wire number of the datatype, shape, size in bytes.
 Form = tuple[int, tuple[int, ...], int]
 _UINT64 = b"\xcf"
+_HOLE_BYTES = 8
 
 
 class Template:
@@ -34,13 +35,14 @@ class Template:
 
 
 def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str]) -> Template:
-    """Inputs and outputs of a step's request; the holes are offset and block of each input."""
-    pieces = [_array_head(len(tensors))]
+    """The layout of a step's request; the holes are offset and block of each input."""
+    pieces = [_array_head(2) + _array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(6) + packed(name) + packed(wire) + packed(shape) + _UINT64
         pieces += [packed(nbytes) + _UINT64, b""]
     pieces[-1] += packed(outputs)
-    return Template(pieces)
+    nbytes = sum([len(piece) for piece in pieces]) + _HOLE_BYTES * (len(pieces) - 1)
+    return Template([layout_head(nbytes) + pieces[0], *pieces[1:]])
 
 
 def outputs_template(tensors: Sequence[tuple[str, Form]]) -> Template:
@@ -55,12 +57,6 @@ def outputs_template(tensors: Sequence[tuple[str, Form]]) -> Template:
 def packed(value: str | int | Sequence[object] | Parameters) -> bytes:
     """A part of a header, packed."""
     return msgpack.packb(value)  # type: ignore[no-any-return]
-
-
-def request_around(id_: str, parameters: Parameters, sequence: Sequence[object] | None) -> tuple[bytes, bytes]:
-    """The bytes before and after `step_template` in a request's header."""
-    head, tail = _array_head(4 if sequence is None else 5) + packed(id_), packed(parameters)
-    return head, tail if sequence is None else tail + packed(sequence)
 
 
 def response_header(outputs: bytes, parameters: Parameters) -> bytes:

@@ -14,7 +14,7 @@ from bench.peers import Peer
 from bench.results import Row, Sample
 from bench.server import Server
 from bench.slices import SLICE_S, Shoot, Slices, turns
-from bench.workloads import Model, Workload, expected, verify
+from bench.workloads import Model, Workload, expected, identified, verify
 
 
 class Bench:
@@ -83,11 +83,14 @@ class Bench:
     def _shoot(self, row: Row, port: int) -> Shoot:
         workload = row.workload
         request = row.peer.request(workload.model, workload.encoding)
+        is_distinct = workload.encoding != "grpc" and not workload.repeats
+        if is_distinct:
+            request = identified(request)
         body = self._folder / f"{row.peer.name}.body"
         body.write_bytes(request.body)
         if not workload.keep_alive:
             request = replace(request, headers={**request.headers, "Connection": "close"})
-        target = Target(port, request, body, workload.connections, workload.streams)
+        target = Target(port, request, body, workload.connections, workload.streams, is_distinct)
         return functools.partial(self.generator.shoot, target)
 
 

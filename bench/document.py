@@ -44,7 +44,8 @@ did meanwhile, and half of the pairs lie between the figures in parentheses.
 ### Conditions
 
 {machine}
-- The load generator ({generator}, one thread) runs on the same cores and takes its part of them.
+- The load generator ({generator}, one thread) runs on the same cores and takes its part of them. Each request has a
+  trace (`traceparent`) of its own and, in Triton's protocol, an id of its own; equal requests are all the same bytes.
 - Each server has one instance of the model, on the CPU, and is started anew for every model in every round. Its answer
   is checked before and after the load: to the bit, for the MLP to 0.0001.
 - The MLP runs in ONNX Runtime with one thread and batches of at most 32, everywhere but in Flask, which has no batches.

@@ -52,6 +52,8 @@ class Target:
     body: Path  # holds the request's body
     connections: int
     streams: int = 1  # requests at a time on each connection, by HTTP/2
+    #: Whether each request has a trace of its own, and an id of its own in the place that workloads.py leaves for it.
+    is_distinct: bool = False
 
 
 class Generator(Protocol):
@@ -106,7 +108,8 @@ class Wrk:
         deaf = ["env", "--ignore-signal=INT"] if is_cut else []
         command = [*prefix, *deaf, self._path, "-t1", f"-c{target.connections}", f"-d{math.ceil(seconds)}s"]
         command += ["--timeout=10s", "-s", str(SCRIPT), f"http://127.0.0.1:{target.port}{request.path}"]
-        command += ["--", str(target.body), *(f"{name}: {value}" for name, value in request.headers.items())]
+        kind = "distinct" if target.is_distinct else "equal"
+        command += ["--", str(target.body), kind, *(f"{name}: {value}" for name, value in request.headers.items())]
         before_s = children_cpu_s()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as wrk:
             try:

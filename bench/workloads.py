@@ -84,6 +84,8 @@ class Workload:
     encoding: str  # "json", "binary" or "grpc"
     connections: int
     keep_alive: bool = True
+    #: Whether all requests have the same bytes. As a rule each has an id and a trace of its own, as most programs send.
+    repeats: bool = False
     streams: int = 1  # requests at a time on each connection, by HTTP/2
 
 
@@ -95,6 +97,9 @@ WORKLOADS = (
     ),
     Workload("binary-c1", "16 floats, binary, 1 connection", IDENTITY_16, "binary", 1),
     Workload("binary-c10", "16 floats, binary, 10 connections", IDENTITY_16, "binary", 10),
+    Workload(
+        "binary-c10-equal", "16 floats, binary, 10 connections, equal requests", IDENTITY_16, "binary", 10, repeats=True
+    ),
     Workload("mlp-c10", "MLP 512→1024→10, batch ≤ 32, binary, 10 connections", MLP_512, "binary", 10),
     Workload("mlp-c64", "MLP 512→1024→10, batch ≤ 32, binary, 64 connections", MLP_512, "binary", 64),
     Workload("python-c16", "add_sub in Python, the same model.py, binary, 16 connections", ADD_SUB, "binary", 16),
@@ -130,6 +135,21 @@ def v2_request(model: Model, encoding: str) -> Request:
     head = json.dumps({"inputs": [tensor | size for tensor in tensors], "outputs": outputs}).encode()
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
     return Request(path, headers, head + raw * len(tensors))
+
+
+#: The id in a request for `load.lua`, which puts another in its place each time.
+PLACE_OF_ID = "0" * 16
+
+
+def identified(request: Request) -> Request:
+    """The same request in Triton's protocol with an id; one in another protocol, which has none, as it is."""
+    if not request.path.startswith("/v2/"):
+        return request
+    member = b'"id": "%b", ' % PLACE_OF_ID.encode()
+    headers = dict(request.headers)
+    if (length := headers.get("Inference-Header-Content-Length")) is not None:
+        headers["Inference-Header-Content-Length"] = str(int(length) + len(member))
+    return Request(request.path, headers, request.body[:1] + member + request.body[1:])
 
 
 def v2_answer(headers: Mapping[str, str], body: bytes) -> "array[float]":

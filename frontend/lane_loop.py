@@ -132,6 +132,7 @@ class Lane(ABC, Generic[ConnectionT]):
                 self._notify()
                 if len(self._connections) < self._max_connections and not self._stops_at_s:
                     self._doors.reopen()
+                self._port.slab.prepare()
                 self._tick()
         self._doors.end()
 

@@ -38,8 +38,9 @@ def _generations(mapping: Mapping) -> memoryview:
 class Slab:
     """The owner's side of a slab: a buddy allocator that joins neighbours only when it must.
 
-    Freed blocks keep their size and are handed out again, last freed first, while their cache lines are warm; only when
-    nothing fits are free neighbours joined. So the steady state costs one pop and one append.
+    Freed blocks keep their size and are handed out again, last freed first, while their cache lines are warm. When
+    nothing fits, memory is added that was not used before, and when there is none left, free neighbours are joined. So
+    the steady state costs one pop and one append.
     """
 
     def __init__(self, segment: Segment, parts: int = 1) -> None:
@@ -49,12 +50,16 @@ class Slab:
         self._first = header.owner << UNIT_BITS  # of all references, without their generations
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
         self._generations = _generations(segment)
-        num_units = header.slab_nbytes // UNIT
+        self._num_units = num_units = header.slab_nbytes // UNIT
         max_order = max(0, num_units.bit_length() - parts.bit_length())
         #: The largest block this slab can ever hand out, in bytes.
         self.largest_nbytes = UNIT << max_order if num_units else 0
         # Changed by allocate and free: per order, first units of free blocks; reference → order of allocated blocks.
-        self._free: list[list[int]] = whole_blocks(num_units, max_order)
+        self._segment = segment
+        #: Units from the first that have been added: a power of two, or all.
+        self._num_added = min(num_units, (segment.present_nbytes - header.slab_offset) // UNIT)
+        self._free: list[list[int]] = [[] for _ in range(max_order + 1)]
+        add_blocks(self._free, 0, self._num_added)
         self._taken: dict[int, int] = {}
         #: Free bytes, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT
@@ -137,12 +142,27 @@ class Slab:
         self._freed_since_join = True
         return True
 
+    def prepare(self) -> None:
+        """Add memory before it is needed, if less than half of what has been added is free: to be called at rest."""
+        if 2 * (self.free_nbytes - (self._num_units - self._num_added) * UNIT) < self._num_added * UNIT:
+            self._add(0)
+
+    def _add(self, order: int) -> bool:
+        """Add as much memory as has been added so far, or more for a block of that order. False if there is none."""
+        start, end = self._num_added, min(self._num_units, max(2 * self._num_added, 2 << order))
+        if start == end or not self._segment.make_present(self._segment.header.slab_offset + end * UNIT):
+            return False
+        add_blocks(self._free, start, end)
+        self._num_added = end
+        return True
+
     def _split(self, order: int) -> int | None:
         """First unit of a block of that order, cut off the smallest larger free block; None if there is none."""
         free = self._free
         larger = next((o for o in range(order, len(free)) if free[o]), None)
         if larger is None:
-            return self._split(order) if self._join() else None
+            possible = order < len(free) and (self._add(order) or self._join())
+            return self._split(order) if possible else None
         unit = free[larger].pop()
         while larger > order:
             larger -= 1
@@ -194,15 +214,13 @@ class WholeSlab:
         self._generations[0] += _NEXT_GENERATION  # publishes: every reference to the block is stale
 
 
-def whole_blocks(num_units: int, max_order: int) -> list[list[int]]:
-    """Per order up to `max_order`, the first units of the largest aligned blocks that tile `num_units`."""
-    free: list[list[int]] = [[] for _ in range(max_order + 1)]
-    unit = 0
-    for order in reversed(range(len(free))):
-        while num_units - unit >= 1 << order:
-            free[order].insert(0, unit)  # the first ones are handed out first
-            unit += 1 << order
-    return free
+def add_blocks(free: list[list[int]], start: int, end: int) -> None:
+    """Add to `free`, which has first units by order, the largest aligned blocks that tile the units from `start` to
+    `end`; they are handed out after all that are free already, the first ones first."""
+    while start < end:
+        order = min(len(free), (end - start).bit_length(), (start & -start or end).bit_length()) - 1
+        free[order].insert(0, start)
+        start += 1 << order
 
 
 def taken_nbytes(mapping: Mapping) -> int:

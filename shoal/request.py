@@ -3,9 +3,17 @@
 A block of a client holds the tensors of one request and, after them, its header; a block of a worker holds the outputs
 of one executed batch and, after them, one header per request of that batch. Ring records say where the header is. Pure:
 bytes in, tuples out. Headers from other processes are checked here before use.
+
+The header of a request has two parts, so that processes recognise the first by its bytes, whatever the second is:
+
+    0        size of the layout in bytes, 4 bytes, little-endian
+    4        layout: inputs and requested outputs, which are equal in most requests of a client
+    ...      options: id, parameters and, where the request is of one, the sequence, which may be new in every request
 """
 
 from collections.abc import Callable
+from struct import Struct
+from struct import error as StructError
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
@@ -16,6 +24,7 @@ from shoal.errors import InternalError
 Parameters = dict[str, "str | int | float | bool"]
 _PARAMETER_KINDS = {str, int, float, bool}
 _Kind = TypeVar("_Kind")
+_SIZE = Struct("<I")
 
 
 class TensorRef(NamedTuple):
@@ -54,6 +63,14 @@ class InferRequest(NamedTuple):
     sequence: Sequence = NO_SEQUENCE
 
 
+class InferOptions(NamedTuple):
+    """The members of a request beside its tensors. Clients change them from request to request."""
+
+    id: str = ""
+    parameters: Parameters = {}  # noqa: RUF012  never changed
+    sequence: Sequence = NO_SEQUENCE
+
+
 class InferResponse(NamedTuple):
     """The contents of a response's header."""
 
@@ -62,16 +79,72 @@ class InferResponse(NamedTuple):
 
 
 def pack_request(request: InferRequest) -> bytes:
-    """The packed header of a request, for the block with its inputs."""
-    # Most requests have no sequence, and then no field for it.
-    said = request if request.sequence != NO_SEQUENCE else request[:4]
-    return msgpack.packb(said, use_bin_type=True)  # type: ignore[no-any-return]
+    """The header of a request, for the block its inputs lie in."""
+    layout: bytes = msgpack.packb((request.inputs, request.requested_outputs), use_bin_type=True)
+    return layout_head(len(layout)) + layout + pack_options(request.id, request.parameters, request.sequence)
+
+
+def layout_head(nbytes: int) -> bytes:
+    """The bytes in front of a layout of so many bytes, in a request's header."""
+    return _SIZE.pack(nbytes)
+
+
+def pack_options(id_: str, parameters: Parameters, sequence: Sequence = NO_SEQUENCE) -> bytes:
+    """The options in a request's header."""
+    options = (id_, parameters) if sequence == NO_SEQUENCE else (id_, parameters, sequence)
+    return msgpack.packb(options, use_bin_type=True)  # type: ignore[no-any-return]
+
+
+#: The options of a request that has none, which is usual.
+NO_OPTIONS = pack_options("", {})
+
+
+def split_header(header: bytes) -> tuple[bytes, bytes]:
+    """Layout, with its size in front, and options of a request's header. Raises InternalError where it is too short."""
+    try:
+        (nbytes,) = _SIZE.unpack_from(header)
+    except StructError as error:
+        raise _damaged(error) from error
+    end = _SIZE.size + nbytes
+    return header[:end], header[end:]
+
+
+def around_id(header: bytes) -> tuple[bytes, bytes]:
+    """The bytes in front of and behind the id, as msgpack has it, in the header of a request without one."""
+    layout, options = split_header(header)
+    # One byte says how many options there are, the next that the id, their first, is empty.
+    return layout + options[:1], options[2:]
+
+
+def unpack_options(packed: bytes) -> InferOptions:
+    """The options in a request's header. Raises InternalError where they are damaged."""
+    try:
+        id_, parameters, *more = msgpack.unpackb(packed, use_list=False, raw=False)
+        sequence = check_sequence(*more) if more else NO_SEQUENCE
+        return InferOptions(_checked(str, id_), check_parameters(parameters), sequence)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise _damaged(error) from error
+
+
+def unpack_layout(layout: bytes) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """The inputs, unchecked, and the requested outputs in a layout as `split_header` returns it. Raises InternalError
+    where it is damaged."""
+    try:
+        inputs, outputs = msgpack.unpackb(layout[_SIZE.size :], use_list=False, raw=False)
+        return _checked(tuple, inputs), tuple([_checked(str, name) for name in _checked(tuple, outputs)])
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise _damaged(error) from error
 
 
 def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
-    """A request's header, unpacked by a worker. Raises InternalError where a tensor is not inside the block."""
-    request, refs = _unpack_request(header, lambda rows: _tensor_refs(rows, block_nbytes))
-    return request._replace(inputs=refs)
+    """A request's header as a worker reads it; every tensor is inside the block or InternalError is raised."""
+    layout, packed = split_header(bytes(header))
+    rows, outputs = unpack_layout(layout)
+    id_, parameters, sequence = unpack_options(packed)
+    try:
+        return InferRequest(id_, _tensor_refs(rows, block_nbytes), outputs, parameters, sequence)
+    except (ValueError, TypeError) as error:
+        raise _damaged(error) from error
 
 
 def unpack_lent_request(
@@ -82,23 +155,30 @@ def unpack_lent_request(
     `nbytes_of` returns a block's size in bytes, 0 where it is gone. Raises InternalError for tensors outside.
     """
 
-    def lent(row: Any) -> LentTensorRef:
-        (lender,) = row[5:] or (0,)
-        return LentTensorRef(*_tensor_ref(row[:5], nbytes_of(_checked(int, lender))), lender)
+    layout, packed = split_header(header)
+    inputs, outputs = unpack_lent_layout(layout, nbytes_of)
+    id_, parameters, sequence = unpack_options(packed)
+    return InferRequest(id_, (), outputs, parameters, sequence), inputs
 
-    return _unpack_request(header, lambda rows: tuple([lent(row) for row in _checked(tuple, rows)]))
 
-
-def _unpack_request(
-    header: bytes | memoryview, refs_of: Callable[[Any], tuple[_Kind, ...]]
-) -> tuple[InferRequest, tuple[_Kind, ...]]:
+def unpack_lent_layout(
+    layout: bytes, nbytes_of: Callable[[int], int]
+) -> tuple[tuple[LentTensorRef, ...], tuple[str, ...]]:
+    """Inputs and requested outputs of a layout as `split_header` returns it; inputs and `nbytes_of` are those of
+    `unpack_lent_request`. Raises InternalError where it is damaged."""
+    rows, outputs = unpack_layout(layout)
     try:
-        id_, inputs, outputs, parameters, *more = msgpack.unpackb(header, use_list=False, raw=False)
-        names = tuple([_checked(str, name) for name in _checked(tuple, outputs)])
-        refs, sequence = refs_of(inputs), check_sequence(more[0]) if more else NO_SEQUENCE
-        return InferRequest(_checked(str, id_), (), names, check_parameters(parameters), sequence), refs
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise InternalError(f"a request header in shared memory is damaged: {error}") from error
+        inputs = []
+        for row in rows:
+            (lender,) = row[5:] or (0,)
+            inputs.append(LentTensorRef(*_tensor_ref(row[:5], nbytes_of(_checked(int, lender))), lender))
+        return tuple(inputs), outputs
+    except (ValueError, TypeError) as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> InternalError:
+    return InternalError(f"a request header in shared memory is damaged: {error}")
 
 
 def check_sequence(said: Any) -> Sequence:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from shoal.errors import InternalError
 from shoal.request import (
+    NO_OPTIONS,
     InferRequest,
     InferResponse,
     TensorRef,
+    layout_head,
     pack_request,
     pack_response,
     unpack_request,
@@ -27,11 +29,13 @@ REQUEST = InferRequest(
     parameters={"k": 1, "b": True},
 )
 REQUEST_BYTES = (
-    b"\x94"
-    b"\xa2r7"
+    b"\x1f\0\0\0"
+    b"\x92"
     b"\x92\x95\xa2IN\x0b\x92\x01\x04\x40\x10"
     b"\x95\xa4TEXT\x0d\x91\x02\xcc\x80\xcd\x01\x2c"
     b"\x91\xa3OUT"
+    b"\x92"
+    b"\xa2r7"
     b"\x82\xa1k\x01\xa1b\xc3"
 )
 RESPONSE = InferResponse(outputs=(TensorRef("OUT", 9, (0, 3), 4096, 0),), parameters={"s": "é", "f": 0.5})
@@ -115,6 +119,11 @@ def packed(value: Any) -> bytes:
     return header
 
 
+def joined(layout: bytes, options: bytes) -> bytes:
+    """A request's header."""
+    return layout_head(len(layout)) + layout + options
+
+
 def assert_tensors_are_believable(tensors: tuple[TensorRef, ...]) -> None:
     for tensor in tensors:
         assert type(tensor) is TensorRef
@@ -134,10 +143,20 @@ def assert_parameters_are_believable(parameters: dict[str, Any]) -> None:
         assert type(value) in {str, int, float, bool}
 
 
-@given(NOISE | lies(st.text(), st.lists(ROW), st.lists(st.text()), PARAMETERS))
+@given(
+    NOISE
+    | st.builds(
+        joined,
+        lies(st.lists(ROW), st.lists(st.text())),
+        lies(st.text(), PARAMETERS) | lies(st.text(), PARAMETERS, JUNK),
+    )
+)
 @example(b"")
-@example(b"\xdd\xff\xff\xff\xff")  # an array of 2^32 - 1 elements that are not there
-@example(b"\x91" * 100_000)  # deeper than any stack
+@example(b"\xff\xff\xff\xff")  # a layout of 2^32 - 1 bytes that are not there
+@example(joined(b"\xdd\xff\xff\xff\xff", NO_OPTIONS))  # an array of 2^32 - 1 elements that are not there
+@example(joined(b"\x91" * 100_000, NO_OPTIONS))  # deeper than any stack
+@example(joined(packed([[], []]), b"\x91" * 100_000))
+@example(joined(packed([[], []]), b""))
 @example(REQUEST_BYTES + b"\xc0")
 def test_a_damaged_request_header_is_an_internal_error_or_believable(header: bytes) -> None:
     try:
@@ -180,7 +199,7 @@ def test_a_tensor_outside_its_block_is_refused(
     unpack: Callable[[memoryview, int], object], offset: int, nbytes: int
 ) -> None:
     tensors = [["IN", 11, [1], offset, nbytes]]
-    header = packed(["", tensors, [], {}] if unpack is unpack_request else [tensors, {}])
+    header = joined(packed([tensors, []]), NO_OPTIONS) if unpack is unpack_request else packed([tensors, {}])
     with pytest.raises(InternalError) as caught:
         unpack(memoryview(header), BLOCK_NBYTES)
     assert str(caught.value).endswith(f"tensor 'IN' of type 11 at {offset} + {nbytes} of 4096 bytes")

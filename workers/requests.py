@@ -8,14 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import msgpack
 import numpy as np
 
 from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InternalError
 from shoal.memo import Memo
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.request import NO_SEQUENCE, Parameters, check_parameters, check_sequence
+from shoal.request import NO_OPTIONS, InferOptions, Parameters, split_header, unpack_layout, unpack_options
 from shoal.shm.layout import B
 from shoal.workers.tensors import Array, open_strings, open_tensor
 
@@ -38,32 +37,24 @@ OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 #: An input in a block: its spec, shape, offset and size in bytes.
 InputForm: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
+WITHOUT_OPTIONS = InferOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The contents of a request's header, checked against the model and one block.
+    """The contents of a request's layout, checked against the model and one block.
 
     If it `is_plain`, it holds for every block that reaches to `end`. That is not so with strings, of which each block
-    has others; and a form with an id or parameters, which change from request to request, is not worth keeping.
+    has others.
     """
 
-    id: str
     inputs: dict[str, InputForm]
     views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; of a plain one
     end: int
     rows: int
     share: Share
-    parameters: Parameters
     is_plain: bool
-    correlation_id: int | str
-    flags: int
     lent: Mapping[str, int]  # blocks of the inputs that do not lie in the header's block; NO_BLOCK: in no block
-
-    @property
-    def may_repeat(self) -> bool:
-        """Whether the form fits further requests, except for lent tensors, whose blocks must be opened each time."""
-        return bool(self.lent) and not (self.id or self.parameters or self.correlation_id or self.flags)
 
     def wants(self, output: str) -> bool:
         """Whether the client asked for this output."""
@@ -91,7 +82,7 @@ class Form:
 class Request:
     """One request of a batch."""
 
-    __slots__ = ("_hears_cancel", "_inputs", "_tensors", "block", "form", "position", "record")
+    __slots__ = ("_hears_cancel", "_inputs", "_tensors", "block", "form", "options", "position", "record")
 
     def __init__(
         self,
@@ -101,9 +92,11 @@ class Request:
         tensors: Mapping[str, Array | memoryview] | None,
         record: Sequence[int],
         hears_cancel: Callable[[int], bool],
+        options: InferOptions = WITHOUT_OPTIONS,
     ) -> None:
         self.position = position  # within the batch
         self.form = form
+        self.options = options
         self.block = block
         self.record = record  # the request's BATCH_ITEM
         self._hears_cancel = hears_cancel
@@ -114,7 +107,7 @@ class Request:
     @property
     def id(self) -> str:
         """The client's id of the request; "" = none."""
-        return self.form.id
+        return self.options.id
 
     @property
     def tensors(self) -> Mapping[str, Array | memoryview]:
@@ -143,7 +136,7 @@ class Request:
     @property
     def parameters(self) -> Parameters:
         """A copy of the client's parameters."""
-        return dict(self.form.parameters)
+        return dict(self.options.parameters)
 
     @property
     def key(self) -> int:
@@ -163,12 +156,12 @@ class Request:
     @property
     def correlation_id(self) -> int | str:
         """The id of the sequence that the request belongs to; 0 or "" = none."""
-        return self.form.correlation_id
+        return self.options.sequence[0]
 
     @property
     def flags(self) -> int:
         """Triton's sequence flags: 1 starts a sequence, 2 ends it."""
-        return self.form.flags
+        return self.options.sequence[1]
 
     @property
     def priority(self) -> int:
@@ -200,10 +193,11 @@ class Request:
         expiry_ns = self.record[B.ACCEPTED_NS] + timeout_us * 1000
         return min(expiry_ns, answer_by_ns or expiry_ns)
 
-    def complete(self, form: Form, tensors: Mapping[str, Array | memoryview]) -> None:
-        """Add tensors to those in the request's block (sequences.py)."""
+    def complete(self, form: Form, tensors: Mapping[str, Array | memoryview], sequence: tuple[int | str, int]) -> None:
+        """Add tensors to those in the request's block, and what is known of its sequence (sequences.py)."""
         self.form = form
         self._tensors = tensors
+        self.options = self.options._replace(sequence=sequence)
 
     def is_cancelled(self) -> bool:
         """Whether the client does not wait any more, as far as this worker knows now."""
@@ -211,9 +205,10 @@ class Request:
 
 
 class RequestReader:
-    """Reader of requests to one model. Plain forms are kept by the bytes of their headers: clients repeat them.
+    """Reader of requests to one model. Plain forms are kept by the bytes of their layouts: clients repeat them.
 
-    That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32.
+    That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32. Options are read
+    each time, unless there are none: then the whole header is looked up, and not even split.
     """
 
     def __init__(
@@ -227,7 +222,8 @@ class RequestReader:
         self._open_block = open_block
         # Changed by open.
         self._forms = Memo[bytes, Form]("request_form", MAX_FORMS)
-        self._lent_forms = Memo[bytes, Form]("lent_request_form", MAX_LENT_FORMS)
+        self._layouts = Memo[bytes, Form]("request_layout", MAX_FORMS)
+        self._lent_layouts = Memo[bytes, Form]("lent_request_layout", MAX_LENT_FORMS)
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
         """The request with this header, its tensors in `block`. Raises InternalError if the header is damaged or not
@@ -235,21 +231,28 @@ class RequestReader:
         form = self._forms.entries.get(header)
         if form is not None and form.end <= len(block):
             return Request(position, form, block, None, record, self._hears_cancel)
-        open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
-        if (form := self._lent_forms.entries.get(header)) is not None:
-            return Request(position, form, block, form.open_lent(block, open_lent), record, self._hears_cancel)
-        form, tensors = read_form(header, block, self._signature, open_lent)
-        if form.may_repeat and len(header) <= MAX_FORM_BYTES:
-            self._lent_forms.keep(header, form)
-        if form.is_plain and len(header) <= MAX_FORM_BYTES:
+        layout, packed = split_header(header)
+        options = WITHOUT_OPTIONS if packed == NO_OPTIONS else unpack_options(packed)
+        tensors: dict[str, Array | memoryview] | None = None
+        form = self._layouts.entries.get(layout)
+        if form is None or form.end > len(block):
+            open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
+            form = self._lent_layouts.entries.get(layout)
+            if form is not None:
+                tensors = form.open_lent(block, open_lent)
+            else:
+                form, tensors = read_form(layout, block, self._signature, open_lent)
+                if len(layout) <= MAX_FORM_BYTES and (form.is_plain or form.lent):
+                    (self._lent_layouts if form.lent else self._layouts).keep(layout, form)
+        if options is WITHOUT_OPTIONS and self._layouts.entries.get(layout) is form:
             self._forms.keep(header, form)
-        return Request(position, form, block, tensors, record, self._hears_cancel)
+        return Request(position, form, block, tensors, record, self._hears_cancel, options)
 
 
 def read_form(
-    header: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
+    layout: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
 ) -> tuple[Form, dict[str, Array | memoryview]]:
-    """The form of a header, and the tensors where they lie.
+    """The form of a layout, and the tensors where they lie.
 
     Raises InternalError if the header is damaged or not for this model.
     """
@@ -258,12 +261,8 @@ def read_form(
     tensors: dict[str, Array | memoryview] = {}
     lent: dict[str, int] = {}
     rows = -1
+    refs, outputs = unpack_layout(layout)
     try:
-        # The form is that of shoal.request.pack_request; open_tensor finds what lies outside the block.
-        id_, refs, outputs, parameters, *sequence = msgpack.unpackb(header, use_list=False, raw=False)
-        if not (type(id_) is str and type(outputs) is tuple and type(parameters) is dict):
-            raise TypeError("id, outputs or parameters are of another kind")
-        correlation_id, flags = check_sequence(sequence[0]) if sequence else NO_SEQUENCE
         for name, wire, shape, offset, nbytes, *lender in refs:
             spec = specs.get(name)
             if spec is None or spec.datatype.wire != wire:
@@ -283,14 +282,12 @@ def read_form(
                     )
                 rows = shape[0]
         rows = 1 if rows < 0 else rows
-        check_parameters(parameters)
         missing = [spec.name for spec in specs.values() if spec.name not in forms and not spec.optional]
         if missing:
             raise ValueError(f"it has no input '{missing[0]}'")
-        hash(outputs)  # a name that is no string may not be hashable, and shares are looked up
-    except (TypeError, ValueError, msgpack.UnpackException) as error:
+    except (TypeError, ValueError) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
-    end, is_plain = 0, not (id_ or parameters or sequence or lent)
+    end, is_plain = 0, not lent
     for spec, _, offset, nbytes in forms.values():
         end = max(end, offset + nbytes)
         is_plain = is_plain and spec.datatype is not BYTES and offset % spec.datatype.itemsize == 0
@@ -298,7 +295,7 @@ def read_form(
     if is_plain:
         views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in forms.items()]
     share = (rows, outputs)
-    return Form(id_, forms, tuple(views), end, rows, share, parameters, is_plain, correlation_id, flags, lent), tensors
+    return Form(forms, tuple(views), end, rows, share, is_plain, lent), tensors
 
 
 def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:

@@ -110,7 +110,7 @@ class SequenceTensors:
         record, form = request.record, request.form
         is_ready = record[B.KEY] != 0
         flags = record[B.FLAGS] & FLAGS
-        correlation_id = (form.correlation_id or record[B.CORRELATION]) if is_ready else 0
+        correlation_id = (request.correlation_id or record[B.CORRELATION]) if is_ready else 0
         if is_ready:
             self._note(slot_of(record), correlation_id, is_last=bool(flags & END))
         says = {"CONTROL_SEQUENCE_START": flags & START, "CONTROL_SEQUENCE_END": flags & END}
@@ -131,8 +131,7 @@ class SequenceTensors:
                 tensors[state.input_name] = tensor = kept.get(state.input_name, state.initial)
                 inputs[state.input_name] = state.spec, tensor.shape, 0, tensor.nbytes
                 lent[state.input_name] = NO_BLOCK
-        whole = replace(form, inputs=inputs, lent=lent, correlation_id=correlation_id, flags=flags)
-        request.complete(whole, tensors)
+        request.complete(replace(form, inputs=inputs, lent=lent), tensors, (correlation_id, flags))
 
     def _note(self, slot: int, correlation_id: int | str, *, is_last: bool) -> None:
         before = self._ids.pop(slot, correlation_id)

@@ -24,7 +24,7 @@ from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy
 from shoal.frontend.state import ServerState
 from shoal.memo import Memo
-from shoal.request import InferResponse, TensorRef
+from shoal.request import InferResponse, TensorRef, around_id
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
@@ -245,7 +245,6 @@ class GrpcSubmission:
             inputs.append(each._replace(data=_NO_DATA))  # the data is a view of this one request's message
         kept = replace(prepared, id="", inputs=tuple(inputs))
         header = kept.pack_header(refs)
-        # The header's first byte is the number of its members, the second is the id, the first member, which is empty.
         form = Form(
             kept,
             wire.make_template(message, split) if type(message) is bytes else None,
@@ -253,7 +252,7 @@ class GrpcSubmission:
             self._state.models.num_changes,
             tuple(refs),
             place,
-            (header[:1], header[2:]),
+            around_id(header),
             Memo("grpc_id_length", _MAX_ID_LENGTHS),
             {},
         )

@@ -37,8 +37,8 @@ class Connection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (
-        "begun_s", "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "number", "prefix_nbytes",
-        "received", "release", "socket", "stage", "target", "trace", "unsent",
+        "begun_s", "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "last_head", "number",
+        "prefix_nbytes", "received", "release", "socket", "stage", "target", "trace", "unsent",
     )  # fmt: skip
 
     def __init__(self, connection: Socket, now_s: float, deadline_s: float) -> None:
@@ -53,6 +53,7 @@ class Connection:
         self.keep_alive = True
         self.is_quiet = False  # whether the lane does not wait for bytes to read
         self.head: object = None
+        self.last_head: object = None  # of the last request that was looked at
         self.block: object = None  # the block a body is received into
         self.target: memoryview | None = None  # memory for the rest of that body
         self.received = 0

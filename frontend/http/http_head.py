@@ -7,6 +7,7 @@ most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF 
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.frontend.response import Response
@@ -18,11 +19,8 @@ from shoal.memo import memoized
 MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
 
-# One pass of C over the whole head: a request line, then field lines without folding, then the empty line.
-_HEAD = re.compile(
-    rb"(?P<method>GET|POST|HEAD) (?P<target>/[!-~]*) HTTP/1\.1\r\n"
-    rb"(?P<fields>(?:[!#$%&'*+\-.^`|~0-9A-Za-z]+:[\t -~]*\r\n)*)\r\n"  # no underscores: WSGI's, not a client's
-)
+_REQUEST_LINE = re.compile(rb"(GET|POST|HEAD) (/[!-~]*) HTTP/1\.1")
+_FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")  # no underscores: WSGI's, not a client's
 #: Fields that change the framing of a body or the protocol of a connection; each is a reason to take the road.
 _ROAD_FIELDS = frozenset(
     {"transfer-encoding", "expect", "upgrade", "te", "trailer", "http2-settings", "proxy-connection"}
@@ -54,50 +52,75 @@ def parse_head(raw: bytes) -> Head | None:
 
 @memoized("http_head", 512)  # clients send the same head again and again; at most 4 MiB of them
 def _parse(raw: bytes) -> Head | None:
-    match = _HEAD.fullmatch(raw)
-    if match is None:
+    # Where a head is new, most of its lines are not: a trace's or a request's id has one of its own.
+    first, *lines = raw.split(b"\r\n")
+    line = _request_line(first)
+    if line is None or lines[-2:] != [b"", b""]:
         return None
-    headers = _fields(match["fields"])
+    headers = _fields(lines[:-2])
     if headers is None or "host" not in headers or not headers.keys().isdisjoint(_ROAD_FIELDS):
         return None
-    length = headers.get("content-length", "0")
-    connection = headers.get("connection", "keep-alive").lower()
-    if not _is_number(length) or connection not in ("keep-alive", "close"):
+    find = headers.get
+    framing = _framing(
+        find("content-length", "0"),
+        find("inference-header-content-length"),
+        find("connection", "keep-alive"),
+        find("content-encoding", "identity"),
+        find("accept-encoding", ""),
+    )
+    if framing is None:
         return None
-    if headers.get("content-encoding", "identity") != "identity":
-        return None
-    json_length = headers.get("inference-header-content-length")
-    if json_length is not None and not _is_number(json_length):
-        return None
-    target = match["target"].decode("ascii")
-    path = path_of(target)
-    method = match["method"].decode("ascii")
-    found = HTTP.resolve(method, target)
-    if isinstance(found, Found) and found.is_blocking:
-        return None
+    content_length, json_length, keep_alive, accepts_compression = framing
+    found, path, is_infer, is_head = line
     return Head(
-        found,
-        headers,
-        int(length),
-        None if json_length is None else int(json_length),
-        isinstance(found, Found) and found.is_inference,
-        connection == "keep-alive",
-        path,
-        raw,
-        method == "HEAD",
-        preferred_encoding(headers.get("accept-encoding", "")) != "identity",
+        found, headers, content_length, json_length, is_infer, keep_alive, path, raw, is_head, accepts_compression
     )
 
 
-def _fields(lines: bytes) -> dict[str, str] | None:
-    """Field names in lower case → values; None for too many fields, or for a repeated field that must be single."""
-    headers: dict[str, str] = {}
-    split = lines.decode("ascii").split("\r\n")[:-1]
-    if len(split) > MAX_FIELDS:
+@memoized("http_request_line", 512)
+def _request_line(line: bytes) -> tuple[Found | Response, str, bool, bool] | None:
+    """The handler or the refusal, the path, whether it is an inference, and whether the method is HEAD."""
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
         return None
-    for line in split:
-        name, _, value = line.partition(":")
-        name, value = name.lower(), value.strip(" \t")
+    method, target = match[1], match[2].decode("ascii")
+    found = HTTP.resolve(method.decode("ascii"), target)
+    if isinstance(found, Found) and found.is_blocking:
+        return None
+    return found, path_of(target), isinstance(found, Found) and found.is_inference, method == b"HEAD"
+
+
+@memoized("http_framing", 512)
+def _framing(
+    length: str, json_length: str | None, connection: str, content_encoding: str, accept_encoding: str
+) -> tuple[int, int | None, bool, bool] | None:
+    """Content length, JSON length, whether the connection is kept, and whether compression is accepted."""
+    if not _is_number(length) or connection.lower() not in ("keep-alive", "close"):
+        return None
+    if content_encoding != "identity" or not (json_length is None or _is_number(json_length)):
+        return None
+    accepts_compression = preferred_encoding(accept_encoding) != "identity"
+    json_nbytes = None if json_length is None else int(json_length)
+    return int(length), json_nbytes, connection.lower() == "keep-alive", accepts_compression
+
+
+@memoized("http_field", 1024)
+def _field(line: bytes) -> tuple[str, str] | None:
+    match = _FIELD_LINE.fullmatch(line)
+    return None if match is None else (match[1].decode("ascii").lower(), match[2].decode("ascii").strip(" \t"))
+
+
+def _fields(lines: Sequence[bytes]) -> dict[str, str] | None:
+    """Field names in lower case → values; None for too many fields, for a repeated field that must be single, or for a
+    malformed line."""
+    headers: dict[str, str] = {}
+    if len(lines) > MAX_FIELDS:
+        return None
+    for line in lines:
+        field = _field(line)
+        if field is None:
+            return None
+        name, value = field
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE_FIELDS or name == "connection":

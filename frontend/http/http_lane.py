@@ -158,13 +158,16 @@ class HttpLane(Lane[Connection]):
                 return
             connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
             connection.prefix_nbytes = end + (head.json_length or 0)
+            # Where each head has a field of its own, as a trace, none comes again.
+            comes_again, connection.last_head = head is connection.last_head, head
             needed = end + head.content_length
             if len(data) < needed:
                 self._begin_body(connection, head, data, end)
                 return
             connection.buffer = data[needed:]
             run = self._submit if head.is_infer else self._answer
-            if not run(connection, head, memoryview(data)[end:needed], raw) or not connection.buffer:
+            prefix = raw if comes_again else b""
+            if not run(connection, head, memoryview(data)[end:needed], prefix) or not connection.buffer:
                 return
             data = connection.buffer
 

@@ -18,7 +18,7 @@ from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import ShoalError
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
-from shoal.request import InferResponse, TensorRef
+from shoal.request import InferResponse, TensorRef, around_id
 from shoal.shm.layout import pack_span
 from shoal.star.outgoing import aligned
 
@@ -50,7 +50,8 @@ class JsonForm:
     prepared: PreparedRequest
     inputs: tuple[JsonInput, ...]
     header_offset: int
-    header: bytes  # the packed InferRequest
+    header: bytes  # the packed InferRequest, without an id that was cut out
+    around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     span: int
     responses: dict[bytes, "JsonResponse"]  # by the worker's packed InferResponse
 
@@ -87,7 +88,7 @@ def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]
         offset += aligned(len(data))
     header = prepared.pack_header(refs)
     kept = replace(prepared, inputs=())
-    form = JsonForm(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})
+    form = JsonForm(kept, tuple(inputs), offset, header, around_id(header), pack_span(offset, len(header)), {})
     # The full parse has just read these arrays: the short one must agree.
     if decode(form, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
         return None

@@ -1,16 +1,20 @@
 """Infer requests of a lane, which never waits: a request's body is put into shared memory, a reply becomes a response.
 
-Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte,
-from request to request. The result of parsing and validating such JSON is kept (a Form) and used again for a request
-with the same JSON, model and sizes; so is the head of the response. For numbers in JSON, json_form.py does the same.
-Requests with BYTES tensors, and whatever else depends on the data, are parsed in full each time. Measured per request
-of 16 floats: 5 µs with a form, 21 µs without. Where the HTTP head is the same, too, it is not even parsed (Known): a
-lane then executes 70 thousand instructions in all for such a request instead of 128.
+Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte
+but for an id, from request to request. The result of parsing and validating such JSON is kept (a Form) and used again
+for a request with the same JSON, model and sizes; so is the head of the response. An id is cut out of the one and put
+into the other. For numbers in JSON, json_form.py does the same. Requests with BYTES tensors, and whatever else depends
+on the data, are parsed in full each time. Measured per request of 16 floats: 5 µs with a form, 21 µs without. Where the
+HTTP head is the same, too, and there is no id, the head is not even parsed (Known): a lane then executes 70 thousand
+instructions in all for such a request instead of 128.
 """
 
 import time
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import NamedTuple
+
+import msgpack
 
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
@@ -19,6 +23,7 @@ from shoal.frontend.http import json_form
 from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_form import JsonForm
+from shoal.frontend.http.request_id import MAX_ID_BYTES, cut_id, is_only_id
 from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
@@ -26,7 +31,7 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import prepare, render
 from shoal.memo import Memo
-from shoal.request import InferResponse, TensorRef
+from shoal.request import InferResponse, TensorRef, around_id
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
@@ -44,6 +49,14 @@ _MAX_RESPONSES = 256
 _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 #: Head and JSON of a request are known as one where they are at most this long.
 _MAX_PREFIX = 8192
+#: What a Form is kept by: model, JSON without its id, place of the first tensor, and number of bytes behind the JSON.
+_Key = tuple[int, bytes, int, int]
+#: The first bytes of a response's JSON, and those of a response with binary tensors.
+_ID_MEMBER = b'{"id":"%b",'
+_BINARY_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+    b"Content-Length: %d\r\n\r\n"
+)
 #: Tensors up to this are joined to the head: one plain send is cheaper than a gathering one, and the block is free.
 JOIN_BYTES = 16 * 1024
 
@@ -56,18 +69,32 @@ class Form:
     tail_offset: int  # where in the block the first tensor starts
     tail_end: int
     header_offset: int
-    header: bytes  # the packed InferRequest
+    header: bytes  # the packed InferRequest, without an id that was cut out
+    around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     nbytes: int  # of the block, up to the header's end
     span: int
     response_heads: dict[bytes, "ResponseHead"]  # key: the worker's packed InferResponse
 
 
+class Identified(NamedTuple):
+    """A request with an id of its own, and the form that it has without it."""
+
+    form: Form | JsonForm
+    id: bytes
+
+    @property
+    def prepared(self) -> PreparedRequest:
+        """The request, without its tensors."""
+        return replace(self.form.prepared, id=self.id.decode())
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """A response's bytes up to its first tensor, kept for responses that differ in the tensors only, and where those
-    lie in the worker's block."""
+    """A response's bytes up to its first tensor, without an id, kept for responses that differ in tensors and id only,
+    and where the tensors lie in the worker's block."""
 
     head: bytes
+    json: bytes  # at the end of the head
     spans: tuple[tuple[int, int], ...]
     end: int  # where in the worker's block the last tensor ends
     is_small: bool  # head and tensors are joined and sent as one chunk
@@ -81,14 +108,14 @@ class Known:
     head: Head
     keep_alive: bool
     entry: ModelEntry
-    form: Form | None  # None: the body is JSON
+    form: Form | None  # without an id; None: the body is JSON
     prefix_nbytes: int
     nbytes: int
     num_changes: int  # the models' when this was kept: after another change the name may mean another version, or none
 
 
 #: What a lane keeps of a request until its reply comes.
-Asked = PreparedRequest | Form | JsonForm
+Asked = PreparedRequest | Form | JsonForm | Identified
 
 
 class Submission:
@@ -97,8 +124,8 @@ class Submission:
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
         self._port = port
-        # Changed by submit: forms by model, JSON and number of bytes behind it; known requests by prefix.
-        self._forms = Memo[tuple[int, bytes, int], Form]("http_form", _MAX_FORMS)
+        # Changed by submit: forms, and known requests by prefix.
+        self._forms = Memo[_Key, Form]("http_form", _MAX_FORMS)
         self._json_forms = Memo[tuple[int, json_form.Skeleton], JsonForm]("http_json_form", _MAX_FORMS)
         self._known = Memo[bytes, Known]("http_prefix", _MAX_FORMS)
         # Changed by response: ids of the models that have given a response worth compressing.
@@ -129,7 +156,7 @@ class Submission:
         return submit_block(self._port, form.prepared, block, form.span, start_ns), form
 
     def _remember(self, raw: bytes, head: Head, entry: ModelEntry, form: Form | None) -> None:
-        if not raw or len(raw) > _MAX_PREFIX:
+        if len(raw) > _MAX_PREFIX:
             return
         nbytes = len(raw) + head.content_length - (head.json_length or 0)
         num_changes = self._state.models.num_changes
@@ -140,8 +167,8 @@ class Submission:
 
         Returns the request's number, and what `response` needs of the request when its reply comes. `body` lies in
         `block`, at `body_offset`; where `block` is None, in private memory. The block is used for the request, or
-        freed. `raw` are the bytes of the head, where the request came in one piece: `find` then finds the next such
-        request. Raises ShoalError, after freeing the block.
+        freed. `raw` are the bytes of the head, where the request came in one piece and its head may come again: `find`
+        then finds the next such request. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -172,34 +199,46 @@ class Submission:
         """Submit a request that is all JSON, or one whose form is kept; returns None if it must be parsed in full."""
         longest = min(json_form.MAX_BODY_BYTES, self._state.http_max_input_size)
         if block is None and head.json_length is None and len(body) <= longest:
-            self._remember(raw, head, entry, None)
+            if raw:
+                self._remember(raw, head, entry, None)
             return self._submit_json(entry, head, bytes(body), start_ns)
-        form = self._forms.entries.get(_key(entry, head, body)) if 0 < (head.json_length or 0) <= len(body) else None
+        if not 0 < (head.json_length or 0) <= len(body):
+            return None
+        key, id_ = _key(entry, head, body)
+        form = self._forms.entries.get(key)
         if form is None:
             return None
+        if id_:
+            return self._submit_form(form, head, body, block, start_ns, id_), Identified(form, id_)
         if raw:
             self._remember(raw + body[: head.json_length], head, entry, form)
         return self._submit_form(form, head, body, block, start_ns), form
 
     def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Asked]:
         """Submit a small body that is all JSON. Raises ShoalError."""
-        skeleton, arrays = json_form.split(body)
+        json, id_ = cut_id(body)
+        skeleton, arrays = json_form.split(json)
         key = (entry.model_id, skeleton)
         form = self._json_forms.entries.get(key)
         limit = self._state.http_max_input_size
         tensors = None if form is None else json_form.decode(form, arrays, limit)
         if form is None or tensors is None:
             prepared = prepare(entry, head.headers, memoryview(body), limit, regions=self._state.regions)
-            made = json_form.make_form(prepared, skeleton, arrays) if form is None else None
-            if made is not None:
-                self._json_forms.keep(key, made)
+            if form is None and is_only_id(body, id_, prepared.id):
+                bare = replace(prepared, id="") if id_ else prepared
+                made = json_form.make_form(bare, skeleton, arrays)
+                if made is not None:
+                    self._json_forms.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
-        block = self._port.allocate(form.header_offset + len(form.header), entry.model_id)
+        header = with_id(form, id_) if id_ else form.header
+        block = self._port.allocate(form.header_offset + len(header), entry.model_id)
         memory = block.memory
         for each, data in zip(form.inputs, tensors, strict=True):
             memory[each.offset : each.offset + len(data)] = data
-        memory[form.header_offset : form.header_offset + len(form.header)] = form.header
-        return submit_block(self._port, form.prepared, block, form.span, start_ns), form
+        memory[form.header_offset : form.header_offset + len(header)] = header
+        span = pack_span(form.header_offset, len(header))
+        number = submit_block(self._port, form.prepared, block, span, start_ns)
+        return number, Identified(form, id_) if id_ else form
 
     def has_large_responses(self, head: Head) -> bool:
         """Whether the model that a request is for has given a response that is worth compressing."""
@@ -220,12 +259,19 @@ class Submission:
             raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
         return entry
 
-    def _submit_form(self, form: Form, head: Head, body: memoryview, block: Block | None, start_ns: int) -> int:
+    def _submit_form(
+        self, form: Form, head: Head, body: memoryview, block: Block | None, start_ns: int, id_: bytes = b""
+    ) -> int:
+        header, end, span = form.header, form.nbytes, form.span
+        if id_:
+            header = with_id(form, id_)
+            end = form.header_offset + len(header)
+            span = pack_span(form.header_offset, len(header))
         if block is None:
-            block = self._port.allocate(form.nbytes, form.prepared.entry.model_id)
+            block = self._port.allocate(end, form.prepared.entry.model_id)
             block.memory[form.tail_offset : form.tail_end] = body[head.json_length :]
-        block.memory[form.header_offset : form.nbytes] = form.header
-        return submit_block(self._port, form.prepared, block, form.span, start_ns)
+        block.memory[form.header_offset : end] = header
+        return submit_block(self._port, form.prepared, block, span, start_ns)
 
     def _keep_form(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
         """Keep a form of this request, if its tensors are all binary and the bytes of none have to be checked
@@ -235,19 +281,24 @@ class Submission:
             return
         if any(_is_apart(each, body) or each.datatype is BYTES for each in prepared.inputs):
             return
+        key, id_ = _key(entry, head, body)
+        if not is_only_id(bytes(body[:json_length]), id_, prepared.id):
+            return
+        kept = replace(prepared, inputs=(), id="" if id_ else prepared.id)  # inputs are views of this request's body
         offset = tail_offset = aligned(json_length)
         refs = []
         for name, datatype, shape, data in prepared.inputs:
             refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
             offset += len(data)
-        header = prepared.pack_header(refs)
-        if len(header) > HEADER_BYTES - ALIGNMENT:
+        header = kept.pack_header(refs)
+        if len(header) > HEADER_BYTES - ALIGNMENT - MAX_ID_BYTES:
             return  # behind a body received into the block there would be no room for the header
         header_offset = aligned(offset)
-        kept = replace(prepared, inputs=())  # they are views of this one request's body
         span = pack_span(header_offset, len(header))
-        form = Form(kept, tail_offset, offset, header_offset, header, header_offset + len(header), span, {})
-        self._forms.keep(_key(entry, head, body), form)
+        form = Form(
+            kept, tail_offset, offset, header_offset, header, around_id(header), header_offset + len(header), span, {}
+        )
+        self._forms.keep(key, form)
 
     def known_response(self, asked: Asked, reply: Reply) -> Chunks | None:
         """The whole response if all of it but the tensors is kept from an earlier one; else None, and `response`
@@ -272,7 +323,31 @@ class Submission:
             json = asked.responses.get(header)
             text = json_form.fill(json, block) if json is not None and json.end <= len(block) else None
             return None if text is None else [JSON_HEAD % len(text) + text]
+        if type(asked) is Identified:
+            return self._known_response_with_id(asked, header, block)
         return None
+
+    def _known_response_with_id(self, asked: Identified, header: bytes, block: memoryview) -> Chunks | None:
+        form, id_ = asked
+        if type(form) is JsonForm:
+            json = form.responses.get(header)
+            text = json_form.fill(json, block) if json is not None and json.end <= len(block) else None
+            if text is None:
+                return None
+            text = _ID_MEMBER % id_ + text[1:]
+            return [JSON_HEAD % len(text) + text]
+        assert isinstance(form, Form)
+        known = form.response_heads.get(header)
+        if known is None or known.end > len(block):
+            return None
+        chunks: Chunks = [b""]
+        nbytes = 0
+        for start, end in known.spans:
+            chunks.append(block[start:end])
+            nbytes += end - start
+        text = _ID_MEMBER % id_ + known.json[1:]
+        chunks[0] = _BINARY_HEAD % (len(text), len(text) + nbytes) + text
+        return [b"".join(chunks)] if known.is_small else chunks
 
     def response(self, asked: Asked, reply: Reply) -> Chunks:
         """The response, rendered in full. Raises ShoalError."""
@@ -286,7 +361,11 @@ class Submission:
             rendered = render(prepared, answer.response, answer.block)
         except ShoalError as error:
             return error_response(error)
-        self._keep_response(asked, answer.header, answer.response, rendered)
+        if type(asked) is Identified:
+            bare = render(asked.form.prepared, answer.response, answer.block)
+            self._keep_response(asked.form, answer.header, answer.response, bare)
+        else:
+            self._keep_response(asked, answer.header, answer.response, rendered)
         model = prepared.entry.model_id
         if model not in self._large and sum([len(chunk) for chunk in rendered.chunks]) >= LEAST_COMPRESSED_BYTES:
             self._large.add(model)
@@ -309,15 +388,22 @@ class Submission:
                 output.classification for output in form.prepared.outputs
             ):
                 spans = tuple([(ref.offset, ref.offset + ref.nbytes) for ref in sent if ref.nbytes])
-                head = response_head(rendered) + bytes(rendered.chunks[0])
+                json = bytes(rendered.chunks[0])
+                head = response_head(rendered) + json
                 is_small = sum([end - start for start, end in spans], len(head)) <= JOIN_BYTES
                 end = max([end for _, end in spans], default=0)
-                form.response_heads[packed] = ResponseHead(head, spans, end, is_small)
+                form.response_heads[packed] = ResponseHead(head, json, spans, end, is_small)
 
 
 def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
     """Whether the data of an input lie elsewhere than in the body."""
     return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
+
+
+def with_id(form: Form | JsonForm, id_: bytes) -> bytes:
+    """The packed InferRequest of this form with an id."""
+    in_front, behind = form.around_id
+    return b"".join((in_front, msgpack.packb(id_.decode()), behind))
 
 
 def body_offset(head: Head) -> int:
@@ -333,5 +419,8 @@ def response_head(response: Response) -> bytes:
     return f"{line}{fields}Content-Length: {length}\r\n\r\n".encode("latin-1")
 
 
-def _key(entry: ModelEntry, head: Head, body: memoryview) -> tuple[int, bytes, int]:
-    return entry.model_id, bytes(body[: head.json_length]), len(body)
+def _key(entry: ModelEntry, head: Head, body: memoryview) -> tuple[_Key, bytes]:
+    """By which a form is kept, and the request's id, which is no part of it."""
+    json_length = head.json_length or 0
+    json, id_ = cut_id(bytes(body[:json_length]))
+    return (entry.model_id, json, aligned(json_length), len(body) - json_length), id_

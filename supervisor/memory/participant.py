@@ -89,10 +89,12 @@ def worker_joined(worker: Participant) -> WorkerJoined:
 
 
 def make_participant(
-    owner: int, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool
+    owner: int, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool, promised_nbytes: int
 ) -> Participant:
-    """A participant with fresh segments and a bell. Raises OutOfSharedMemoryError, or OSError without descriptors."""
+    """A participant with fresh segments and a bell. `promised_nbytes` of /dev/shm are for other segments that have no
+    pages there yet. Raises OutOfSharedMemoryError, or OSError without descriptors."""
     with ExitStack() as undo:
+        sealed = sealed or not segment.fits_dev_shm(promised_nbytes + own.nbytes)
         segment_fd = create_segment(kind, owner, own, sealed=sealed)
         undo.callback(os.close, segment_fd)
         link_fd = create_segment(layout.LINK, owner, link, sealed=False)

@@ -27,6 +27,7 @@ from shoal.reasons import Reason
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
+from shoal.shm.segment import unreserved_nbytes
 from shoal.supervisor.event_loop import Future, Task, shared
 from shoal.supervisor.memory.batcher_memory import BatcherMemory
 from shoal.supervisor.memory.counter_memory import CounterMemory
@@ -348,7 +349,9 @@ class Star(Joined):
     # --- clients and workers ---
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
-        made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed)
+        participants = [*self.clients.values(), *self.workers.values()]
+        promised = sum([unreserved_nbytes(each.read_only_fd) for each in participants if not each.is_guest])
+        made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed, promised_nbytes=promised)
         self.nbytes += own.nbytes + link.nbytes
         return made
 

@@ -237,7 +237,7 @@ class ModelControl:
         return {name: each.repository for name, each in self._registered.items()}
 
     async def _remove(self, name: str, registration: Registration) -> None:
-        """Remove a registration. Several calls at a time remove it once; one after a removal that failed tries again."""
+        """Remove a registration. Several calls at a time remove it once; one after a failed removal tries again."""
         removal = registration.removal
         if removal is None or (removal.done() and removal.exception() is not None):
             removal = registration.removal = self._loop.begin(self._unload_registered(name, registration))

@@ -7,13 +7,10 @@ import msgpack
 from shoal.shm.layout import BATCH_ITEM, DONE, RELEASE, REPLY, REQUEST, B, P, unpack_span
 from shoal.shm.slab import Slab, SlabView
 from tests.batcher.star import CLIENT, End, Star
+from tests.request_headers import packed, read_header, request_header
 
 FP32 = 11  # its wire number
 DOUBLE, ADD, FAN, FIRST, SECOND = 5, 6, 7, 31, 32
-
-
-def packed(value: Any) -> bytes:
-    return msgpack.packb(value)  # type: ignore[no-any-return]
 
 
 def tensor(name: str) -> dict[str, Any]:
@@ -62,7 +59,7 @@ class Sky(Star):
 
     def request(self, number: int = 1, outputs: tuple[str, ...] = (), size: int = 3, **words: int) -> tuple[int, ...]:
         """The words of a request of one row, but for its kind."""
-        header = packed(("id", (("x", FP32, (1, size), 0, 4 * size),), outputs, {"p": 1}))
+        header = request_header("id", (("x", FP32, (1, size), 0, 4 * size),), outputs, {"p": 1})
         block = self.slabs[CLIENT].allocate(4096)
         assert block is not None
         block.memory[64 : 64 + len(header)] = header
@@ -86,7 +83,7 @@ class Sky(Star):
         block = SlabView(self.batcher_view).open(item[B.BLOCK])
         assert block is not None
         offset, nbytes = unpack_span(item[B.HEADER])
-        return msgpack.unpackb(block[offset : offset + nbytes], use_list=False)
+        return read_header(block[offset : offset + nbytes].tobytes())
 
     def answer(self, worker: End, item: tuple[int, ...], size: int = 3, outputs: str = "Y") -> int:
         """A worker answers one step; returns its result's block."""

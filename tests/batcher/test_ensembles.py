@@ -19,10 +19,10 @@ from tests.batcher.ensemble_star import (
     Sky,
     config,
     ensemble,
-    packed,
     step,
 )
 from tests.batcher.star import BATCHER, CLIENT, cell
+from tests.request_headers import request_header
 
 
 def test_a_step_reads_what_lies_in_the_clients_block_and_then_in_a_workers() -> None:
@@ -218,7 +218,7 @@ def test_a_result_dies_with_its_worker() -> None:
 def test_an_ensemble_as_a_step() -> None:
     sky = Sky(CHAIN, (DOUBLE, DOUBLE))
     sky.add_ensemble(9, ensemble(step("xx", "ya"), step("Xa", "Yy"), outputs="ay"), (FAN, DOUBLE))
-    header = packed(("", (("x", FP32, (1, 3), 0, 12),), (), {}))
+    header = request_header("", (("x", FP32, (1, 3), 0, 12),), (), {})
     block = sky.slabs[CLIENT].allocate(4096)
     assert block is not None
     block.memory[64 : 64 + len(header)] = header
@@ -267,9 +267,9 @@ def test_a_model_that_is_gone() -> None:
     "header",
     [
         b"nonsense",
-        packed(("", (("x", FP32, (1, 3), 0, 5000),), (), {})),
-        packed(("", (("x", FP32, (1, 3), 0, 12, 999 << 40),), (), {})),
-        packed(("", (("x", FP32, (1, -3), 0, 12),), (), {})),
+        request_header("", (("x", FP32, (1, 3), 0, 5000),), (), {}),
+        request_header("", (("x", FP32, (1, 3), 0, 12, 999 << 40),), (), {}),
+        request_header("", (("x", FP32, (1, -3), 0, 12),), (), {}),
     ],
 )
 def test_a_header_that_cannot_be_read_is_refused(header: bytes) -> None:
@@ -292,7 +292,7 @@ def test_a_guest_passes_on_its_own_only() -> None:
     slab = Slab(guest.own)
     block = slab.allocate(4096)
     assert block is not None
-    header = packed(("", (("x", FP32, (1, 3), 0, 12, others),), (), {}))
+    header = request_header("", (("x", FP32, (1, 3), 0, 12, others),), (), {})
     block.memory[: len(header)] = header
     guest.say(REQUEST, 1, FAN, block.ref, len(header), 1)
     sky.step()

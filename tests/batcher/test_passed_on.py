@@ -19,6 +19,7 @@ from tests.batcher.ensemble_star import (
     tensor,
 )
 from tests.batcher.star import CLIENT
+from tests.request_headers import request_header
 
 
 def test_an_equal_header_in_another_block_means_another_tensor() -> None:
@@ -57,7 +58,7 @@ def test_a_known_answer_in_a_smaller_block_is_refused() -> None:
 
 def test_a_known_request_in_a_smaller_block_is_refused() -> None:
     sky = Sky(CHAIN, (DOUBLE, DOUBLE))
-    header = packed(("", (("x", FP32, (1, 2), 4096, 8),), (), {}))
+    header = request_header("", (("x", FP32, (1, 2), 4096, 8),), (), {})
     for number, nbytes in ((1, 8192), (2, 4096)):
         block = sky.slabs[CLIENT].allocate(nbytes)
         assert block is not None
@@ -75,7 +76,7 @@ def test_what_a_request_says_beside_its_tensors_is_its_own() -> None:
     for number, (name, parameters) in enumerate(said, 1):
         block = sky.slabs[CLIENT].allocate(4096)
         assert block is not None
-        header = packed((name, (("x", FP32, (1, 3), 0, 12),), (), parameters, ("s", 1)))
+        header = request_header(name, (("x", FP32, (1, 3), 0, 12),), (), parameters, ("s", 1))
         block.memory[: len(header)] = header
         sky.client.say(REQUEST, number, FAN, block.ref, len(header), 1)
         sky.step()
@@ -124,6 +125,6 @@ def test_what_a_model_does_not_take_is_refused_however_often_it_took_others() ->
 
 def test_an_id_beyond_what_a_parameter_holds_is_negative() -> None:
     """As in Triton, whose parameters are signed."""
-    header = packed(("", (), (), {}, ((1 << 64) - 1, 2)))
+    header = request_header("", (), (), {}, ((1 << 64) - 1, 2))
     asked, _ = EnsembleRequests().read(header, 1, 4096, lambda _: 0)
     assert asked.parameters == {"sequence_id": -1, "sequence_start": False, "sequence_end": True}

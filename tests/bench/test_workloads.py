@@ -6,7 +6,16 @@ from array import array
 import pytest
 
 from bench.errors import BenchmarkError
-from bench.workloads import ADD_SUB, expected, v2_answer, v2_request, verify
+from bench.workloads import (
+    ADD_SUB,
+    PLACE_OF_ID,
+    expected,
+    identified,
+    plain_request,
+    v2_answer,
+    v2_request,
+    verify,
+)
 
 
 def test_every_input_is_sent_and_every_output_asked() -> None:
@@ -30,3 +39,20 @@ def test_all_outputs_are_compared(encoding: str) -> None:
     answer[-1] = 1.0
     with pytest.raises(BenchmarkError, match="wrong answer"):
         verify(ADD_SUB, answer, expected(ADD_SUB))
+
+
+@pytest.mark.parametrize("encoding", ["json", "binary"])
+def test_a_request_with_an_id_is_otherwise_the_same(encoding: str) -> None:
+    request = v2_request(ADD_SUB, encoding)
+    with_id = identified(request)
+    length, length_with_id = [
+        int(each.headers.get("Inference-Header-Content-Length", len(each.body))) for each in (request, with_id)
+    ]
+    assert json.loads(with_id.body[:length_with_id]) == {"id": PLACE_OF_ID, **json.loads(request.body[:length])}
+    assert with_id.body[length_with_id:] == request.body[length:]
+    assert (with_id.path, with_id.headers.keys()) == (request.path, request.headers.keys())
+
+
+def test_a_protocol_without_ids_is_left_alone() -> None:
+    request = plain_request(ADD_SUB, "binary")
+    assert identified(request) is request

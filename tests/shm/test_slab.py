@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shoal.shm.layout import OVERSIZE, WORKER, Geometry
 from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.slab import Block, Slab, SlabView, WholeSlab, whole_blocks
+from shoal.shm.slab import Block, Slab, SlabView, WholeSlab, add_blocks
 
 MakePair = Callable[[int, int, Geometry], tuple[Segment, SegmentView]]
 OWNER = 7
@@ -134,7 +134,79 @@ def test_what_finds_nothing_joins_free_blocks_once_for_those_that_have_come_back
     ],
 )  # fmt: skip
 def test_the_largest_blocks_that_tile_a_slab(num_units: int, max_order: int, blocks: list[list[int]]) -> None:
-    assert whole_blocks(num_units, max_order) == blocks
+    free: list[list[int]] = [[] for _ in range(max_order + 1)]
+    add_blocks(free, 0, num_units)
+    assert free == blocks
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "blocks"),
+    [(2, 4, [[], [2], [], []]), (4, 13, [[12], [], [8, 4], []]), (4, 16, [[], [], [4], [8]]), (3, 3, [[], [], [], []])],
+)
+def test_blocks_that_are_added_later_are_as_large(start: int, end: int, blocks: list[list[int]]) -> None:
+    free: list[list[int]] = [[] for _ in range(4)]
+    add_blocks(free, start, end)
+    assert free == blocks
+
+
+@pytest.fixture
+def small_beginning(segment_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> Segment:
+    """Two units of 13 have pages."""
+    monkeypatch.setattr("shoal.shm.segment.FIRST_SLAB_NBYTES", 2 * 4096)
+    return segment_pair(WORKER, OWNER, Geometry(0, NUM_UNITS * 4096))[0]
+
+
+def present_units(segment: Segment) -> int:
+    return (segment.present_nbytes - SLAB) // 4096
+
+
+def test_pages_come_as_blocks_are_handed_out(small_beginning: Segment) -> None:
+    slab = Slab(small_beginning)
+    assert (slab.free_nbytes, slab.largest_nbytes, present_units(small_beginning)) == (13 * 4096, 8 * 4096, 2)
+    grown = []
+    for _ in range(NUM_UNITS):
+        block = taken(slab, 4096)
+        block.memory[:] = b"x" * 4096
+        grown.append(present_units(small_beginning))
+    assert grown == [2, 2, 4, 4, 8, 8, 8, 8, 13, 13, 13, 13, 13]
+    assert slab.allocate(1) is None
+    assert (slab.num_taken, slab.free_nbytes) == (13, 0)
+
+
+def test_a_large_block_brings_its_pages_at_once(small_beginning: Segment) -> None:
+    slab = Slab(small_beginning)
+    block = taken(slab, 4 * 4096)
+    assert (len(block.memory), present_units(small_beginning)) == (4 * 4096, 8)
+    block.memory[:] = bytes(4 * 4096)
+    assert slab.allocate(9 * 4096) is None
+
+
+def test_memory_is_added_at_rest_while_less_than_half_is_free(small_beginning: Segment) -> None:
+    slab = Slab(small_beginning)
+    present = []
+    for _ in range(6):
+        slab.prepare()
+        present.append(present_units(small_beginning))
+        taken(slab, 4096)
+    slab.prepare()
+    # Two of two, three of four, five of eight are taken.
+    assert [*present, present_units(small_beginning)] == [2, 2, 4, 8, 8, 13, 13]
+
+
+def test_without_memory_for_more_pages_a_slab_has_what_it_has(
+    small_beginning: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slab = Slab(small_beginning)
+    blocks = [taken(slab, 4096), taken(slab, 4096)]
+    with monkeypatch.context() as patch:
+        patch.setattr(small_beginning, "make_present", lambda _nbytes: False)
+        assert slab.allocate(4096) is None
+        slab.free(blocks[0].ref)
+        slab.free(blocks[1].ref)
+        assert len(taken(slab, 8192).memory) == 8192
+        slab.prepare()
+    assert len(taken(slab, 4096).memory) == 4096
+    assert present_units(small_beginning) == 4
 
 
 def test_in_parts_one_small_block_costs_one_large_one(segment_pair: MakePair) -> None:

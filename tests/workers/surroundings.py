@@ -28,6 +28,7 @@ from shoal.workers.memory import Memory
 from shoal.workers.oversize import OversizeBlocks
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
+from tests.request_headers import request_header
 
 CLIENT_OWNER, WORKER_OWNER, LINK_OWNER = 7, 3, 2
 WIRE = {"BOOL": 1, "UINT16": 3, "INT32": 8, "INT64": 9, "FP16": 10, "FP32": 11, "BYTES": 13, "BF16": 14}
@@ -108,7 +109,7 @@ class Batcher:
             rows.append([name, WIRE[datatype], list(shape), len(body), len(data)])
             body += data
             body += bytes(-(len(body) - offset) % 64)
-        header = msgpack.packb([request_id, rows, list(outputs), {}])
+        header = request_header(request_id, rows, list(outputs), {})
         assert header is not None
         request = self.raw_request(bytes(body), header)
         self._rows[request[0]] = max(1, rows[0][2][0]) if rows and rows[0][2] else 1
@@ -256,9 +257,3 @@ class PerRequest(Returning):
                 answers.fail(request.position, InvalidArgumentError("this one is bad"))
             else:
                 answers.add(request, self.run(request.inputs), {"was": request.id})
-
-
-def header(*fields: Any) -> bytes:
-    packed: bytes | None = msgpack.packb(list(fields))
-    assert packed is not None
-    return packed

@@ -1,8 +1,5 @@
 """Requests of guests as a worker meets them: what does not fit fails alone, and leads into nobody else's memory."""
 
-from typing import Any
-
-import msgpack
 import pytest
 
 from shoal.errors import InternalError
@@ -13,6 +10,7 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab
 from shoal.workers.requests import RequestReader
 from shoal.workers.segments import Segments
+from tests.request_headers import request_header
 from tests.workers.surroundings import Batcher, loop_of, model_config, rows, strings, tensor_config
 
 GUEST, ITS_PAYLOAD, STRANGER = 31, 32, 33
@@ -20,23 +18,17 @@ FIXED = model_config([tensor_config("INPUT0", "TYPE_FP32", [4])], [tensor_config
 STRINGS = model_config([tensor_config("INPUT0", "TYPE_STRING", [1])], [tensor_config("OUTPUT0", "TYPE_STRING", [1])])
 
 
-def packed(*fields: Any) -> bytes:
-    header: bytes | None = msgpack.packb(list(fields))
-    assert header is not None
-    return header
-
-
 @pytest.mark.parametrize(
     "header",
     [
-        packed("", [["INPUT0", 11, [1, 2], 0, 8]], [], {}),
-        packed("", [["INPUT0", 11, [1, 4, 1], 0, 16]], [], {}),
-        packed("", [["INPUT0", 11, [1, 4.0], 0, 16]], [], {}),
-        packed("", [], [], {}),
-        packed("", [["INPUT0", 11, [1, 4], 0, 16]], [], {"key": [1]}),
-        packed("", [["INPUT0", 11, [1, 4], 0, 16]], [], {b"key": 1}),
-        packed("", [["INPUT0", 11, [1, 4], 0, 16, "ref"]], [], {}),
-        packed("", [["INPUT0", 11, [1, 4], 0, 16, -1]], [], {}),
+        request_header("", [["INPUT0", 11, [1, 2], 0, 8]], [], {}),
+        request_header("", [["INPUT0", 11, [1, 4, 1], 0, 16]], [], {}),
+        request_header("", [["INPUT0", 11, [1, 4.0], 0, 16]], [], {}),
+        request_header("", [], [], {}),
+        request_header("", [["INPUT0", 11, [1, 4], 0, 16]], [], {"key": [1]}),
+        request_header("", [["INPUT0", 11, [1, 4], 0, 16]], [], {b"key": 1}),
+        request_header("", [["INPUT0", 11, [1, 4], 0, 16, "ref"]], [], {}),
+        request_header("", [["INPUT0", 11, [1, 4], 0, 16, -1]], [], {}),
         b"\x91" * 2000,
         b"\xc7\xff\xff",
     ],

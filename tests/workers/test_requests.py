@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +14,7 @@ from shoal.shm.layout import B
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
 from shoal.workers.requests import Request, RequestReader, gather, why_not_joined
+from tests.request_headers import request_header
 from tests.workers.surroundings import (
     CONFIG,
     CPU,
@@ -22,7 +22,6 @@ from tests.workers.surroundings import (
     STRINGS,
     VARIABLE,
     Batcher,
-    header,
     loop_of,
     model,
     rows,
@@ -64,18 +63,18 @@ def test_a_client_nobody_announced_and_one_that_is_gone(batcher: Batcher) -> Non
     [
         b"",
         b"\xc1",
-        msgpack.packb(5),
-        msgpack.packb(["", [], []]),
-        msgpack.packb([5, [["INPUT0", 11, [1, 4], 0, 16]], [], {}]),
-        msgpack.packb(["", [["INPUT0", 11, [1, 4], 0, 16]], "OUTPUT0", {}]),
-        msgpack.packb(["", [["INPUT0", 11, [1, 4], 0, 16]], [], []]),
-        msgpack.packb(["", [["INPUT0", 11, [1, 4], 1 << 20, 16]], [], {}]),
-        msgpack.packb(["", [["INPUT0", 11, [1, 5], 0, 16]], [], {}]),
-        msgpack.packb(["", [["INPUT0", 11, [], 0, 4]], [], {}]),
-        msgpack.packb(["", [["INPUT0", 8, [1, 4], 0, 16]], [], {}]),
-        msgpack.packb(["", [["INPUT9", 11, [1, 4], 0, 16]], [], {}]),
-        msgpack.packb(["", [[{}, 11, [1, 4], 0, 16]], [], {}]),
-        msgpack.packb(["", [["INPUT0", 11, [1, 4], 0]], [], {}]),
+        request_header(5),
+        request_header("", [], []),
+        request_header(5, [["INPUT0", 11, [1, 4], 0, 16]], [], {}),
+        request_header("", [["INPUT0", 11, [1, 4], 0, 16]], "OUTPUT0", {}),
+        request_header("", [["INPUT0", 11, [1, 4], 0, 16]], [], []),
+        request_header("", [["INPUT0", 11, [1, 4], 1 << 20, 16]], [], {}),
+        request_header("", [["INPUT0", 11, [1, 5], 0, 16]], [], {}),
+        request_header("", [["INPUT0", 11, [], 0, 4]], [], {}),
+        request_header("", [["INPUT0", 8, [1, 4], 0, 16]], [], {}),
+        request_header("", [["INPUT9", 11, [1, 4], 0, 16]], [], {}),
+        request_header("", [[{}, 11, [1, 4], 0, 16]], [], {}),
+        request_header("", [["INPUT0", 11, [1, 4], 0]], [], {}),
     ],
 )
 def test_a_damaged_header_fails_its_request_only(batcher: Batcher, header: bytes) -> None:
@@ -124,7 +123,10 @@ def block_of(value: float, nbytes: int = 128) -> memoryview:
 
 def test_a_plain_header_is_read_once_and_each_request_has_its_own_tensors() -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
-    first, second = reader.open(0, block_of(1), header(*PLAIN)), reader.open(1, block_of(2), header(*PLAIN))
+    first, second = (
+        reader.open(0, block_of(1), request_header(*PLAIN)),
+        reader.open(1, block_of(2), request_header(*PLAIN)),
+    )
     assert first.form is second.form
     assert (first.position, second.position) == (0, 1)
     assert [one.inputs["INPUT0"].tolist() for one in (first, second)] == [[[1] * 4], [[2] * 4]]
@@ -134,26 +136,37 @@ def test_a_plain_header_is_read_once_and_each_request_has_its_own_tensors() -> N
 
 def test_a_known_header_over_a_smaller_block_is_an_error_of_that_request() -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
-    reader.open(0, block_of(1, 80), header(*PLAIN))
+    reader.open(0, block_of(1, 80), request_header(*PLAIN))
     with pytest.raises(InternalError, match="cannot be read from 16 bytes at 64 of a block of 79 bytes"):
-        reader.open(0, block_of(1, 79), header(*PLAIN))
-    assert reader.open(0, block_of(3), header(*PLAIN)).inputs["INPUT0"].tolist() == [[3] * 4]
+        reader.open(0, block_of(1, 79), request_header(*PLAIN))
+    assert reader.open(0, block_of(3), request_header(*PLAIN)).inputs["INPUT0"].tolist() == [[3] * 4]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        ["an id", PLAIN[1], [], {}],
-        ["", PLAIN[1], [], {"key": 5}],
         ["", [["INPUT0", 11, [1, 4], 63, 16]], [], {}],
         ["", PLAIN[1], ["x" * 1100], {}],
     ],
 )
 def test_headers_that_do_not_come_again_are_read_each_time(fields: list[Any]) -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
-    forms = [reader.open(0, block_of(1), header(*fields)).form for _ in range(2)]
+    forms = [reader.open(0, block_of(1), request_header(*fields)).form for _ in range(2)]
     assert forms[0] == forms[1]
     assert forms[0] is not forms[1]
+
+
+@pytest.mark.parametrize("inputs", [PLAIN[1], [["INPUT0", 11, [1, 4], 64, 16, 9]]], ids=["plain", "lent"])
+def test_requests_that_differ_in_their_options_share_what_is_known_of_their_tensors(inputs: list[Any]) -> None:
+    reader = RequestReader(Signature.from_config(CONFIG), open_block=lambda _ref, _borrower: block_of(1))
+    first, second, third, last = [
+        reader.open(0, block_of(1), request_header(id_, inputs, [], *options))
+        for id_, *options in (("a", {}), ("", {"key": 5}), ("b", {"key": 6}, ["s", 3]), ("", {}))
+    ]
+    assert first.form is second.form is third.form is last.form
+    assert [one.id for one in (first, second, third, last)] == ["a", "", "b", ""]
+    assert [one.parameters for one in (first, second, third, last)] == [{}, {"key": 5}, {"key": 6}, {}]
+    assert [(one.correlation_id, one.flags) for one in (first, third, last)] == [(0, 0), ("s", 3), (0, 0)]
 
 
 LENDS = ["", [["INPUT0", 11, [1, 4], 64, 16, 9]], [], {}]
@@ -166,7 +179,7 @@ def test_a_header_that_lends_is_read_once_and_its_block_is_looked_up_each_time()
     def ask(own_block: int) -> Request:
         record = [0] * 16
         record[B.BLOCK] = own_block
-        return reader.open(0, memoryview(b""), header(*LENDS), record)
+        return reader.open(0, memoryview(b""), request_header(*LENDS), record)
 
     first, second = ask(5), ask(6)
     assert first.form is second.form
@@ -184,12 +197,12 @@ def test_a_header_that_lends_is_read_once_and_its_block_is_looked_up_each_time()
 
 def test_of_headers_that_lend_no_more_than_64_are_kept() -> None:
     reader = RequestReader(Signature.from_config(CONFIG), open_block=lambda _ref, _borrower: block_of(1))
-    plain = reader.open(0, block_of(1), header(*PLAIN)).form
-    headers = [header("", [["INPUT0", 11, [1, 4], 64, 16, ref]], [], {}) for ref in range(1, 66)]
+    plain = reader.open(0, block_of(1), request_header(*PLAIN)).form
+    headers = [request_header("", [["INPUT0", 11, [1, 4], 64, 16, ref]], [], {}) for ref in range(1, 66)]
     forms = [reader.open(0, block_of(1), one).form for one in headers]
     assert reader.open(0, block_of(1), headers[64]).form is forms[64]
     assert reader.open(0, block_of(1), headers[0]).form is not forms[0]
-    assert reader.open(0, block_of(1), header(*PLAIN)).form is plain
+    assert reader.open(0, block_of(1), request_header(*PLAIN)).form is plain
 
 
 def test_strings_are_read_each_time(batcher: Batcher) -> None:
@@ -204,7 +217,7 @@ def test_strings_are_read_each_time(batcher: Batcher) -> None:
 
 def test_no_more_than_512_headers_are_kept() -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
-    headers = [header("", PLAIN[1], [f"OUTPUT{number}"], {}) for number in range(513)]
+    headers = [request_header("", PLAIN[1], [f"OUTPUT{number}"], {}) for number in range(513)]
     forms = [reader.open(0, block_of(1), one).form for one in headers]
     assert reader.open(0, block_of(1), headers[512]).form is forms[512]
     assert reader.open(0, block_of(1), headers[0]).form is not forms[0]
@@ -212,14 +225,14 @@ def test_no_more_than_512_headers_are_kept() -> None:
 
 def test_a_requests_parameters_are_its_own() -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
-    reader.open(0, block_of(1), header(*PLAIN)).parameters["key"] = 5
-    assert reader.open(0, block_of(1), header(*PLAIN)).parameters == {}
+    reader.open(0, block_of(1), request_header(*PLAIN)).parameters["key"] = 5
+    assert reader.open(0, block_of(1), request_header(*PLAIN)).parameters == {}
 
 
 @pytest.mark.parametrize("outputs", [[["OUTPUT0"]], [{}], [5]])
 def test_damaged_names_of_outputs_fail_at_most_their_request(batcher: Batcher, outputs: list[Any]) -> None:
     loop = loop_of(batcher)
-    bad = batcher.raw_request(bytes(128), header("", PLAIN[1], outputs, {}))
+    bad = batcher.raw_request(bytes(128), request_header("", PLAIN[1], outputs, {}))
     batcher.send(bad, batcher.request([("INPUT0", "FP32", rows(2))]))
     assert loop.step() == 1
     assert batcher.done()[1].outputs["OUTPUT0"].tolist() == [[2, 2, 2, 2]]
@@ -236,7 +249,7 @@ def request_of(config: dict[str, Any], tensors: dict[str, tuple[int, Any, bytes]
     for name, (wire, shape, data) in tensors.items():
         refs.append([name, wire, list(shape), len(body), len(data)])
         body += data
-    return RequestReader(Signature.from_config(config)).open(0, memoryview(body), header("", refs, [], {}))
+    return RequestReader(Signature.from_config(config)).open(0, memoryview(body), request_header("", refs, [], {}))
 
 
 @given(st.lists(st.tuples(ARRAYS, st.integers(0, 3)), min_size=1, max_size=6))

@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Iterator
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from shoal.shm.segment import Segment
 from shoal.shm.slab import Slab
 from shoal.workers.loop import Loop
 from tests.messages import receive
+from tests.request_headers import request_header
 from tests.workers.surroundings import WIRE, Batcher, loop_of, rows
 
 LENDER = 77
@@ -71,8 +71,7 @@ def lent_request(
         assert block is not None
         block.memory[64 : 64 + array.nbytes] = array.tobytes()
         ref = ["INPUT0", WIRE["FP32"], list(array.shape), 64, array.nbytes, block.ref]
-        header = msgpack.packb(["", [ref], [], {}])
-        assert header is not None
+        header = request_header("", [ref], [], {})
         requests.append(batcher.raw_request(b"", header))
     return requests
 

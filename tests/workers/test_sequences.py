@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -13,6 +12,7 @@ from shoal.shm import layout
 from shoal.workers.loop import Loop
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.tensors import Array
+from tests.request_headers import request_header
 from tests.workers.surroundings import Batcher, Done, PerRequest, Returning, model_config, strings, tensor_config
 
 START, END = 1, 2
@@ -76,8 +76,7 @@ class Instance:
         """A batch of requests: slot, flags, id, X."""
         for index, (slot, flags, key, value) in enumerate(requests):
             tensor = ["X", 11, [*self._leading, 1], 0, 4]
-            header = msgpack.packb(["", [tensor], [], {}, [key, flags]])
-            assert header is not None
+            header = request_header("", [tensor], [], {}, [key, flags])
             ref, span = self._batcher.raw_request(np.float32(value).tobytes(), header)
             word = hash(key) & 0xFFFF if isinstance(key, str) else key
             item = (5, index + 1, 1, ref, span, 1, index, len(requests), 0, 0, 0, 0, 0, flags | slot + 1 << 8, word)

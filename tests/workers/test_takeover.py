@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Iterator
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from shoal.workers.memory import Memory
 from shoal.workers.oversize import OversizeBlocks
 from tests.batcher.star import CLIENT, MODEL, WORKER, one_of_each
 from tests.messages import receive
+from tests.request_headers import request_header
 from tests.workers.surroundings import VARIABLE, Returning
 
 #: More than the worker's slab has.
@@ -49,8 +49,7 @@ class Pair:
         self._is_resumed = False
 
     def ask(self, number: int) -> None:
-        header = msgpack.packb(["", [["INPUT0", 11, [1, 4], 0, 16]], [], {}])
-        assert header is not None
+        header = request_header("", [["INPUT0", 11, [1, 4], 0, 16]], [], {})
         block = self._slab.allocate(16 + len(header))
         assert block is not None
         block.memory[16 : 16 + len(header)] = header

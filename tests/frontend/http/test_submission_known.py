@@ -75,12 +75,11 @@ def test_what_is_wrong_with_the_json_behind_a_known_head_is_refused(star: Star) 
         ("same", GRID, b""),
         ("grid/versions/1", GRID, b""),
         ("grid", inputs(binary("A", "FP32", [2, 1], 8)), b""),
-        ("grid", inputs(binary("A", "FP32", [1, 2], 8), more=b',"id":"7"'), b""),
         ("grid", inputs(binary("A", "FP32", [1, 2], 8), more=b',"outputs":[{"name":"OUT_A"}]'), b""),
         ("grid", GRID, b"Connection: close\r\n"),
         ("grid", GRID, b"x: y\r\n"),
     ],
-    ids=["model", "version", "shape", "id", "outputs", "close", "field"],
+    ids=["model", "version", "shape", "outputs", "close", "field"],
 )
 def test_another_request_is_not_known_and_then_known_as_itself(
     star: Star, model: str, json: bytes, more: bytes

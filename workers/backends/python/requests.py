@@ -105,7 +105,7 @@ class ServedRequest(InferenceRequest):
 
     def parameters(self) -> str:
         """The client's parameters, as JSON."""
-        return as_json(self.request.form.parameters)
+        return as_json(self.request.options.parameters)
 
     def requested_output_names(self) -> list[str]:
         """The names of the outputs that the client asked for; of all outputs if it named none."""

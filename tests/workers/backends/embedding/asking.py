@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from shoal.datatypes import BY_CONFIG_NAME, BYTES
@@ -14,6 +13,7 @@ from shoal.workers.backends.embedding import EmbeddingBackend
 from shoal.workers.plans import Plans
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array, encode_strings
+from tests.request_headers import request_header
 from tests.workers.surroundings import CPU, model, model_config, tensor_config
 
 Dims = Sequence[int]
@@ -69,8 +69,7 @@ def ask(
             body += bytes(-len(body) % 64)
             refs.append([name, datatype.wire, list(array.shape), len(body), len(data)])
             body += data
-        header = msgpack.packb(["", refs, list(outputs[position] if outputs else ()), {}])
-        assert header is not None
+        header = request_header("", refs, list(outputs[position] if outputs else ()), {})
         opened.append(reader.open(position, memoryview(bytes(body)).toreadonly(), header))
     answers = Placed(len(requests), Plans(signature))
     backend.execute(opened, answers)

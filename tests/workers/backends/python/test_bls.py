@@ -28,7 +28,8 @@ from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
 from tests.client.surroundings import MODEL_ID, WAIT_S, Surroundings
 from tests.frontend.lane_star import config, message
-from tests.workers.surroundings import CONFIG, header
+from tests.request_headers import request_header
+from tests.workers.surroundings import CONFIG
 
 SECOND = 1_000_000_000
 
@@ -45,7 +46,7 @@ def parent(
     record = layout.record(layout.BATCH_ITEM, 1, 1, 42, 0, 1, 0, 1, 0, priority, timeout_us, accepted_ns, deadline_ns)
     reader = RequestReader(Signature.from_config(CONFIG), lambda _key: is_cancelled)
     body = memoryview(bytes(16))
-    return reader.open(0, body, header("", [["INPUT0", 11, [1, 4], 0, 16]], [], parameters), record)
+    return reader.open(0, body, request_header("", [["INPUT0", 11, [1, 4], 0, 16]], [], parameters), record)
 
 
 def parents(*requests: Request) -> Parents:

@@ -1,0 +1,139 @@
+"""frontend/http/request_id.py: requests that differ in their ids are known, and each keeps its own.
+
+The road's way, which parses each request anew, is the measure of what is asked, and `render` of what is answered.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import ShoalError
+from shoal.frontend.http.request_id import cut_id, is_only_id
+from shoal.frontend.http.submission import response_head
+from shoal.frontend.v2.infer import render
+from shoal.request import InferResponse, TensorRef
+from tests.frontend.lane_star import ONE, Star, binary, inputs, used_form
+
+NUMBERS = b'{"name":"A","datatype":"FP32","shape":[1,2],"data":[1,2]}'
+
+
+@pytest.mark.parametrize(
+    ("json", "cut", "id_"),
+    [
+        (b'{"id":"7","inputs":[]}', b'{"id":,"inputs":[]}', b"7"),
+        (b'{"inputs":[],"id" :\n\t"a b/c"}', b'{"inputs":[],"id" :\n\t}', b"a b/c"),
+        (b'{"id":"%b"}' % (b"x" * 128), b'{"id":}', b"x" * 128),
+        (b'{"id":"1","id":"2"}', b'{"id":,"id":"2"}', b"1"),
+    ],
+)
+def test_an_id_is_cut_out(json: bytes, cut: bytes, id_: bytes) -> None:
+    assert cut_id(json) == (cut, id_)
+
+
+@pytest.mark.parametrize(
+    "json",
+    [b"", b'{"inputs":[]}', b'{"id":""}', b'{"id":7}', b'{"id":"\xc3\xa9"}', b'{"id":"a\\n"}', b'{"id":"a\x7f"}',
+     b'{"id":"a\n"}', b'{"id":"%b"}' % (b"x" * 129), b'{"name":"id"}', b'{"id"'],
+)  # fmt: skip
+def test_what_is_no_plain_id_stays(json: bytes) -> None:
+    assert cut_id(json) == (json, b"")
+
+
+def test_what_was_cut_out_must_be_the_request_s_id_and_the_only_one() -> None:
+    assert is_only_id(b'{"id":"7"}', b"7", "7")
+    assert is_only_id(b'{"inputs":[]}', b"", "")
+    assert is_only_id(b'{"id":"\xc3\xa9"}', b"", "é")
+    assert not is_only_id(b'{"parameters":{"id":"7"}}', b"7", "")
+    assert not is_only_id(b'{"parameters":{"id":"7"},"id":"7"}', b"7", "7")
+    assert not is_only_id(b'{"parameters":{"id":"7"},"\\u0069d":"7"}', b"7", "7")
+
+
+#: The value of an id in place of %b, and the inputs in place of %i.
+FORMS = [
+    b'{"id":"%b","inputs":[%i]}',
+    b'{"inputs":[%i] , "id" : "%b"}',
+    b'{"inputs":[%i],"id":%b}',
+    b'{"inputs":[%i],"parameters":{"id":"%b"}}',
+    b'{"parameters":{"id":"%b"},"inputs":[%i],"id":"x"}',
+    b'{"parameters":{"id":"x"},"inputs":[%i],"id":"%b"}',
+    b'{"parameters":{"id":"%b"},"inputs":[%i],"\\u0069d":"x"}',
+    b'{"parameters":{"a":"\\"id\\":"},"id":"%b","inputs":[%i]}',
+    b'{"id":"x","inputs":[%i],"id":"%b"}',
+    b'{"id":"%b","inputs":[%i],"id":"x"}',
+    b'{"id":"%b","inputs":[%i],"outputs":[{"name":"OUT_A","parameters":{"binary_data":true}}]}',
+    b'{"id":"%b","inputs":[%i],"parameters":{"n":1,"priority":1},"outputs":[{"name":"OUT_A"}]}',
+    b'{"id":"%b","inputs":[%i],"parameters":{"binary_data_output":true}}',
+]
+IDS = [b"1", b"2", b"x", b"request-17/a b", b"", b"\xc3\xa9", b'\\"', b"\\n", b"\n", b"\x7f", b"7" * 31, b"7" * 32,
+       b"x" * 128, b"x" * 129, b"x" * 1024, b"x" * 1025, b"[1]", b'"data":[1,2]', b"\xff"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[Star]:
+    """One star for all generated requests, so that known JSON piles up."""
+    star = Star()
+    yield star
+    star.bell.close()
+
+
+def outcome_on_the_road(star: Star, json: bytes, tail: bytes | None) -> Any:
+    try:
+        return star.as_the_road("grid", json, tail)
+    except ShoalError as error:
+        return type(error), str(error)
+
+
+def outcome_on_the_lane(star: Star, json: bytes, tail: bytes | None, *, received: bool) -> Any:
+    """The request as a worker reads it; it has been answered as `render` would answer it."""
+    try:
+        pending = star.submit("grid", json, tail, received=received)
+    except ShoalError as error:
+        return type(error), str(error)
+    seen = star.seen()
+    response = InferResponse((TensorRef("OUT_A", 11, (1, 2), 0, 8),), {"p": 1})
+    reply = star.reply(pending.number, response, ONE)
+    assert reply.block is not None
+    rendered = render(pending.prepared, response, reply.block)
+    expected = response_head(rendered) + b"".join(rendered.chunks)
+    chunks = star.submission.known_response(pending.asked, reply) or star.submission.response(pending.asked, reply)
+    sent = b"".join(chunks)
+    star.port.release(pending.number)
+    star.num_waiting()  # the release is read
+    star.worker_slab.free(star.replied)
+    assert sent == expected
+    return seen
+
+
+@given(form=st.sampled_from(FORMS), ids=st.lists(st.sampled_from(IDS), min_size=1, max_size=5), kind=st.integers(0, 2))
+@settings(max_examples=400)
+def test_each_request_keeps_its_id_whatever_came_before(
+    long_lived: Star, form: bytes, ids: list[bytes], kind: int
+) -> None:
+    tensor, tail = (NUMBERS, None) if kind == 0 else (binary("A", "FP32", [1, 2], 8), ONE)
+    for id_ in ids:
+        json = form.replace(b"%i", tensor).replace(b"%b", id_)
+        expected = outcome_on_the_road(long_lived, json, tail)
+        assert outcome_on_the_lane(long_lived, json, tail, received=kind == 2) == expected, json
+    assert long_lived.port.slab.num_taken == 0
+
+
+@pytest.mark.parametrize("tail", [None, ONE], ids=["json", "binary"])
+def test_only_the_first_of_requests_that_count_with_ids_is_parsed(star: Star, tail: bytes | None) -> None:
+    tensor = NUMBERS if tail is None else binary("A", "FP32", [1, 2], 8)
+    wants_binary = b"" if tail is None else b',"parameters":{"binary_data_output":true}'
+    requests_known, answers_known = [], []
+    for number in (7, 8, 9, 10, 1234567):
+        pending = star.submit("grid", inputs(tensor, more=b',"id":"%d"' % number + wants_binary), tail)
+        assert star.seen()[5] == str(number)
+        requests_known.append(used_form(pending))
+        reply = star.reply(pending.number, InferResponse((TensorRef("OUT_A", 11, (1, 2), 0, 8),), {}), ONE)
+        answers_known.append(star.submission.known_response(pending.asked, reply) is not None)
+        star.submission.response(pending.asked, reply)
+        star.port.release(pending.number)
+        star.num_waiting()
+    # The first shows what a request is, the second what its answer is.
+    assert requests_known == [False, True, True, True, True]
+    assert answers_known == [False, False, True, True, True]

@@ -1,0 +1,26 @@
+"""Headers of requests, right or damaged, written without shoal/request.py, whose form they have."""
+
+import struct
+from typing import Any
+
+import msgpack
+
+
+def request_header(*fields: Any) -> bytes:
+    """A header of id, inputs, requested outputs, parameters and, where there are five, sequence, of any kind; fewer
+    are a damaged one."""
+    layout = packed(fields[1:3])
+    return struct.pack("<I", len(layout)) + layout + packed((*fields[:1], *fields[3:]))
+
+
+def read_header(header: bytes) -> tuple[Any, ...]:
+    """The fields of a header, as tuples."""
+    (nbytes,) = struct.unpack_from("<I", header)
+    inputs, outputs = msgpack.unpackb(header[4 : 4 + nbytes], use_list=False)
+    id_, *more = msgpack.unpackb(header[4 + nbytes :], use_list=False)
+    return id_, inputs, outputs, *more
+
+
+def packed(value: Any) -> bytes:
+    """A part of a header."""
+    return msgpack.packb(value)  # type: ignore[no-any-return]
