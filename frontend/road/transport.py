@@ -183,9 +183,11 @@ class PortTransport:
             self.drop(reply)
 
     def cancel(self, number: int) -> None:
-        """Cancel a request; replies that have come are the caller's to `drop`."""
+        """Cancel a request: later replies are dropped; those that have come are the caller's to `drop`."""
         with self._lock:
-            self._cancel(number)
+            if self._waiting.pop(number, None) is not None:
+                self._port.cancel(number)
+                self._port.flush()
 
     def _doubt(self, number: int) -> None:
         """Notify the model at work that the client may be gone."""
@@ -200,12 +202,6 @@ class PortTransport:
                 reply.forget()
         elif reply is not None and reply.block is not None:
             self._release_number(reply.number, reply.part)
-
-    def _cancel(self, number: int) -> None:
-        """Cancel a request: later replies are dropped. Call under the lock."""
-        if self._waiting.pop(number, None) is not None:
-            self._port.cancel(number)
-            self._port.flush()
 
     def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
         """A reply to this request as a response or an error."""
