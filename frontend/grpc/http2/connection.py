@@ -25,15 +25,26 @@ _IN_HTTP1 = (
 class Http2Connection(Sending):
     """One client's connection: receives through Receiving, and responds by Sending's methods."""
 
-    __slots__ = ("_receiving", "is_failed", "keep_received", "open_whole")
+    __slots__ = (
+        "_max_pings",
+        "_num_pings",
+        "_num_sent_at_ping",
+        "_receiving",
+        "is_failed",
+        "keep_received",
+        "open_whole",
+    )
 
     def __init__(self, limits: Limits, now_s: float) -> None:
         super().__init__(limits)
         self._receiving = Receiving(limits, self, now_s)
+        self._max_pings = limits.max_pings_without_data
         #: Short for `receive`, for calls that are known.
         self.open_whole = self._receiving.open_whole
         #: Short for `Bodies.keep`.
         self.keep_received = self._receiving.bodies.keep
+        # Changed by `ping`.
+        self._num_pings = self._num_sent_at_ping = 0
         #: The client broke the connection: send the output, then close. Changed by `receive`.
         self.is_failed = False
 
@@ -87,9 +98,16 @@ class Http2Connection(Sending):
         if stream is not None:
             self._receiving.bodies.credit(stream, nbytes)
 
-    def ping(self) -> None:
-        """Ask for a sign of life: PingAcked."""
+    def ping(self) -> bool:
+        """Ask for a sign of life: PingAcked. False where as many pings as may have gone out in a row, without HEADERS
+        or DATA between them."""
+        if self._num_sent_at_ping != self.num_sent:
+            self._num_sent_at_ping, self._num_pings = self.num_sent, 0
+        if 0 < self._max_pings <= self._num_pings:
+            return False
+        self._num_pings += 1
         self.answer(frames.ping(PING))
+        return True
 
     def go_away(self, error_code: int = NO_ERROR, debug: bytes = b"") -> None:
         """Take no further streams; those open go on. `is_drained` once they are done."""
