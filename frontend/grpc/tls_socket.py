@@ -13,6 +13,8 @@ from typing import Any
 _RECORD_BYTES = 16 * 1024
 #: Bytes that OpenSSL is given at once, either way: it keeps memory for as many until the connection ends (ours).
 _PIECE_BYTES = 32 * 1024
+#: What one call receives; no connection keeps anything here, so that one of them serves all, in a process's one thread.
+_RECEIVED = memoryview(bytearray(512 * 1024))
 
 
 class TlsSocket(socket.socket):
@@ -77,15 +79,15 @@ class TlsSocket(socket.socket):
     def recv(self, bufsize: int, _flags: int = 0, /) -> bytes:
         """All that can be decrypted with up to so many bytes of ciphertext more; b"" at the end of the connection."""
         try:
-            data = super().recv(bufsize)
+            nbytes = super().recv_into(_RECEIVED, min(bufsize, len(_RECEIVED)))
         except BlockingIOError:
             if not self._incoming.pending:
                 raise
-            data = b""
+            nbytes = 0
         else:
-            if not data:
+            if not nbytes:
                 return b""
-        pieces = self._decrypt(data)
+        pieces = self._decrypt(nbytes)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def recvmsg_into(
@@ -95,10 +97,11 @@ class TlsSocket(socket.socket):
 
         They have room for more than a record, since a part of one may have come before.
         """
-        data = super().recv(sum(map(len, buffers)) - _RECORD_BYTES)
-        if not data:
+        room = sum(map(len, buffers)) - _RECORD_BYTES
+        nbytes = super().recv_into(_RECEIVED, min(room, len(_RECEIVED)))
+        if not nbytes:
             return 0, [], 0, None
-        pieces = self._decrypt(data)
+        pieces = self._decrypt(nbytes)
         rests = iter(buffers)
         rest = next(rests)
         for piece in pieces:
@@ -111,12 +114,12 @@ class TlsSocket(socket.socket):
             rest = rest[len(left) :]
         return sum(map(len, pieces)), [], 0, None
 
-    def _decrypt(self, data: bytes) -> list[bytes]:
-        """The plaintext of all records that are complete with these bytes; the last is empty if the client says that
-        nothing more comes. Raises BlockingIOError where no record is complete."""
+    def _decrypt(self, nbytes: int) -> list[bytes]:
+        """The plaintext of all records that are complete with so many bytes received; the last is empty if the client
+        says that nothing more comes. Raises BlockingIOError where no record is complete."""
         pieces: list[bytes] = []
-        for start in range(0, len(data) or 1, _PIECE_BYTES):
-            self._incoming.write(memoryview(data)[start : start + _PIECE_BYTES])
+        for start in range(0, nbytes or 1, _PIECE_BYTES):
+            self._incoming.write(_RECEIVED[start : min(start + _PIECE_BYTES, nbytes)])
             with suppress(ssl.SSLWantReadError):  # only a part of the last record has come
                 while self._incoming.pending:
                     pieces.append(self._tls.read(_RECORD_BYTES))
