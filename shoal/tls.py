@@ -8,7 +8,7 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def server_context(cert: str, key: str, root: str, must_verify: bool) -> ssl.SSLContext:
-    """The context of a gRPC listener: TLS 1.2 or later, without renegotiation and session tickets, HTTP/2 by ALPN.
+    """The context of a gRPC listener: TLS 1.2 or later, without renegotiation, HTTP/2 by ALPN.
 
     `cert` and `key` are the files of the server's certificate chain and private key, `root` that of the certificates
     that may sign those of clients ("": none); with `must_verify`, clients must show one. Raises OSError that names the
@@ -23,7 +23,7 @@ def server_context(cert: str, key: str, root: str, must_verify: bool) -> ssl.SSL
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # gRPC's clients resume no sessions
+    context.num_tickets = 0  # of TLS 1.3: gRPC's clients resume no sessions
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["h2"])
     flags = f"--grpc-server-cert={cert} and --grpc-server-key={key}"
