@@ -71,10 +71,6 @@ PEERS = (
         "The real `tritonserver` that the wheel of nvidia-pytriton carries; the model is a Python file there. A Triton "
         "with its identity backend would spend less per request.",
     ),
-    Peer(
-        "grpcio", "Shoal through grpcio", "grpcio", functools.partial(launch_shoal, grpc=["--grpc-lane=false"]),
-        grpc_request, grpc_answer, shoal_version, "`shoal serve --grpc-lane=false`: grpcio's server in Python.",
-    ),
 )  # fmt: skip
 
 

@@ -18,7 +18,6 @@ ROLES = (
     ("shoal batcher", "batcher"),
     ("shoal worker", "worker"),
     ("shoal road", "road"),
-    ("shoal grpc road", "road"),
     ("shoal grpc", "lane"),
 )
 REST = "rest"

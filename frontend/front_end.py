@@ -74,12 +74,12 @@ class FrontEnd:
         self.place.channel.close()
 
 
-def enter(name: str) -> tuple[FrontEnd, int]:
-    """Join the supervisor as a client of the star. The caller passes the returned sequence number to `settle`.
+def join(name: str) -> FrontEnd:
+    """Join the supervisor as a client of the star; returns when every model and every segment is known.
 
     Raises EOFError if the supervisor is gone.
     """
-    fault.install("road" if name.endswith("road") else "lane")
+    fault.install("road" if name == "road" else "lane")
     place, welcome, seq = take_place(FrontEndConnected)
     log.configure(**welcome.log)
     settings: dict[str, Any] = {**welcome.state}
@@ -89,14 +89,6 @@ def enter(name: str) -> tuple[FrontEnd, int]:
     settings["regions"] = Regions(are_allowed=are_allowed, max_string_bytes=settings["http_max_input_size"])
     table = CounterTableView(SegmentView.attach(welcome.counters))
     state = ServerState(**settings, log_settings=welcome.log, counters=table, models=place.models)
-    return FrontEnd(state, place), seq
-
-
-def join(name: str) -> FrontEnd:
-    """Join the supervisor as a client of the star; returns when every model and every segment is known.
-
-    Raises EOFError if the supervisor is gone.
-    """
-    front_end, seq = enter(name)
+    front_end = FrontEnd(state, place)
     front_end.settle(seq)
     return front_end

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from gunicorn.workers.base import Worker
 
 from shoal.control import GONE
-from shoal.frontend.front_end import join
+from shoal.frontend.front_end import FrontEnd, join
 from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.lane_loop import Host, Lane
 from shoal.process import set_title
@@ -17,7 +17,10 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
     speaks HTTP."""
 
     protocol: ClassVar[str] = "http"
-    lane: ClassVar[type[Lane[Any]]] = HttpLane
+
+    def make_lane(self, front_end: FrontEnd, host: Host) -> Lane[Any]:
+        """The lane that this worker runs."""
+        return HttpLane(front_end, host)
 
     def load_wsgi(self) -> None:
         """Do nothing: a lane has no WSGI application."""
@@ -27,7 +30,7 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         set_title(self.protocol)
         try:
             front_end = join(self.protocol)
-            lane = self.lane(front_end, Host(self.sockets, self.PIPE[0], lambda: self.alive, self.notify))
+            lane = self.make_lane(front_end, Host(self.sockets, self.PIPE[0], lambda: self.alive, self.notify))
             lane.run(self.cfg.graceful_timeout)
             front_end.close()
         except GONE:

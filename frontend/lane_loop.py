@@ -144,8 +144,12 @@ class Lane(ABC, Generic[ConnectionT]):
             self._begin_to_stop()
             for accepted, data in self._doors.close():
                 self._add(accepted, data, is_new=True)
-        is_idle = not self._connections and not self._doors.is_busy
-        return is_idle or self.now_s >= self._stops_at_s
+        return self._is_idle or self.now_s >= self._stops_at_s
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether a stopping lane has nothing left to wait for."""
+        return not self._connections and not self._doors.is_busy
 
     def _dispatch(self, fd: int, event: int) -> None:
         if fd == self._place.bell.fd:

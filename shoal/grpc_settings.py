@@ -13,11 +13,6 @@ class GrpcSettings:
     header_forward_pattern: str = ""
     restricted_protocol: Mapping[str, Sequence[str]] = field(default_factory=dict)
     infer_response_compression_level: str = "none"
-    use_ssl: bool = False
-    use_ssl_mutual: bool = False
-    server_cert: str = ""
-    server_key: str = ""
-    root_cert: str = ""
     keepalive_time: int = 7_200_000
     keepalive_timeout: int = 20_000
     keepalive_permit_without_calls: bool = False

@@ -232,7 +232,7 @@ INSTANCE_FAMILIES = _figures(
     ("shoal_instance_slab_total_bytes", "slab_total_bytes", "Size of the worker's slab", 1),
     ("shoal_instance_ring_used_ratio", "ring_used_ratio", "The fuller of the worker's two rings with the batcher", 1),
 )
-#: Figures of the front-end processes, added up by title: http and grpc (the lanes), road, grpc road.
+#: Figures of the front-end processes, added up by title: http and grpc (the lanes), road.
 FRONT_ENDS = _gauge("shoal_front_ends", PROCESS, "Front-end processes that have joined")
 FRONT_END_FAMILIES = _figures(
     PROCESS,

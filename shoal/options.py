@@ -112,7 +112,6 @@ class ServerOptions:
     grpc_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     grpc_port: int = 8001  # 0 = any free port; Triton's
     reuse_grpc_port: bool = False  # as reuse_http_port; Triton's
-    grpc_lane: bool = True  # served by our own HTTP/2; False, and with TLS: by grpcio's server; ours
     grpc_process_count: int = 0  # lanes; 0 = by the cores, 1 or 2: supervisor/processes/lane_counts.py; ours
     grpc_header_forward_pattern: str = ""  # matching metadata become parameters; "": none; Triton's
     grpc_restricted_protocol: Mapping[str, tuple[str, str]] = field(
@@ -216,9 +215,10 @@ class ServerOptions:
         return self.grpc_use_ssl or self.grpc_use_ssl_mutual
 
     @property
-    def has_grpc_lanes(self) -> bool:
-        """Whether lanes serve gRPC; otherwise grpcio's server does."""
-        return self.grpc_lane and not self.has_grpc_tls
+    def grpc_tls(self) -> tuple[str, str, str, bool]:
+        """The files for gRPC over TLS: certificate, key, certificates of those who sign clients' certificates; and
+        whether a client must have one."""
+        return self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert, self.grpc_use_ssl_mutual
 
 
 class Endpoint(NamedTuple):

@@ -100,12 +100,6 @@ def test_tls_needs_its_files(changes: dict[str, object], sentence: str) -> None:
     check(replace(GOOD, **changes, allow_grpc=False))  # type: ignore[arg-type]  # many fields
 
 
-def test_lanes_answer_grpc_but_for_tls_and_where_a_flag_says_so() -> None:
-    assert GOOD.has_grpc_lanes
-    for switch in ({"grpc_lane": False}, {"grpc_use_ssl": True}, {"grpc_use_ssl_mutual": True}):
-        assert not replace(GOOD, **switch).has_grpc_lanes  # type: ignore[arg-type]  # many fields
-
-
 CLOUD = replace(
     GOOD, allow_grpc=False, allow_sagemaker=True, allow_vertex_ai=True, vertex_ai_port=8081,
     vertex_ai_predict_route="/p", vertex_ai_health_route="/h",

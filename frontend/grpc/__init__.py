@@ -1,1 +1,1 @@
-"""gRPC: the inference service over our own HTTP/2 (the lane) and over grpcio's server (the road)."""
+"""gRPC: the inference service on a lane of its own, over HTTP/2 and TLS."""

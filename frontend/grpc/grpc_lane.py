@@ -58,6 +58,7 @@ class GrpcLane(Lane[GrpcConnection]):
             max_ping_strikes=self._settings.http2_max_ping_strikes,
             min_recv_ping_interval_without_data_s=self._settings.http2_min_recv_ping_interval_without_data / 1000,
             keepalive_permit_without_calls=self._settings.keepalive_permit_without_calls,
+            max_pings_without_data=self._settings.http2_max_pings_without_data,
         )
         self.harbour = Harbour(self._port)
         self.inference = Inference(self._state, self._port)
@@ -351,11 +352,12 @@ class GrpcLane(Lane[GrpcConnection]):
         if connection.pinged_s:
             if now_s >= connection.pinged_s + settings.keepalive_timeout / 1000:
                 self.close(connection)
-        elif now_s >= connection.begun_s + settings.keepalive_time / 1000 and (
-            connection.calls or settings.keepalive_permit_without_calls
+        elif (
+            now_s >= connection.begun_s + settings.keepalive_time / 1000
+            and (connection.calls or settings.keepalive_permit_without_calls)
+            and connection.http2.ping()
         ):
             connection.pinged_s = now_s
-            connection.http2.ping()
             self.has_output(connection)
 
     def _age(self, connection: GrpcConnection) -> None:

@@ -6,26 +6,60 @@ only this server's services are listed, whatever else the process has loaded. gR
 
 from typing import Any
 
-from google.protobuf import text_format
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
-from grpc_reflection.v1alpha import reflection_pb2
+from google.protobuf.message_factory import GetMessageClassesForFiles
 
 from shoal.frontend.grpc import messages
 
-pb: Any = reflection_pb2
-#: The message classes of a question and its answer, untyped like all messages in frontend/grpc.
-Request: Any = pb.ServerReflectionRequest
-Response: Any = pb.ServerReflectionResponse
 #: Numbers of gRPC's status codes, which the protocol uses in its answers.
 _INVALID_ARGUMENT, _NOT_FOUND, _UNIMPLEMENTED = 3, 5, 12
+#: The messages of reflection.proto as https://github.com/grpc/grpc-proto has it: fields by their numbers, each with
+#: its type, a scalar or another message. "*" marks a repeated field, "?" one of those of which a message has only one.
+_MESSAGES = {
+    "ServerReflectionRequest": {
+        1: "string host", 3: "?string file_by_filename", 4: "?string file_containing_symbol",
+        5: "?ExtensionRequest file_containing_extension", 6: "?string all_extension_numbers_of_type",
+        7: "?string list_services",
+    },
+    "ExtensionRequest": {1: "string containing_type", 2: "int32 extension_number"},
+    "ServerReflectionResponse": {
+        1: "string valid_host", 2: "ServerReflectionRequest original_request",
+        4: "?FileDescriptorResponse file_descriptor_response",
+        5: "?ExtensionNumberResponse all_extension_numbers_response", 6: "?ListServiceResponse list_services_response",
+        7: "?ErrorResponse error_response",
+    },
+    "FileDescriptorResponse": {1: "*bytes file_descriptor_proto"},
+    "ExtensionNumberResponse": {1: "string base_type_name", 2: "*int32 extension_number"},
+    "ListServiceResponse": {1: "*ServiceResponse service"},
+    "ServiceResponse": {1: "string name"},
+    "ErrorResponse": {1: "int32 error_code", 2: "string error_message"},
+}  # fmt: skip
+_ONEOFS = {"ServerReflectionRequest": "message_request", "ServerReflectionResponse": "message_response"}
 
 
 def _version(version: str) -> FileDescriptorProto:
     """The protocol's own file under the name of a version."""
-    text = text_format.MessageToString(FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb))
-    return text_format.Parse(text.replace("v1alpha", version), FileDescriptorProto())
+    package = f"grpc.reflection.{version}"
+    file = FileDescriptorProto(name=f"grpc_reflection/{version}/reflection.proto", package=package, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        if name in _ONEOFS:
+            message.oneof_decl.add(name=_ONEOFS[name])
+        for number, text in fields.items():
+            kind, _, field_name = text.lstrip("*?").partition(" ")
+            field = message.field.add(name=field_name, number=number, label=3 if text[0] == "*" else 1)
+            if kind in _MESSAGES:
+                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{package}.{kind}"
+            else:
+                field.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
+            if text[0] == "?":
+                field.oneof_index = 0
+    types = {"input_type": f".{package}.ServerReflectionRequest", "output_type": f".{package}.ServerReflectionResponse"}
+    service = file.service.add(name="ServerReflection")
+    service.method.add(name="ServerReflectionInfo", client_streaming=True, server_streaming=True, **types)
+    return file
 
 
 _pool = DescriptorPool()
@@ -33,6 +67,11 @@ for _file in (messages.model_config.DESCRIPTOR, messages.service.DESCRIPTOR, mes
     _pool.AddSerializedFile(_file.serialized_pb)
 for _name in ("v1", "v1alpha"):
     _pool.Add(_version(_name))
+
+#: The messages by their names, without a type as in all of frontend/grpc; a question of the stream, and its answer.
+_made: Any = GetMessageClassesForFiles(["grpc_reflection/v1alpha/reflection.proto"], _pool)
+_messages: Any = {name.rpartition(".")[2]: made for name, made in _made.items()}
+Request, Response = _messages["ServerReflectionRequest"], _messages["ServerReflectionResponse"]
 
 SERVICES = (
     "grpc.health.v1.Health",
@@ -63,8 +102,7 @@ def _answer(request: Any) -> Any:
     """The answer to a parsed question. Raises KeyError for an unknown name."""
     kind = request.WhichOneof("message_request")
     if kind == "list_services":
-        services = [pb.ServiceResponse(name=name) for name in SERVICES]
-        return Response(list_services_response=pb.ListServiceResponse(service=services))
+        return Response(list_services_response={"service": [{"name": name} for name in SERVICES]})
     if kind == "file_by_filename":
         return _files(_pool.FindFileByName(request.file_by_filename))
     if kind == "file_containing_symbol":
@@ -75,8 +113,7 @@ def _answer(request: Any) -> Any:
         return _files(_pool.FindExtensionByNumber(containing, extension.extension_number))  # raises: there are none
     if kind == "all_extension_numbers_of_type":
         _pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
-        numbers = pb.ExtensionNumberResponse(base_type_name=request.all_extension_numbers_of_type)
-        return Response(all_extension_numbers_response=numbers)
+        return Response(all_extension_numbers_response={"base_type_name": request.all_extension_numbers_of_type})
     return _error(_UNIMPLEMENTED, "this question is not known")
 
 
@@ -96,8 +133,8 @@ def _files(file: Any) -> Any:
         if each.name not in found:
             found[each.name] = each.serialized_pb
             waiting += each.dependencies
-    return Response(file_descriptor_response=pb.FileDescriptorResponse(file_descriptor_proto=found.values()))
+    return Response(file_descriptor_response={"file_descriptor_proto": list(found.values())})
 
 
 def _error(code: int, sentence: str) -> Any:
-    return Response(error_response=pb.ErrorResponse(error_code=code, error_message=sentence))
+    return Response(error_response={"error_code": code, "error_message": sentence})

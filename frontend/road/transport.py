@@ -191,7 +191,9 @@ class PortTransport:
     def cancel(self, number: int) -> None:
         """Cancel a request. Replies that have come already are still in its queue; the caller must `drop` them."""
         with self._lock:
-            self._cancel(number)
+            if self._waiting.pop(number, None) is not None:
+                self._port.cancel(number)
+                self._port.flush()
 
     def _doubt(self, number: int) -> None:
         """Notify the model at work that the client may be gone."""
@@ -206,12 +208,6 @@ class PortTransport:
                 reply.forget()
         elif reply is not None and reply.block is not None:
             self._release_number(reply.number, reply.part)
-
-    def _cancel(self, number: int) -> None:
-        """Cancel a request; replies that come later are dropped. Call under the lock."""
-        if self._waiting.pop(number, None) is not None:
-            self._port.cancel(number)
-            self._port.flush()
 
     def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
         """The response or error that a reply to this request holds."""

@@ -175,9 +175,6 @@ GRPC = (
         integer(0, 64),
         "lanes, the gRPC processes; each has its own slab of shared memory; 0: 1, from 8 cores on 2",
     ),
-    honour(
-        "grpc-lane", BOOLEAN, "false: grpcio's server instead of lanes, which are several times as fast; so with TLS"
-    ),
     ignore("grpc-infer-thread-count", integer(2, 128), 2, _GRPC_THREADS, in_force=2),
     ignore("grpc-infer-allocation-pool-size", INTEGER, 8, _GRPC_POOL, in_force=8),
     ignore("grpc-max-response-pool-size", INTEGER, 2147483647, _GRPC_POOL, in_force=2147483647),

@@ -1,7 +1,7 @@
 """One gunicorn arbiter as the supervisor sees it: started early, opened when models are ready, started again.
 
 One arbiter runs for each kind of front end: HTTP lanes, gRPC lanes, the road. Each imports what its workers need while
-models load, and waits for one byte before it opens its sockets. grpcio's server, which forks nothing, does the same.
+models load, and waits for one byte before it opens its sockets.
 """
 
 import logging
@@ -33,14 +33,12 @@ class Arbiter:
         num_processes: int,
         environment: Mapping[str, str],
         fds: Sequence[int],
-        module: Sequence[str] = _GUNICORN,
     ) -> None:
         self.role = role
         self.num_processes = num_processes
         self._loop = loop
         self._environment = environment
         self._fds = fds
-        self._module = module
         # Changed as the process starts, dies and stops.
         self._running: Future[None] | None = None
         self._child: Child | None = None
@@ -103,7 +101,7 @@ class Arbiter:
             "OPENBLAS_NUM_THREADS": "1",
         }
         try:
-            child = spawn(self._loop, self.role, self._module, environment, pass_fds=[*self._fds, read_fd])
+            child = spawn(self._loop, self.role, _GUNICORN, environment, pass_fds=[*self._fds, read_fd])
         except OSError:
             os.close(go_fd)
             raise

@@ -2,9 +2,9 @@
 
 HTTP ─► lanes "http" ─┬─► the road ─► connections that are idle again: back to the lanes
 gRPC ─► lanes "grpc" ─┘
-gRPC with TLS ─► grpcio's server, the "grpc road": it answers everything itself
 """
 
+import json
 import logging
 import os
 import socket
@@ -79,12 +79,10 @@ class FrontEnds:
             passed = {"SHOAL_SEND_FD": to_road, "SHOAL_RECEIVE_FD": returns}
             num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
             yield self._gunicorn("http", num_lanes, ["http"], passed)
-        if "grpc" in self._listeners and options.has_grpc_lanes:
+        if "grpc" in self._listeners:
             passed = {"SHOAL_SEND_FD": to_road}  # it is no client's connection, and never returns
             num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
             yield self._gunicorn("grpc", num_lanes, ["grpc"], passed)
-        elif "grpc" in self._listeners:
-            yield self._grpcio(self._listeners["grpc"])
 
     def _make_road(self) -> Arbiter | None:
         """The arbiter of the road, for other endpoints and lanes' hand-overs; None where there is neither."""
@@ -118,17 +116,10 @@ class FrontEnds:
             "SHOAL_ACCEPTS": str(int(accepts)),
             **{variable: str(each.fileno()) for variable, each in passed.items()},
         }
+        if role == "grpc" and self._options.has_grpc_tls:
+            environment["SHOAL_GRPC_TLS"] = json.dumps(self._options.grpc_tls)
         fds = [*accepting, *(each.fileno() for each in passed.values())]
         return Arbiter(self._loop, role, num_processes, environment, fds)
-
-    def _grpcio(self, held: socket.socket) -> Arbiter:
-        """The arbiter of grpcio's server, which binds a socket of its own; the present one keeps the port reserved."""
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # after its bind: so no other server has this port
-        address, port = held.getsockname()[:2]
-        named = f"[{address}]" if ":" in address else address
-        environment = {**self._environment, "SHOAL_GRPC_ADDRESS": f"{named}:{port}"}
-        module = ["shoal.frontend.grpc.road"]
-        return Arbiter(self._loop, "grpc road", 1, environment, [], module)
 
     # --- their life ---
 
@@ -150,9 +141,8 @@ class FrontEnds:
         self._has_repositories = has_repositories
         if self._options.allow_vertex_ai:
             self._vertex_ai_model = _default_model(self._options.vertex_ai_default_model, models)
-        for name, listener in self._listeners.items():
-            if name != "grpc" or self._options.has_grpc_lanes:
-                listener.listen(self._options.listen_backlog)
+        for listener in self._listeners.values():
+            listener.listen(self._options.listen_backlog)
         for arbiter in self._arbiters:
             arbiter.open()
         if not self.num_front_ends:

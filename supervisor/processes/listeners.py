@@ -5,7 +5,6 @@ refused until every model has loaded, as Triton's are.
 """
 
 import logging
-import os
 import socket
 from collections.abc import Mapping
 
@@ -33,29 +32,10 @@ def bind(options: ServerOptions) -> Listeners:
     Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
     """
     if options.allow_grpc and options.has_grpc_tls:
-        _check_tls(options.grpc_server_cert, options.grpc_server_key, options.grpc_root_cert)
+        from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
+
+        server_context(*options.grpc_tls)
     return {endpoint.name: _bind(endpoint) for endpoint in endpoints(options)}
-
-
-def _check_tls(cert: str, key: str, root: str) -> None:
-    """Check the files for TLS, so that an error in them is known before any model loads."""
-    import ssl  # imported here: few servers have TLS, and it takes 15 ms
-
-    for flag, file in (("--grpc-server-cert", cert), ("--grpc-server-key", key), ("--grpc-root-cert", root)):
-        try:
-            if file:
-                os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:
-            raise OSError(f"cannot read '{file}' for {flag}: {error.strerror}") from error
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    flags = f"--grpc-server-cert={cert} and --grpc-server-key={key}"
-    try:
-        context.load_cert_chain(cert, key, password=lambda: b"")  # without a password OpenSSL would ask for one
-        if root:
-            flags = f"--grpc-root-cert={root}"
-            context.load_verify_locations(root)
-    except OSError as error:
-        raise OSError(f"no TLS with {flags}: {error}. Files are in PEM format and without a password") from error
 
 
 def _bind(endpoint: Endpoint) -> socket.socket:

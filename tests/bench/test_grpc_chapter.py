@@ -8,7 +8,7 @@ from bench.document import Conditions
 from bench.grpc_chapter import PEERS, WORKLOADS
 from bench.results import Row, Sample
 
-SHOAL, TRITON, GRPCIO = PEERS
+SHOAL, TRITON = PEERS
 NAMED = {each.name: each for each in WORKLOADS}
 
 
@@ -59,9 +59,9 @@ def test_the_crowd_meets_our_own_http2_alone() -> None:
 
 
 def test_grpc_has_workloads_and_servers_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    options = parse_arguments(["--grpc", "--workload", "grpc-c*", "--peer", "shoal", "--peer", "grpcio"])
+    options = parse_arguments(["--grpc", "--workload", "grpc-c*", "--peer", "triton"])
     assert [each.name for each in options.workloads] == ["grpc-c1", "grpc-c16"]
-    assert options.peers == [SHOAL, GRPCIO]
+    assert options.peers == [TRITON]
     assert [each.name for each in parse_arguments(["--grpc", "--quick"]).workloads] == ["grpc-c16"]
     with pytest.raises(SystemExit):
         parse_arguments(["--workload", "grpc-c16"])

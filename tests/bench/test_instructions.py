@@ -16,7 +16,6 @@ def test_processes_are_known_by_their_titles() -> None:
         "shoal http": "lane",
         "shoal grpc": "lane",
         "shoal road": "road",
-        "shoal grpc road": "road",
         "shoal batcher": "batcher",
         "shoal worker mlp_0_0 (CPU 0-1)": "worker",
         "gunicorn: master [shoal http]": "rest",

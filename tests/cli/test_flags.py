@@ -35,7 +35,7 @@ SHOAL = """
     shm-client-slab-mib shm-worker-slab-mib shm-oversize-mib max-in-flight default-max-queue-size request-timeout-secs
     request-deadline-ms client-socket client-count client-slab-mib
     model-load-timeout-secs model-execution-timeout-secs max-request-bytes listen-backlog http-process-count
-    allow-remote-admin grpc-process-count grpc-lane sagemaker-address vertex-ai-address install-requirements
+    allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
     environment-cache-directory latency-target cpu-fallback
 """.split()  # noqa: SIM905 - to be compared with a page
 

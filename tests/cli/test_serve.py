@@ -92,8 +92,8 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
         ("--min-supported-compute-capability=7.5", {"min_supported_compute_capability": 7.5}),
         ("--reuse-http-port --reuse-grpc-port=1", {"reuse_http_port": True, "reuse_grpc_port": True}),
         (
-            "--grpc-address=::1 --grpc-port=9001 --grpc-process-count=2 --grpc-lane=false",
-            {"grpc_address": "::1", "grpc_port": 9001, "grpc_process_count": 2, "grpc_lane": False},
+            "--grpc-address=::1 --grpc-port=9001 --grpc-process-count=2",
+            {"grpc_address": "::1", "grpc_port": 9001, "grpc_process_count": 2},
         ),
         (
             "--grpc-use-ssl --grpc-use-ssl-mutual=1 --grpc-server-cert=c --grpc-server-key=k --grpc-root-cert=r",

@@ -1,4 +1,5 @@
-"""gRPC on its lane, driven by the real tritonclient and by grpcio: one server, whose ledger balances in the end."""
+"""gRPC on its lane, driven by the real tritonclient and by grpcio, in plain text and over TLS: a server for each, whose
+ledger balances in the end."""
 
 import queue
 import threading
@@ -11,11 +12,13 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as client
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from shoal.frontend.grpc.messages import service
-from tests.end_to_end.grpc_inputs import countdown, pair, tensor
+from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse, service
+from tests.certificates import Certificates, make_certificates
+from tests.end_to_end.grpc_inputs import countdown, open_channel, pair, tensor, tls_flags
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, serving
 
@@ -29,11 +32,18 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 Answers = "queue.SimpleQueue[tuple[client.InferResult | None, InferenceServerException | None]]"
 
 
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def certificates(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Certificates | None:
+    """Those of a server with TLS; None: clients speak plain text."""
+    return make_certificates(tmp_path_factory.mktemp("tls")) if request.param == "tls" else None
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates | None) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     add_model(models, "floats", IDENTITY)
     flags = ["--grpc-port=0", "--http-process-count=1", *only("floats", "simple", "simple_string", "repeat")]
+    flags += [] if certificates is None else tls_flags(certificates)
     with serving([SAMPLES, models], *flags) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
@@ -42,14 +52,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def triton(server: Server) -> Iterator[Any]:  # its type hints say None where it never is
-    with client.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as opened:
+def triton(server: Server, certificates: Certificates | None) -> Iterator[Any]:  # its hints say None where it never is
+    root = None if certificates is None else str(certificates.root)
+    url = f"127.0.0.1:{server.grpc_port}"
+    with client.InferenceServerClient(url, ssl=root is not None, root_certificates=root) as opened:
         yield opened
 
 
 @pytest.fixture
-def channel(server: Server) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as opened:
+def channel(server: Server, certificates: Certificates | None) -> Iterator[grpc.Channel]:
+    with open_channel(server, certificates) as opened:
         yield opened
 
 
@@ -110,6 +122,16 @@ def test_what_is_no_call_of_ours(channel: grpc.Channel) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             call(message, timeout=DEADLINE_S)
         assert raised.value.code() is code, raised.value
+
+
+def test_health_and_reflection_for_clients_of_theirs(channel: Any) -> None:
+    check = channel.unary_unary("/grpc.health.v1.Health/Check", None, HealthCheckResponse.FromString)
+    request = HealthCheckRequest(service="simple").SerializeToString()
+    assert check(request, timeout=DEADLINE_S).status == HealthCheckResponse.SERVING
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert "inference.GRPCInferenceService" in database.get_services()
+    file = database.FindFileContainingSymbol("inference.GRPCInferenceService")
+    assert len(file.service[0].method) == 20
 
 
 def test_a_deadline(server: Server, channel: grpc.Channel) -> None:
@@ -211,10 +233,12 @@ def test_a_client_that_reads_nothing_holds_up_only_itself(server: Server, channe
     server.ledger_once(lambda ledger: not [each for each in imbalances(ledger) if each[1] != "connections_open"])
 
 
-def test_a_client_that_goes_away_in_the_middle_leaves_nothing(server: Server) -> None:
+def test_a_client_that_goes_away_in_the_middle_leaves_nothing(
+    server: Server, certificates: Certificates | None
+) -> None:
     message = floats_message(np.zeros(150_000, np.float32))
     for _ in range(20):
-        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        with open_channel(server, certificates) as channel:
             infer: Any = channel.unary_unary(INFER)  # messages as bytes
             calls = [infer.future(message) for _ in range(4)]
             calls[0].result(timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""HTTP's tables over gRPC: every case that has a form there, on the lane and on grpcio's road, and in streams."""
+"""HTTP's tables over gRPC: every case that has a form there, in plain text and over TLS, and in streams."""
 
 import shutil
 from collections import Counter
@@ -10,18 +10,20 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tests.certificates import Certificates, make_certificates
 from tests.end_to_end.grpc_cases.form import Form, Refusal, forms_of
 from tests.end_to_end.grpc_cases.http_only import ALLOWED, ENCODING, FRAMING, JSON, NO_FIELD, NO_RPC, HttpOnlyError
 from tests.end_to_end.grpc_cases.sentences import LATE, SENTENCES
+from tests.end_to_end.grpc_inputs import open_channel, tls_flags
 from tests.end_to_end.http_cases import model_control
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.http_cases.models import FLAGS, write_models
 from tests.end_to_end.http_cases.table import CASES
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, serving_to_the_end, title
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, serving_to_the_end
 
 pb: Any = service_pb2
-#: gRPC's lane, and grpcio's server in its place: what their processes call themselves.
-WAYS = {"lane": "shoal grpc", "road": "shoal grpc road"}
+#: One front end each is enough for one client.
+ONE_LANE = ["--grpc-port=0", "--http-process-count=1"]
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 #: The samples that the cases ask.
 ASKED = ("mlp", "simple", "simple_identity")
@@ -44,11 +46,6 @@ CONTROL, CONTROL_REASONS = sorted_out(model_control.CASES)
 INFERENCES = [form for form in FORMS if form.rpc == "ModelInfer"]
 
 
-def flags_of(way: str) -> list[str]:
-    """One front end each is enough for one client."""
-    return ["--grpc-port=0", f"--grpc-lane={str(way == 'lane').lower()}", "--http-process-count=1"]
-
-
 def ask(channel: grpc.Channel, form: Form) -> Any:
     """The answer, a message or a refusal."""
     response: Any = getattr(pb, f"{form.rpc}Response")
@@ -60,21 +57,27 @@ def ask(channel: grpc.Channel, form: Form) -> Any:
 
 
 @pytest.fixture(scope="module")
-def grpcio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """As `every_kind`, with the road in place of the lane, and fewer samples."""
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Those of the server with TLS."""
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def with_tls(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Server]:
+    """As `every_kind`, with TLS, and fewer samples."""
     models = write_models(tmp_path_factory.mktemp("models"))
     for name in ASKED:
         shutil.copytree(SAMPLES / name, models / name)
-    with serving_to_the_end(models, *FLAGS, *flags_of("road")) as server:
+    with serving_to_the_end(models, *FLAGS, *ONE_LANE, *tls_flags(certificates)) as server:
         yield server
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def channel(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[grpc.Channel]:
     """One for all the cases."""
-    server: Server = request.getfixturevalue({"lane": "every_kind", "road": "grpcio"}[request.param])
-    assert WAYS[request.param] in map(title, server.children)
-    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as opened:
+    is_plain = request.param == "plain"
+    server: Server = request.getfixturevalue("every_kind" if is_plain else "with_tls")
+    with open_channel(server, None if is_plain else certificates) as opened:
         yield opened
     server.ledger_once(lambda ledger: not imbalances(ledger))
 
@@ -115,13 +118,13 @@ def test_streams_that_end_at_what_is_refused(channel: grpc.Channel) -> None:
             assert (form.id, ended.value.code(), ended.value.details()) == (form.id, *form.answer)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_loading_and_unloading(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("way", ["plain", "tls"])
+def test_loading_and_unloading(tmp_path: Path, way: str, certificates: Certificates) -> None:
     """One after the other, from the first: what a model's name has been before shows in the sentences."""
-    flags = [*model_control.FLAGS, *flags_of(way)]
+    flags = [*model_control.FLAGS, *ONE_LANE, *(tls_flags(certificates) if way == "tls" else [])]
     with (
         serving_to_the_end(write_models(tmp_path), *flags) as server,
-        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as opened,
+        open_channel(server, certificates if way == "tls" else None) as opened,
     ):
         for form in CONTROL:
             assert (form.id, ask(opened, form)) == (form.id, form.answer)

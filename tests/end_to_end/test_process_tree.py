@@ -58,15 +58,10 @@ def test_the_architecture_draws_every_kind_of_process(samples: Server) -> None:
     assert {each for each in kinds if each not in tree} == set()
 
 
-@pytest.mark.parametrize(
-    ("flag", "front_ends"),
-    [
-        ("--grpc-process-count=2", ["gunicorn: master [shoal grpc]", "shoal grpc", "shoal grpc", "shoal road"]),
-        ("--grpc-lane=false", ["shoal grpc road"]),
-    ],
-)
-def test_grpc_alone_has_the_front_ends_it_needs(tmp_path: Path, flag: str, front_ends: list[str]) -> None:
-    with launch(identity_model(tmp_path), "--allow-http=false", "--allow-metrics=false", flag) as server:
+def test_grpc_alone_has_the_front_ends_it_needs(tmp_path: Path) -> None:
+    front_ends = ["gunicorn: master [shoal grpc]", "shoal grpc", "shoal grpc", "shoal road"]
+    flags = ["--allow-http=false", "--allow-metrics=false", "--grpc-process-count=2"]
+    with launch(identity_model(tmp_path), *flags) as server:
         port = server.port_of("GRPCInferenceService")
         socket.create_connection(("127.0.0.1", port), DEADLINE_S).close()
         titles = sorted(title(pid) for pid in descendants(server.process.pid))

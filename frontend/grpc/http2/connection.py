@@ -25,15 +25,26 @@ _IN_HTTP1 = (
 class Http2Connection(Sending):
     """One client's connection: receives through Receiving, and responds by Sending's methods."""
 
-    __slots__ = ("_receiving", "is_failed", "keep_received", "open_whole")
+    __slots__ = (
+        "_max_pings",
+        "_num_pings",
+        "_num_sent_at_ping",
+        "_receiving",
+        "is_failed",
+        "keep_received",
+        "open_whole",
+    )
 
     def __init__(self, limits: Limits, now_s: float) -> None:
         super().__init__(limits)
         self._receiving = Receiving(limits, self, now_s)
+        self._max_pings = limits.max_pings_without_data
         #: Opens a stream for a call of a known form; see Receiving.open_whole.
         self.open_whole = self._receiving.open_whole
         #: Counts received bytes that are not consumed; see Bodies.keep.
         self.keep_received = self._receiving.bodies.keep
+        # Changed by `ping`.
+        self._num_pings = self._num_sent_at_ping = 0
         #: Whether the client broke a rule of the connection: the output is to be sent, then it is closed. Changed by
         #: `receive`.
         self.is_failed = False
@@ -87,9 +98,16 @@ class Http2Connection(Sending):
         if stream is not None:
             self._receiving.bodies.credit(stream, nbytes)
 
-    def ping(self) -> None:
-        """Send a ping, to be answered by PingAcked."""
+    def ping(self) -> bool:
+        """Send a ping, to be answered by PingAcked. False where as many pings as may go out in a row have gone out,
+        without HEADERS or DATA between them."""
+        if self._num_sent_at_ping != self.num_sent:
+            self._num_sent_at_ping, self._num_pings = self.num_sent, 0
+        if 0 < self._max_pings <= self._num_pings:
+            return False
+        self._num_pings += 1
         self.answer(frames.ping(PING))
+        return True
 
     def go_away(self, error_code: int = NO_ERROR, debug: bytes = b"") -> None:
         """Take no further streams; open ones go on. `is_drained` once they are done."""

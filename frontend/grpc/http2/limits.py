@@ -41,6 +41,8 @@ class Limits(NamedTuple):
     max_ping_strikes: int = 2
     min_recv_ping_interval_without_data_s: float = 300.0
     keepalive_permit_without_calls: bool = False
+    #: Our own pings in a row, until we send HEADERS or DATA; 0: no limit. Triton's flag and default, gRPC core's rule.
+    max_pings_without_data: int = 2
 
 
 def greeting(limits: Limits) -> list[bytes]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_reflection.v1alpha import reflection_pb2
 
 from shoal.frontend.grpc.reflection import Request, Response, answer
 
@@ -56,6 +57,14 @@ def test_the_two_versions_differ_in_their_names_only() -> None:
         (file,) = response.file_descriptor_response.file_descriptor_proto
         described.append(str(FileDescriptorProto.FromString(file)))
     assert described[0] == described[1].replace("v1alpha", "v1")
+
+
+def test_the_protocol_is_the_one_that_grpcio_ships() -> None:
+    (file,) = ask(
+        file_by_filename="grpc_reflection/v1alpha/reflection.proto"
+    ).file_descriptor_response.file_descriptor_proto
+    theirs: Any = reflection_pb2
+    assert FileDescriptorProto.FromString(file) == FileDescriptorProto.FromString(theirs.DESCRIPTOR.serialized_pb)
 
 
 def test_there_are_no_extensions() -> None:

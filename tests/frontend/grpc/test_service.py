@@ -302,8 +302,9 @@ def test_a_restricted_group_needs_its_metadata(lane: Caller) -> None:
     lane.metadata = {"triton-grpc-protocol-key": "välue".encode().decode("latin-1")}
     assert lane("ServerLive").live
     assert lane("ServerMetadata").name == "triton"
-    with pytest.raises(UnavailableError, match=r"'triton-grpc-protocol-k'$"):
-        check_access(find(RPC + "ModelInfer"), lane.state, {}, "127.0.0.1")
+    for name in ("ModelInfer", "ModelStreamInfer"):
+        with pytest.raises(UnavailableError, match=r"'triton-grpc-protocol-k'$"):
+            check_access(find(RPC + name), lane.state, {}, "127.0.0.1")
 
 
 def test_bytes_that_are_no_message(call: Caller) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from shoal.errors import UnavailableError
 from shoal.frontend.grpc.connection import Token
 from shoal.frontend.grpc.framing import prefix
+from shoal.frontend.grpc.messages import service
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import find
 from shoal.frontend.grpc.stream_call import StreamCall
@@ -30,7 +32,7 @@ class Lane:
         self.released: list[Token] = []
         self._num_asked = 0
         self.inference = SimpleNamespace(
-            ask=self._ask, release=self._release, forget=lambda _number: None,
+            ask=self._ask, release=self._release, forget=lambda _number: None, asked=None,
             submission=SimpleNamespace(response=lambda _asked, reply, **_: [b"head", reply.block]),
         )  # fmt: skip
         self.parking = SimpleNamespace(must_wait=lambda _received: 0, leave=lambda *_: None)
@@ -46,6 +48,9 @@ class Lane:
 
     def answer_by_s(self) -> float:
         return 1e9
+
+    def no_answer(self) -> UnavailableError:
+        return UnavailableError("no answer in time")
 
     def has_output(self, _connection: Any) -> None: ...
 
@@ -118,3 +123,33 @@ def test_without_room_for_a_copy_it_stays_until_its_stream_ends(stream: Stream, 
     assert stream.lane.released == [(2, PART)]
     stream.call.cancel()
     assert (stream.lane.released, kept.nbytes) == ([(2, PART), (3, PART)], 0)
+
+
+def test_a_model_that_is_silent_for_too_long_is_told_of_and_the_stream_goes_on(stream: Stream) -> None:
+    entry = SimpleNamespace(name="slow", version=1)
+    stream.lane.inference.asked = lambda number: SimpleNamespace(id=str(number), found=SimpleNamespace(entry=entry))
+    stream.call.expire(0.9e9)
+    stream.answer(2, memoryview(b"2" * NBYTES))  # waits for the first
+    stream.call.expire(1.1e9)
+    assert stream.pair.connection.flush(0.0)
+    received = b""
+    while received.count(b"2") < NBYTES:
+        received += stream.pair.read()
+        assert stream.pair.connection.flush(0.0)
+    sent = b"".join(each.payload for each in frames_in(received) if each.kind == DATA)
+    (late_1, response, late_3) = split(sent)
+    assert response == b"head" + b"2" * NBYTES
+    for number, message in (("1", late_1), ("3", late_3)):
+        answer = service.ModelStreamInferResponse.FromString(message)
+        assert (answer.error_message, answer.infer_response.id) == ("no answer in time", number)
+        assert answer.infer_response.model_name == "slow"
+
+
+def split(sent: bytes) -> list[bytes]:
+    """The messages of a stream."""
+    messages = []
+    while sent:
+        end = 5 + int.from_bytes(sent[1:5], "big")
+        messages.append(sent[5:end])
+        sent = sent[end:]
+    return messages

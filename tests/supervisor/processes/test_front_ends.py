@@ -1,7 +1,7 @@
 """The front ends as the supervisor counts them; no arbiter runs."""
 
 import dataclasses
-import socket
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +21,7 @@ class Running:
         ports: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "http_process_count": 2}
         options = dataclasses.replace(OPTIONS, **ports, **changes)
         self._clock = clock
-        self.listeners = bind(dataclasses.replace(options, grpc_use_ssl=False, grpc_use_ssl_mutual=False))
+        self.listeners = bind(dataclasses.replace(options, grpc_use_ssl=False))  # tries no files
         self.front_ends = FrontEnds(EventLoop(clock), options, {}, "@nobody", self.listeners)
 
     @property
@@ -86,11 +86,7 @@ def test_who_begins_to_answer_while_it_stops_is_too_late(run: Callable[..., Runn
         ({"allow_http": False, "allow_metrics": False}, {"grpc": 1, "road": 1}),
         ({"allow_grpc": False, "allow_http": False}, {"road": 1}),
         ({"allow_grpc": False, "allow_http": False, "allow_metrics": False}, {}),
-        ({"grpc_lane": False, "grpc_process_count": 3}, {"http": 2, "grpc road": 1, "road": 1}),
-        ({"grpc_use_ssl": True}, {"http": 2, "grpc road": 1, "road": 1}),
-        ({"grpc_use_ssl_mutual": True}, {"http": 2, "grpc road": 1, "road": 1}),
-        ({"grpc_lane": False, "allow_http": False}, {"grpc road": 1, "road": 1}),
-        ({"grpc_lane": False, "allow_http": False, "allow_metrics": False}, {"grpc road": 1}),
+        ({"grpc_use_ssl": True, "grpc_process_count": 3}, {"http": 2, "grpc": 3, "road": 1}),
     ],
     ids=str,
 )
@@ -126,19 +122,8 @@ def test_no_address_leads_to_the_road_s_endpoint_for_grpc(run: Callable[..., Run
     assert state["grpc"]["keepalive_time"] == 7_200_000
 
 
-def test_grpcio_s_server_is_told_a_port_that_nobody_else_can_take(run: Callable[..., Running]) -> None:
-    running = run(grpc_lane=False)
-    address, _, port = running.environment("grpc road")["SHOAL_GRPC_ADDRESS"].rpartition(":")
-    assert (address, int(port)) == running.listeners["grpc"].getsockname()
-    with socket.socket() as its_own, socket.socket() as another:
-        another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        its_own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        its_own.bind((address, int(port)))
-        its_own.listen()
-        with pytest.raises(OSError, match="Address already in use"):
-            another.bind((address, int(port)))
-
-
-def test_an_ipv6_address_stands_in_brackets(run: Callable[..., Running]) -> None:
-    environment = run(grpc_lane=False, grpc_address="::1").environment("grpc road")
-    assert environment["SHOAL_GRPC_ADDRESS"].startswith("[::1]:")
+def test_the_files_of_tls_are_for_the_lanes_of_grpc(run: Callable[..., Running]) -> None:
+    running = run(grpc_use_ssl=True, grpc_server_cert="c", grpc_server_key="k")
+    assert json.loads(running.environment("grpc")["SHOAL_GRPC_TLS"]) == ["c", "k", "", False]
+    assert "SHOAL_GRPC_TLS" not in running.environment("http") | running.environment("road")
+    assert "SHOAL_GRPC_TLS" not in run().environment("grpc")

@@ -194,3 +194,12 @@ def test_without_a_call_pings_have_two_hours() -> None:
 
 def test_no_strikes_no_rule() -> None:
     assert not pinged(busy(PINGS._replace(max_ping_strikes=0)), *[0.0] * 100)
+
+
+def test_so_many_pings_of_ours_in_a_row() -> None:
+    connection = busy(PINGS._replace(max_pings_without_data=2))
+    assert [connection.ping() for _ in range(4)] == [True, True, False, False]
+    connection.send_data(1, [b"x"])
+    taken(connection)
+    assert [connection.ping() for _ in range(3)] == [True, True, False]
+    assert all(busy(PINGS._replace(max_pings_without_data=0)).ping() for _ in range(9))

@@ -1,10 +1,14 @@
-"""grpcio's server with mutual TLS, driven by the real tritonclient: one server, whose ledger balances in the end."""
+"""gRPC with mutual TLS, driven by the real tritonclient, and by clients that are not let in: one server, whose ledger
+balances in the end."""
 
+import os
 import queue
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -14,10 +18,21 @@ import tritonclient.grpc as client
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from tests.certificates import Certificates, make_certificates
 from tests.end_to_end.grpc_inputs import countdown, pair, tensor
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Ledger, Server, imbalances, only, serving
-from tests.frontend.grpc.certificates import self_signed
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    SAMPLES,
+    Ledger,
+    Server,
+    descendants,
+    imbalances,
+    only,
+    serving,
+    title,
+    wait_until,
+)
 
 CONFIG = """
 backend: "python"
@@ -42,20 +57,20 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for server and clients alike, and its key."""
-    return self_signed(tmp_path_factory.mktemp("tls"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """The server's and its clients'."""
+    return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, files: Certificates) -> Iterator[Server]:
     """`patient` answers when its client has cancelled."""
     models = tmp_path_factory.mktemp("models")
     add_model(models, "patient", CONFIG, PATIENT)
-    cert, key = files
     flags = [
-        "--grpc-port=0", "--http-process-count=1", "--grpc-use-ssl-mutual=true", f"--grpc-server-cert={cert}",
-        f"--grpc-server-key={key}", f"--grpc-root-cert={cert}", "--grpc-infer-response-compression-level=high",
+        "--grpc-port=0", "--http-process-count=1", "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={files.server_cert}", f"--grpc-server-key={files.server_key}",
+        f"--grpc-root-cert={files.root}", "--grpc-infer-response-compression-level=high",
         "--grpc-header-forward-pattern=^my-", "--grpc-restricted-protocol=statistics:key=value",
         *only("patient", "simple", "repeat"),
     ]  # fmt: skip
@@ -65,10 +80,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]) -
 
 
 @pytest.fixture
-def triton(server: Server, files: tuple[Path, Path]) -> Iterator[Any]:
-    cert, key = map(str, files)
+def triton(server: Server, files: Certificates) -> Iterator[Any]:
+    root, cert, key = map(str, (files.root, files.client_cert, files.client_key))
     with client.InferenceServerClient(
-        f"localhost:{server.grpc_port}", ssl=True, root_certificates=cert, private_key=key, certificate_chain=cert
+        f"localhost:{server.grpc_port}", ssl=True, root_certificates=root, private_key=key, certificate_chain=cert
     ) as opened:
         yield opened
 
@@ -100,12 +115,58 @@ def test_unary_calls(triton: Any) -> None:
         triton.load_model("nope")
 
 
-def test_who_shows_no_certificate_is_not_let_in(server: Server, files: tuple[Path, Path]) -> None:
-    credentials = grpc.ssl_channel_credentials(files[0].read_bytes())
-    with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
-        live: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-        with pytest.raises(grpc.RpcError):
-            live(b"", timeout=DEADLINE_S)
+def credentials(trusts: Certificates, shows: Certificates | None) -> grpc.ChannelCredentials:
+    """A client's, who trusts an authority and shows a certificate."""
+    root = trusts.root.read_bytes()
+    if shows is None:
+        return grpc.ssl_channel_credentials(root)
+    return grpc.ssl_channel_credentials(root, shows.client_key.read_bytes(), shows.client_cert.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Another authority's."""
+    return make_certificates(tmp_path_factory.mktemp("others"))
+
+
+def is_refused(channel: grpc.Channel) -> bool:
+    live: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+    try:
+        live(b"", timeout=DEADLINE_S)
+    except grpc.RpcError as error:
+        return error.code() is grpc.StatusCode.UNAVAILABLE
+    return False
+
+
+def test_who_shows_no_certificate_is_not_let_in(server: Server, files: Certificates) -> None:
+    with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials(files, None)) as channel:
+        assert is_refused(channel)
+    assert server.read_log(b"TLS handshakes of gRPC's clients that failed: ")
+    assert server.read_log(b"peer did not return a certificate")
+
+
+def test_who_shows_or_trusts_what_another_authority_has_signed_is_not_let_in(
+    server: Server, files: Certificates, others: Certificates
+) -> None:
+    for trusts, shows in ((files, others), (others, files)):
+        with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials(trusts, shows)) as channel:
+            assert is_refused(channel)
+
+
+def test_clients_without_tls(server: Server, triton: Any) -> None:
+    """The first stalls in the middle of its handshake, and holds up no other."""
+    address, log_start = ("127.0.0.1", server.grpc_port), len(server.log)
+    with socket.create_connection(address, DEADLINE_S) as stalled:
+        stalled.sendall(b"\x16\x03\x01\x02\x00")
+        with grpc.insecure_channel(f"localhost:{server.grpc_port}") as channel:
+            assert is_refused(channel)
+        for garbage in (b"GET /v2 HTTP/1.1\r\n\r\n", bytes(1000), os.urandom(100_000)):
+            with socket.create_connection(address, DEADLINE_S) as opened, suppress(ConnectionError):
+                opened.sendall(garbage)
+                while opened.recv(65536):
+                    pass  # an alert; then the end, or a reset, since the lane has not read all
+        assert triton.is_server_live()
+    assert server.read_log(b"TLS handshakes of gRPC's clients that failed: ", start=log_start)
 
 
 def test_a_deadline_reaches_the_model(server: Server, triton: Any) -> None:
@@ -139,7 +200,25 @@ def test_a_stream(server: Server, triton: Any) -> None:
     server.ledger_once(is_settled)  # long before the model would have come to its end
 
 
-def test_a_server_that_ends_waits_for_no_idle_stream(server: Server, files: tuple[Path, Path]) -> None:
+def test_a_lane_is_replaced_though_the_files_are_gone(server: Server, files: Certificates, triton: Any) -> None:
+    (lane,) = [pid for pid in descendants(server.process.pid) if title(pid) == "shoal grpc"]
+    key = files.server_key.read_bytes()
+    files.server_key.unlink()
+    os.kill(lane, signal.SIGKILL)
+
+    def is_answered() -> bool:
+        try:
+            result = triton.infer("simple", pair())
+        except InferenceServerException as error:
+            assert error.status() == "StatusCode.UNAVAILABLE", error
+            return False
+        return bool(result.as_numpy("OUTPUT0").tolist() == [list(range(0, 32, 2))])
+
+    wait_until(is_answered)
+    files.server_key.write_bytes(key)
+
+
+def test_a_server_that_ends_waits_for_no_idle_stream(server: Server, files: Certificates) -> None:
     left = threading.Event()
     messages: Any = service_pb2
 
@@ -147,8 +226,7 @@ def test_a_server_that_ends_waits_for_no_idle_stream(server: Server, files: tupl
         yield messages.ModelInferRequest(model_name="nope").SerializeToString()
         left.wait(DEADLINE_S)
 
-    cert, key = (each.read_bytes() for each in files)
-    with grpc.secure_channel(f"localhost:{server.grpc_port}", grpc.ssl_channel_credentials(cert, key, cert)) as channel:
+    with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials(files, files)) as channel:
         stream: Any = channel.stream_stream(STREAM)
         answers = stream(requests())
         next(answers)

@@ -1,0 +1,185 @@
+"""A client's socket with TLS, in the place of a plain one: what connection.py sends and receives is encrypted here.
+
+OpenSSL works in memory, on bytes that the socket has received or is to send, so a system call moves many records.
+"""
+
+import socket
+import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+#: The most plaintext of one record (RFC 8446, section 5.1).
+_RECORD_BYTES = 16 * 1024
+#: Bytes that OpenSSL is given at once, either way: it keeps memory for as many until the connection ends (ours).
+_PIECE_BYTES = 32 * 1024
+#: What one call receives; no connection keeps anything here, so that one of them serves all, in a process's one thread.
+_RECEIVED = memoryview(bytearray(512 * 1024))
+
+
+class TlsSocket(socket.socket):
+    """A non-blocking socket. `shake_hands` until that is done; then its methods mean what those of a plain socket do:
+    BlockingIOError where nothing can be received or sent now, another OSError where the connection is broken."""
+
+    __slots__ = (
+        "_incoming", "_num_sealed", "_outgoing", "_tls", "_unsent", "handshake_ends_s", "has_spoken",
+    )  # fmt: skip
+
+    def __init__(self, accepted: socket.socket, context: ssl.SSLContext, handshake_ends_s: float) -> None:
+        """`accepted` is used up: its descriptor is this socket's now."""
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        self.setblocking(False)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.handshake_ends_s = handshake_ends_s  # when the lane no longer waits for its end
+        # Changed by every method.
+        self.has_spoken = False  # the client has sent something
+        self._unsent = memoryview(b"")  # ciphertext that the socket has not taken
+        self._num_sealed = 0  # plaintext bytes in it, of which `sendmsg` has not said yet that they were sent
+
+    # --- the handshake ---
+
+    def shake_hands(self) -> bool:
+        """Take what has come of the handshake, and answer it. True where the handshake is complete.
+
+        Raises OSError where it has failed: the client is gone, does not show the right certificate, or speaks something
+        else than HTTP/2 over TLS.
+        """
+        with suppress(BlockingIOError):  # the socket was waited for to send
+            data = super().recv(_PIECE_BYTES)
+            if not data:
+                raise ConnectionResetError("the client hung up")
+            self.has_spoken = True
+            self._incoming.write(data)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        except ssl.SSLError:
+            with suppress(OSError):
+                self._flush()  # the alert that tells the client why
+            raise
+        if self._tls.selected_alpn_protocol() != "h2":
+            raise ConnectionRefusedError("the client does not ask for HTTP/2 (ALPN)")
+        return self._flush()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the socket is to be waited for until it takes more."""
+        return bool(self._unsent)
+
+    @property
+    def has_received(self) -> bool:
+        """Whether bytes came along with the end of the handshake: no event tells of them."""
+        return self._incoming.pending > 0
+
+    # --- bytes in ---
+
+    def recv(self, bufsize: int, _flags: int = 0, /) -> bytes:
+        """All that can be decrypted with up to so many bytes of ciphertext more; b"" at the end of the connection."""
+        try:
+            nbytes = super().recv_into(_RECEIVED, min(bufsize, len(_RECEIVED)))
+        except BlockingIOError:
+            if not self._incoming.pending:
+                raise
+            nbytes = 0
+        else:
+            if not nbytes:
+                return b""
+        pieces = self._decrypt(nbytes)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def recvmsg_into(
+        self, buffers: Iterable[Any], _ancbufsize: int = 0, _flags: int = 0, /
+    ) -> tuple[int, list[Any], int, Any]:
+        """Decrypt into these buffers, in this order, of which the first is not empty; `recv` says what else it does.
+
+        They have room for more than a record, since a part of one may have come before.
+        """
+        room = sum(map(len, buffers)) - _RECORD_BYTES
+        nbytes = super().recv_into(_RECEIVED, min(room, len(_RECEIVED)))
+        if not nbytes:
+            return 0, [], 0, None
+        pieces = self._decrypt(nbytes)
+        rests = iter(buffers)
+        rest = next(rests)
+        for piece in pieces:
+            left = memoryview(piece)
+            while len(left) >= len(rest):
+                rest[:] = left[: len(rest)]
+                left = left[len(rest) :]
+                rest = next(rests)
+            rest[: len(left)] = left
+            rest = rest[len(left) :]
+        return sum(map(len, pieces)), [], 0, None
+
+    def _decrypt(self, nbytes: int) -> list[bytes]:
+        """The plaintext of all records that are complete with so many bytes received; the last is empty if the client
+        says that nothing more comes. Raises BlockingIOError where no record is complete."""
+        pieces: list[bytes] = []
+        for start in range(0, nbytes or 1, _PIECE_BYTES):
+            self._incoming.write(_RECEIVED[start : min(start + _PIECE_BYTES, nbytes)])
+            with suppress(ssl.SSLWantReadError):  # only a part of the last record has come
+                while self._incoming.pending:
+                    pieces.append(self._tls.read(_RECORD_BYTES))
+                    if not pieces[-1]:  # close_notify: what came before it is taken first, then the end is told
+                        with suppress(OSError):
+                            super().shutdown(socket.SHUT_RD)
+                        return pieces
+        if self._outgoing.pending and not self._flush() and len(self._unsent) > 2 * _PIECE_BYTES:
+            raise ConnectionAbortedError("the client does not read the alerts that answer what it sends")
+        if not pieces:
+            raise BlockingIOError
+        return pieces
+
+    # --- bytes out ---
+
+    def send(self, data: Any, _flags: int = 0, /) -> int:
+        """Encrypt and send these bytes, or their beginning; see `sendmsg`."""
+        return self.sendmsg([data])
+
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
+        """Encrypt and send the beginning of these buffers; returns how many bytes have been sent.
+
+        Bytes whose ciphertext the socket has not taken are not counted yet: BlockingIOError is raised, and the next
+        call must begin with the same bytes. It sends the rest of that ciphertext, and counts them.
+        """
+        if not self._num_sealed:
+            if not self._flush():  # an alert
+                raise BlockingIOError
+            self._num_sealed = self._tls.write(_beginning(buffers))
+        if not self._flush():
+            raise BlockingIOError
+        num_sent, self._num_sealed = self._num_sealed, 0
+        return num_sent
+
+    def _flush(self) -> bool:
+        """Send the ciphertext that there is, as far as the socket takes it; whether that was all."""
+        if self._outgoing.pending:
+            new = self._outgoing.read()
+            self._unsent = memoryview(b"".join((self._unsent, new)) if self._unsent else new)
+        if self._unsent:
+            try:
+                self._unsent = self._unsent[super().send(self._unsent) :]
+            except BlockingIOError:
+                return False
+        return not self._unsent
+
+    def shutdown(self, how: int, /) -> None:
+        """Say that nothing more comes, in TLS's words (close_notify) and in TCP's."""
+        with suppress(ssl.SSLError):  # the client's close_notify is not waited for
+            self._tls.unwrap()
+        self._flush()
+        super().shutdown(how)
+
+
+def _beginning(buffers: Iterable[Any]) -> Any:
+    """The bytes that are encrypted at once."""
+    pieces, room = [], _PIECE_BYTES
+    for each in buffers:
+        pieces.append(each if len(each) <= room else memoryview(each)[:room])
+        room -= len(each)
+        if room <= 0:
+            break
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,167 @@
+"""frontend/grpc/tls_lane.py: the bounds of handshakes; real sockets, the test's clock, and the test as the loop."""
+
+import logging
+import select
+import socket
+import ssl
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.frontend.grpc.connection import GrpcConnection
+from shoal.frontend.grpc.tls_lane import TlsLane
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Host
+from shoal.tls import server_context
+from tests.certificates import Certificates
+from tests.frontend.grpc.connection_pair import plain_ends
+from tests.frontend.grpc.http2.peer import PREFACE, SETTINGS, frame
+from tests.frontend.lane_star import Star
+
+
+class Client:
+    """A client whose every step of the handshake is the test's."""
+
+    def __init__(self, lane: "Lane", context: ssl.SSLContext) -> None:
+        accepted, self.socket = plain_ends()
+        self.fd = accepted.fileno()
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        lane.lane._add(accepted, b"", is_new=True)
+        self.accepted = lane.lane._handshakes[self.fd]
+
+    def say_hello(self) -> None:
+        with pytest.raises(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        self.send(self._outgoing.read())
+
+    def finish(self) -> None:
+        """End the handshake with what the lane has answered, and begin to speak HTTP/2."""
+        self._incoming.write(self.socket.recv(65536))
+        self._tls.do_handshake()
+        self._tls.write(PREFACE + frame(SETTINGS, 0, 0))
+        self.send(self._outgoing.read())
+
+    def send(self, data: bytes) -> None:
+        """Returns when the lane can receive it."""
+        self.socket.sendall(data)
+        assert select.select([self.accepted], [], [], 60)[0]
+
+    @property
+    def is_shut_out(self) -> bool:
+        """Whether the lane has closed the connection."""
+        return self.accepted.fileno() < 0 and self.socket.recv(65536) == b""
+
+
+class Lane:
+    """A lane that may have forty connections, and so four handshakes, and its clients."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        star = Star()
+        place: Any = SimpleNamespace(port=star.port)
+        front_end: Any = SimpleNamespace(state=star.state, place=place)
+        files = str(certificates.server_cert), str(certificates.server_key)
+        host = Host([], -1, lambda: True, lambda: None)
+        self.lane = TlsLane(front_end, host, server_context(*files, "", False))
+        self.lane.now_s = 1000.0
+        self._context = ssl.create_default_context(cafile=certificates.root)
+        self._context.set_alpn_protocols(["h2"])
+        self.clients: list[Client] = []
+
+    def connect(self, count: int) -> list[Client]:
+        connected = [Client(self, self._context) for _ in range(count)]
+        self.clients += connected
+        return connected
+
+    def run_pass(self) -> None:
+        """One pass of the loop."""
+        for fd, event in self.lane._poller.poll(0):
+            connection = self.lane._connections.get(fd)
+            if connection is None:
+                self.lane._on_other(fd, event)
+            else:
+                self.lane._serve(connection, event)
+        self.lane._finish_pass()
+
+    @property
+    def connections(self) -> dict[int, GrpcConnection]:
+        return self.lane._connections
+
+
+@pytest.fixture
+def lane(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lane]:
+    monkeypatch.setattr("shoal.frontend.lane_loop.max_connections", lambda: 40)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setenv("SHOAL_SEND_FD", str(ours.detach()))
+    lane = Lane(certificates)
+    with theirs:
+        yield lane
+    for client in lane.clients:
+        client.socket.close()
+    for handshake in list(lane.lane._handshakes.values()):
+        handshake.close()
+    for connection in list(lane.connections.values()):
+        lane.lane.close(connection)
+    lane.lane._doors.end()
+
+
+def test_a_client_has_a_place_among_connections_when_its_handshake_is_complete(lane: Lane) -> None:
+    (client,) = lane.connect(1)
+    client.say_hello()
+    lane.run_pass()
+    assert not lane.connections
+    assert not lane.lane._is_idle
+    client.finish()
+    lane.run_pass()
+    connection = lane.connections[client.fd]
+    assert connection.peer == "127.0.0.1"
+    assert connection.silent_until_s == 0.0  # its preface has been read: it came along with the handshake's end
+
+
+def test_who_stalls_is_shut_out_in_time_and_costs_one_line_at_most_a_second(
+    lane: Lane, caplog: pytest.LogCaptureFixture
+) -> None:
+    stalled = lane.connect(3)
+    for client in stalled[:2]:
+        client.send(b"\x16\3\1")
+    lane.run_pass()
+    for late_s, shut_out in ((HEAD_S - 0.1, False), (HEAD_S, True)):
+        lane.lane.now_s = 1000.0 + late_s
+        lane.lane._tick()
+        assert [client.is_shut_out for client in stalled] == [shut_out] * 3
+    lane.lane.now_s += 1.0
+    lane.lane._tick()
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    start = "TLS handshakes of gRPC's clients that failed: 1, the last from 127.0.0.1: it was not complete in time"
+    assert lines == [start, start]  # who has never said anything is no handshake that failed
+
+
+def test_the_oldest_handshake_makes_room(lane: Lane) -> None:
+    clients = lane.connect(6)
+    assert [client.is_shut_out for client in clients] == [True, True, False, False, False, False]
+
+
+def test_so_many_steps_of_handshakes_in_one_pass(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.frontend.grpc.tls_lane._MAX_STEPS", 2)
+    clients = lane.connect(4)
+    for client in clients:
+        client.say_hello()
+    for num_heard in (2, 4):
+        lane.run_pass()
+        assert sum(client.accepted.has_spoken for client in clients) == num_heard
+
+
+def test_a_stopping_lane_waits_for_handshakes_for_as_long_as_for_idle_clients(lane: Lane) -> None:
+    early, late = lane.connect(2)
+    early.say_hello()
+    lane.run_pass()
+    lane.lane._stops_at_s = lane.lane.now_s + 30.0
+    lane.lane._begin_to_stop()
+    early.finish()
+    lane.run_pass()
+    assert lane.connections[early.fd].is_ending
+    lane.lane.now_s += LINGER_S
+    lane.lane._tick()
+    assert late.is_shut_out
+    assert not lane.lane._handshakes
