@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Mapping
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.guests import checked
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import REJECTED
@@ -19,8 +19,9 @@ class Arrivals:
     """Handler of REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
 
     def __init__(
-        self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, counted: set[Model],
-        awake: dict[int, Model], *, deadline_ns: int, tell_cancelled: Callable[[int, Model], None],
+        self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], requests: OpenRequests,
+        counted: set[ScheduledModel], awake: dict[int, ScheduledModel], *, deadline_ns: int,
+        send_cancel: Callable[[int, ScheduledModel], None],
     ) -> None:  # fmt: skip
         self._models = models
         self._workers = workers
@@ -29,15 +30,15 @@ class Arrivals:
         self._awake = awake
         #: Every request is to be answered this long after its start, in ns, whatever its client says; 0 = no limit.
         self._deadline_ns = deadline_ns
-        self._tell_cancelled = tell_cancelled
-        # Used only by a dead batcher's successor: `_in_hand` and `_heard` are requests that workers have, and that
-        # clients have sent again; `_said_again` are requests of sequences, with the times when their clients began to
+        self._send_cancel = send_cancel
+        # Used only by a dead batcher's successor: `_in_hand` and `_resent_keys` are requests that workers have, and
+        # that clients have sent again; `_resent` are requests of sequences, with the times when their clients began to
         # receive them, until all front ends have sent their open requests again.
         self.is_resuming = False
-        self._said_again: list[tuple[int, Model, QueuedRequest]] | None = None
+        self._resent: list[tuple[int, ScheduledModel, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
         self._answered: Container[int] = ()
-        self._heard: set[int] = set()
+        self._resent_keys: set[int] = set()
 
     def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
         """Begin to take over a dead batcher's requests, which clients send again, behind records that they had
@@ -50,14 +51,14 @@ class Arrivals:
     def keep_sequences_back(self) -> None:
         """Queue no request of a sequence before `queue_sequences`: an earlier one may still come from another front
         end."""
-        self._said_again = []
+        self._resent = []
 
     def queue_sequences(self, now_ns: int) -> None:
         """Queue the requests of sequences that were kept back, in the order in which they first arrived."""
-        said_again, self._said_again = self._said_again, None
-        if said_again is None:
+        resent, self._resent = self._resent, None
+        if resent is None:
             return
-        for _, model, queued in sorted(said_again, key=lambda each: each[0]):
+        for _, model, queued in sorted(resent, key=lambda each: each[0]):
             if queued.key in self._requests:  # otherwise its client has died
                 self._queue(model, queued, now_ns)
         for model in self._models.values():
@@ -69,13 +70,13 @@ class Arrivals:
         self.is_resuming = False
         self._in_hand = set()
         self._answered = ()
-        self._heard.clear()
+        self._resent_keys.clear()
 
-    def has_heard(self, key: int) -> bool:
+    def was_resent(self, key: int) -> bool:
         """Whether a client has sent this request again to a dead batcher's successor."""
-        return key in self._heard
+        return key in self._resent_keys
 
-    def accept(self, client: Client, record: Record, now_ns: int) -> None:
+    def accept(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Queue or refuse the request of a REQUEST record; the request's block stays the client's. Raises
         LayoutError for a malformed record of a guest."""
         (
@@ -85,10 +86,10 @@ class Arrivals:
         key = client.first_key + number
         if number > client.last_number:
             client.last_number = number
-        elif not self.is_resuming or key in self._heard:
+        elif not self.is_resuming or key in self._resent_keys:
             return  # sent again to a batcher that has it already
         if self.is_resuming:
-            self._heard.add(key)
+            self._resent_keys.add(key)
             if key in self._answered:
                 return
         model = self._models.get(model_id)
@@ -112,17 +113,17 @@ class Arrivals:
             if self._may_be_begun(model):
                 # A worker may have this request, and its client some of the responses: it cannot be executed again.
                 self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
-                self._tell_cancelled(key, model)
+                self._send_cancel(key, model)
                 return
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
-        if self._said_again is not None and model.sequences is not None:
-            self._said_again.append((start_ns, model, queued))
+        if self._resent is not None and model.sequences is not None:
+            self._resent.append((start_ns, model, queued))
             return
         self._queue(model, queued, now_ns)
 
-    def accept_child(self, client: Client, record: Record, now_ns: int) -> None:
+    def accept_child(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Accept a CHILD_REQUEST, a call that a model made for another request. Raises LayoutError if a guest sent
         the record."""
         if client.is_guest:
@@ -133,7 +134,7 @@ class Arrivals:
         if is_new:
             self._requests.trace_child(client, record[Q.NUMBER], record[Q.PARENT])
 
-    def _queue(self, model: Model, queued: QueuedRequest, now_ns: int) -> None:
+    def _queue(self, model: ScheduledModel, queued: QueuedRequest, now_ns: int) -> None:
         try:
             model.scheduler.add(queued, now_ns)
         except (UnavailableError, SequenceError) as error:
@@ -147,7 +148,7 @@ class Arrivals:
         latest_ns = start_ns + self._deadline_ns
         return latest_ns if not deadline_ns else min(deadline_ns, latest_ns) if self._deadline_ns else deadline_ns
 
-    def _may_be_begun(self, model: Model) -> bool:
+    def _may_be_begun(self, model: ScheduledModel) -> bool:
         """Whether a dead batcher may have begun a request that its client sends again, so that it must not be
         executed."""
         if isinstance(model, Ensemble):

@@ -12,11 +12,11 @@ from shoal.batcher import statistics
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.passed_on import Pieces, read_pieces
-from shoal.batcher.peers import Model
-from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
+from shoal.batcher.passed_on import ResponseBlocks, read_pieces
+from shoal.batcher.peers import ScheduledModel
+from shoal.batcher.response_cache import CacheEntry, CoalescingKey, RequestIdentity, ResponseCache
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.shared_answers import Answer, SharedAnswers
+from shoal.batcher.shared_answers import DecodedValue, SharedAnswers
 from shoal.errors import InternalError, UnavailableError
 from shoal.request import InferResponse, TensorRef, pack_response, unpack_response
 from shoal.shm.counters import CacheFigures
@@ -40,7 +40,7 @@ class CachedResponses:
         blocks: Blocks,
         figures: CacheFigures,
         clock_ns: Callable[[], int],
-        woken: Callable[[Model], None],
+        woken: Callable[[ScheduledModel], None],
         shared: SharedAnswers | None = None,
     ) -> None:
         """`clock_ns` times lookups for the statistics; `woken` is called with a model whose queue has a new request."""
@@ -55,25 +55,25 @@ class CachedResponses:
         self._revisions: dict[int, str] = {}
         self._cache = ResponseCache(figures["total_bytes"])
 
-    def take(self, model: Model, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
+    def take(self, model: ScheduledModel, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
         """Take an accepted request unless it must be queued: the request is answered at once, or waits for an equal
         one. The digest (0, 0) means that none was computed."""
         if digest == (0, 0):
             return False
         began_ns = self._clock_ns()
         self._figures["num_lookups"] += 1
-        identity = Identity(model.id, *digest)
+        identity = RequestIdentity(model.id, *digest)
         stored, must_execute = self._cache.find(identity), False
         if stored is not None:
             self._answer(queued.key, stored.ref, stored.header, [], began_ns)
-        elif self._begin(Flight(identity, queued.priority, queued.timeout_us), queued):
+        elif self._begin(CoalescingKey(identity, queued.priority, queued.timeout_us), queued):
             must_execute = self._shared is None or not self._shared.look_up(identity, queued, began_ns)
             self._figures["num_misses"] += must_execute
         self._figures["lookup_ns"] += self._clock_ns() - began_ns
         self._show()
         return not must_execute
 
-    def settle(self, model: Model, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
+    def settle(self, model: ScheduledModel, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
         """Keep an ended request's only response (block, header, number of pieces) and answer waiting requests with
         it; without a response (None), have the next waiting request executed."""
         ended = self._cache.end(key)
@@ -99,7 +99,7 @@ class CachedResponses:
         """Stop a request's wait for an equal one or for the shared store. False if the request did not wait."""
         return self._cache.cancel(key) or (self._shared is not None and self._shared.forget(key))
 
-    def abandon(self, model: Model, key: int) -> None:
+    def abandon(self, model: ScheduledModel, key: int) -> None:
         """Forget a request whose client is gone."""
         if not self._cache.cancel(key):
             if self._shared is not None:
@@ -177,7 +177,7 @@ class CachedResponses:
         now_ns = self._clock_ns()
         self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
 
-    def _execute_next(self, flight: Flight, waiting: list[int], now_ns: int) -> None:
+    def _execute_next(self, flight: CoalescingKey, waiting: list[int], now_ns: int) -> None:
         """Execute the next of equal requests after a leader has failed, which says nothing about the others."""
         for key in waiting:
             *_, queued = self._requests[key]
@@ -194,11 +194,11 @@ class CachedResponses:
             self._requests.refuse(key, error, now_ns)
         self._woken(model)
 
-    def _begin(self, flight: Flight, queued: QueuedRequest) -> bool:
+    def _begin(self, flight: CoalescingKey, queued: QueuedRequest) -> bool:
         """Whether the request must be executed, because it cannot wait for an equal one."""
         return self._cache.begin(flight, queued.key, queued.deadline_ns)
 
-    def _keep(self, identity: Identity, ref: int, header: int, pieces: list[int]) -> None:
+    def _keep(self, identity: RequestIdentity, ref: int, header: int, pieces: list[int]) -> None:
         """Copy an answer into the cache if there is, or can be made, room for the copy."""
         if self._cache.has(identity):
             return
@@ -208,7 +208,7 @@ class CachedResponses:
             return
         offset, nbytes = unpack_span(header)
         try:
-            lies = Pieces(pieces or [ref], self._blocks.open)
+            lies = ResponseBlocks(pieces or [ref], self._blocks.open)
             outputs, parameters = unpack_response(block[offset : offset + nbytes], lies.nbytes)
         except InternalError:
             return  # malformed: the client that reads it reports so
@@ -230,7 +230,7 @@ class CachedResponses:
         if self._shared is not None:
             self._shared.keep(identity, kept.memory[: place + len(packed)], place, self._clock_ns())
 
-    def _keep_shared(self, identity: Identity, answer: Answer) -> Stored | None:
+    def _keep_shared(self, identity: RequestIdentity, answer: DecodedValue) -> CacheEntry | None:
         """Copy an answer of another server into the cache if there is, or can be made, room for the copy."""
         contents, header = answer
         own, nbytes = self._blocks.own, len(contents)
@@ -249,9 +249,9 @@ class CachedResponses:
                 return None
         return kept
 
-    def _store(self, identity: Identity, kept: Block, header: int, nbytes: int) -> Stored:
+    def _store(self, identity: RequestIdentity, kept: Block, header: int, nbytes: int) -> CacheEntry:
         self._holders.hold_part(kept.ref, _CACHE)
-        stored = Stored(kept.ref, header, block_nbytes(nbytes))
+        stored = CacheEntry(kept.ref, header, block_nbytes(nbytes))
         self._cache.store(identity, stored)
         return stored
 

@@ -1,7 +1,7 @@
 """Ensembles as values: a model without instances, its requests in progress, and the client that submits steps.
 
-Two classes stand in for others: `Unqueued` is the scheduler of an ensemble, and `StepClient` is the client of the
-requests to the steps' models. Requests are driven by `ensembles`.
+Two classes stand in for others: `EnsembleScheduler` is the scheduler of an ensemble, and `StepClient` is the client of
+the requests to the steps' models. Requests are driven by `ensembles`.
 """
 
 import logging
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.batcher.child_traces import TraceParent, TraceRoot
-from shoal.batcher.passed_on import MAX_KEPT, Asked, EnsembleResponses, Passed, StepRequests, StepResponses
-from shoal.batcher.peers import Client, Model, Sharing
+from shoal.batcher.passed_on import MAX_KEPT, EnsembleRequest, EnsembleResponses, Passed, StepRequests, StepResponses
+from shoal.batcher.peers import ClientPeer, CoalescingCache, ScheduledModel
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.ensemble import Graph, Stage
 from shoal.batcher.scheduling.payload import Batch
@@ -37,7 +37,7 @@ NO_POINTS = (0, 0, 0, 0)
 NUM_WORDS = P.PIECES + 1
 
 
-class StepClient(Client):
+class StepClient(ClientPeer):
     """The client of requests to steps, which lives in the batcher itself and so has no ring."""
 
     __slots__ = ("_steps", "replies")
@@ -53,7 +53,7 @@ class StepClient(Client):
         self.replies: list[Record] = []
         self._steps = steps
 
-    def say(self, reply: Record) -> None:
+    def send(self, reply: Record) -> None:
         """Queue a reply until the ensembles are advanced."""
         self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
 
@@ -62,7 +62,9 @@ class StepClient(Client):
         step = self._steps.get(number)
         return None if step is None else step[0].trace_of_steps
 
-    def times(self, number: int, model: Model, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+    def times(
+        self, number: int, model: ScheduledModel, queue_ns: int, compute: Compute
+    ) -> tuple[int, int, int, int, int]:
         """The step's times, unchanged, to be added up for the ensemble's statistics."""
         return queue_ns, *compute
 
@@ -121,7 +123,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class StepPlan:
     """The course of all requests that want certain outputs of an ensemble."""
 
     wanted: tuple[str, ...]
@@ -136,37 +138,37 @@ class Way:
     branches: Mapping[int, tuple[Stage, tuple[int, ...]]]
 
 
-class Progress:
+class EnsembleRun:
     """A request to an ensemble that is in progress."""
 
     __slots__ = (
         "answer", "asked", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key", "models",
-        "outermost", "queued", "root", "way",
+        "outermost", "plan", "queued", "root",
     )  # fmt: skip
 
     def __init__(
         self,
         ensemble: "Ensemble",
         queued: QueuedRequest,
-        asked: Asked,
+        asked: EnsembleRequest,
         tensors: dict[str, Passed],
         slab: Slab,
-        client: Client,
-        asker: "Progress | None" = None,
+        client: ClientPeer,
+        asker: "EnsembleRun | None" = None,
     ) -> None:
         """`asker` is the ensemble's request that this one is a step of, if any."""
         self.ensemble = ensemble
         self.client = client
         #: The client of the outermost ensemble's request.
-        self.outermost: Client = client if asker is None else asker.outermost
+        self.outermost: ClientPeer = client if asker is None else asker.outermost
         self.key = queued.key
         self.queued = queued
         self.asked = asked
         #: The steps' models at the request's start; a reload does not change them.
         self.models = ensemble.models
         self.graph = ensemble.graph
-        self.way = way = ensemble.way(asked.request.requested_outputs)
-        self.root = Iteration(way.stage, tensors, asked.parameters, slab)
+        self.plan = plan = ensemble.plan(asked.request.requested_outputs)
+        self.root = Iteration(plan.stage, tensors, asked.parameters, slab)
         # Changed as steps begin and end: iterations that are not over; the times of each step that has ended; block,
         # header and number of pieces of the last response, all 0 if that response only ends the request.
         self.iterations = {self.root}
@@ -183,7 +185,7 @@ class Progress:
 
     def branch(self, parent: Iteration, step: int) -> Iteration:
         """A new iteration, begun by a response of the decoupled step `step` in the iteration `parent`."""
-        stage, _ = self.way.branches[step]
+        stage, _ = self.plan.branches[step]
         made = Iteration(stage, dict(parent.tensors), parent.parameters, parent.slab, parent, step)
         parent.num_beneath += 1
         self.iterations.add(made)
@@ -202,10 +204,10 @@ class Progress:
 
 
 #: Open steps by the numbers of their requests: progress, iteration, step, the step's model, when the step began (ns).
-Steps = dict[int, tuple[Progress, Iteration, int, Model, int]]
+Steps = dict[int, tuple[EnsembleRun, Iteration, int, ScheduledModel, int]]
 
 
-class Unqueued(Scheduler):
+class EnsembleScheduler(Scheduler):
     """The scheduler of an ensemble, in which no request waits: all begin at once. See `Scheduler` for the contract
     of each method."""
 
@@ -214,8 +216,8 @@ class Unqueued(Scheduler):
     def __init__(self) -> None:
         # Changed here and by `Ensembles`: requests to begin; requests in progress, by key; cancelled ones.
         self.arrived: list[QueuedRequest] = []
-        self.open: dict[int, Progress] = {}
-        self.abandoned: list[Progress] = []
+        self.open: dict[int, EnsembleRun] = {}
+        self.abandoned: list[EnsembleRun] = []
         #: Called when a request is to begin or was cancelled.
         self.on_news: Callable[[], None] = lambda: None
 
@@ -243,9 +245,9 @@ class Unqueued(Scheduler):
         return []  # its steps expire in their models' queues
 
     def cancel(self, key: int) -> bool:
-        progress = self.open.pop(key, None)
-        if progress is not None:
-            self.abandoned.append(progress)
+        run = self.open.pop(key, None)
+        if run is not None:
+            self.abandoned.append(run)
             self.on_news()
             return True
         left = [request for request in self.arrived if request.key != key]
@@ -265,7 +267,7 @@ class Unqueued(Scheduler):
         """No effect: an ensemble has no instances."""
 
     def drain(self) -> list[QueuedRequest]:
-        drained = [progress.queued for progress in self.open.values()] + self.arrived
+        drained = [run.queued for run in self.open.values()] + self.arrived
         self.abandoned += self.open.values()
         self.open.clear()
         self.arrived.clear()
@@ -273,12 +275,12 @@ class Unqueued(Scheduler):
         return drained
 
 
-class Ensemble(Model):
+class Ensemble(ScheduledModel):
     """A version of an ensemble. `models` are the ids of its steps' models; 0 for one that is not loaded."""
 
     __slots__ = (
         "answers", "graph", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked",
-        "requests", "responses", "steps", "unqueued", "ways",
+        "plans", "requests", "responses", "runs", "steps",
     )  # fmt: skip
     #: As in Triton, failures count as OTHER whatever the step's failure counts as.
     FAILURE = OTHER
@@ -292,14 +294,14 @@ class Ensemble(Model):
         version: int,
         models: Sequence[int],
         may_run_again: bool,
-        sharing: Sharing | None = None,
+        sharing: CoalescingCache | None = None,
         decoupled: Collection[int] = (),
     ) -> None:
-        self.unqueued = Unqueued()
+        self.runs = EnsembleScheduler()
         self.own_signature = Signature.from_config(config)
         super().__init__(
             model_id,
-            self.unqueued,
+            self.runs,
             row,
             max_rows=max(1, config["max_batch_size"]),
             may_run_again=may_run_again,
@@ -316,7 +318,7 @@ class Ensemble(Model):
         self.max_inflight = configured.max_inflight_requests(config)
         # Changed as steps begin and end: number of open requests to each step, and iterations that wait to ask it.
         self.num_inflight = [0] * len(self.steps)
-        self.parked = [deque[tuple[Progress, Iteration]]() for _ in self.steps]
+        self.parked = [deque[tuple[EnsembleRun, Iteration]]() for _ in self.steps]
         #: Outputs that models have left out of a response.
         self.left_out: set[str] = set()
         self.link(models, decoupled)
@@ -329,12 +331,12 @@ class Ensemble(Model):
         """Set the models of the steps, at first and whenever another version takes the place of a step's model."""
         self.models: Sequence[int] = tuple(models)
         self.graph = Graph(self.steps, decoupled)
-        self.ways = Memo[tuple[str, ...], Way]("ensemble_way", MAX_KEPT)
+        self.plans = Memo[tuple[str, ...], StepPlan]("ensemble_way", MAX_KEPT)
 
-    def way(self, requested: tuple[str, ...]) -> Way:
+    def plan(self, requested: tuple[str, ...]) -> StepPlan:
         """The course of requests for these outputs; for all outputs if `requested` is empty."""
-        way = self.ways.entries.get(requested)
-        if way is None:
+        plan = self.plans.entries.get(requested)
+        if plan is None:
             signature, graph = self.own_signature, self.graph
             wanted = requested or tuple(signature.outputs)
             outputs = tuple([name for name in signature.outputs if name in wanted])
@@ -343,9 +345,9 @@ class Ensemble(Model):
                 step: graph.start(wanted, step).after(None, graph.there(signature.inputs, step))[:2]
                 for step in graph.decoupled
             }
-            way = Way(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches)
-            self.ways.keep(requested, way)
-        return way
+            plan = StepPlan(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches)
+            self.plans.keep(requested, plan)
+        return plan
 
     def without_left_out(self, outputs: tuple[str, ...], written: Collection[str]) -> tuple[str, ...]:
         """The outputs that steps have written; the others are missing from the response, as in Triton.

@@ -21,7 +21,7 @@ from shoal.batcher.guests import greedy
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
-from shoal.batcher.peers import Client, Model, Peer, Running, Worker
+from shoal.batcher.peers import ClientPeer, Peer, RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
@@ -56,16 +56,16 @@ class Exchange:
         self._max_in_flight = max_in_flight
         # Changed by the add_, retire_ and remove_ methods, called by the control plane. Clients and workers are found
         # by owner id, models by model id.
-        self.clients: dict[int, Client] = {}
-        self.workers: dict[int, Worker] = {}
-        self.models: dict[int, Model] = {}
+        self.clients: dict[int, ClientPeer] = {}
+        self.workers: dict[int, WorkerPeer] = {}
+        self.models: dict[int, ScheduledModel] = {}
         # Changed by step and by deaths.
         self.holders = Holders()
-        self._written_workers: set[Worker] = set()
-        self._written_clients: set[Client] = set()
+        self._written_workers: set[WorkerPeer] = set()
+        self._written_clients: set[ClientPeer] = set()
         self._late = LateClients(self.holders)
         self.blocks = Blocks(self.clients, self.workers, self._written_workers, self._late)
-        self._counted: set[Model] = set()
+        self._counted: set[ScheduledModel] = set()
         self._requests = OpenRequests(self.holders, self._written_clients, self._counted, self._late)
         self._dispatch = Dispatch(
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
@@ -74,7 +74,7 @@ class Exchange:
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._arrivals = Arrivals(
             self.models, self.workers, self._requests, self._counted, self._awake,
-            deadline_ns=deadline_ns, tell_cancelled=self._tell_cancelled,
+            deadline_ns=deadline_ns, send_cancel=self._send_cancel,
         )  # fmt: skip
         self.succession = Succession(
             self.clients, self.workers, self.busy, self._requests, self._arrivals, self._late, self.blocks,
@@ -87,7 +87,7 @@ class Exchange:
             self.blocks,
             wall_offset_ns=wall_offset_ns,
             woken=self._wake,
-            tell_cancelled=self._tell_cancelled,
+            send_cancel=self._send_cancel,
         )
         #: The response cache, with --cache-config.
         self.cached: CachedResponses | None = None
@@ -103,7 +103,7 @@ class Exchange:
 
     # --- peers and models, announced by the supervisor ---
 
-    def add_worker(self, worker: Worker, now_ns: int = 0) -> None:
+    def add_worker(self, worker: WorkerPeer, now_ns: int = 0) -> None:
         """Give batches to a worker that has loaded its model and mapped all segments."""
         self.workers[worker.owner] = worker
         worker.model.is_failed = False
@@ -162,7 +162,7 @@ class Exchange:
             return
         self._written_clients.discard(client)
         for key, model in self._requests.forget(client):
-            self._tell_cancelled(key, model)
+            self._send_cancel(key, model)
         for ref in self.holders.release_owner(owner):
             self.blocks.free(ref)
 
@@ -234,7 +234,7 @@ class Exchange:
             self.cached.advance(now_ns)
         if self._dispatch.deadlines.due_ns:
             self._dispatch.wake_due(now_ns)
-        while self._awake or not (self.ensembles.are_idle or self.ensembles.have_heard):
+        while self._awake or not (self.ensembles.are_idle or self.ensembles.have_no_news):
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
@@ -284,7 +284,7 @@ class Exchange:
             if client.reader.has_unread() and owner in self.clients:
                 self._drain_client(client, now_ns)
 
-    def _drain_client(self, client: Client, now_ns: int) -> None:
+    def _drain_client(self, client: ClientPeer, now_ns: int) -> None:
         try:
             for record in client.reader.read():
                 kind = record[0]
@@ -301,7 +301,7 @@ class Exchange:
                     key = client.first_key + record[R.NUMBER]
                     model = self._requests.cancel(key, now_ns, is_sure=not record[R.MORE])
                     if model is not None:
-                        self._tell_cancelled(key, model)
+                        self._send_cancel(key, model)
                 elif kind == layout.HOLD and self._arrivals.is_resuming:
                     self.succession.hold(client, record)
                 elif kind == layout.TRACE:
@@ -322,7 +322,7 @@ class Exchange:
                 if owner in self.clients:  # the client of ensembles' steps is in no table
                     self.distrust(owner)
 
-    def _release_others(self, client: Client, record: Record) -> None:
+    def _release_others(self, client: ClientPeer, record: Record) -> None:
         for number in takewhile(bool, record[_OTHERS:]):
             if number > _MAX_NUMBER:
                 raise LayoutError(f"client {client.owner} sent the number {number}")
@@ -336,7 +336,7 @@ class Exchange:
 
     # --- records from workers, which user code may have written ---
 
-    def _drain_worker(self, worker: Worker, now_ns: int) -> None:
+    def _drain_worker(self, worker: WorkerPeer, now_ns: int) -> None:
         try:
             records = worker.reader.read()
             if not records:
@@ -354,11 +354,11 @@ class Exchange:
             self.busy.pop(worker.owner, None)
         self._read.append(worker)
 
-    def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:
+    def _obey_worker(self, worker: WorkerPeer, records: Sequence[Record], now_ns: int) -> list[int]:
         """Handle a worker's records. Returns the blocks that they name, all of them the worker's own. Raises
         LayoutError for a record that names another process's block; that record changes nothing."""
         if self._late.are_any:
-            self._late.heard(records)
+            self._late.note_blocks(records)
         named = []
         owner = worker.owner
         for record in records:
@@ -371,7 +371,7 @@ class Exchange:
                 self._finish(worker, record, now_ns)
             elif kind == RESPONSE:
                 if (model := self._respond(worker, record, now_ns)) is not None:
-                    self._tell_cancelled(record[D.KEY], model)
+                    self._send_cancel(record[D.KEY], model)
             elif kind == layout.READY:
                 self._ready(worker, record, now_ns)
             elif kind == layout.RESCHEDULE:
@@ -386,7 +386,7 @@ class Exchange:
 
     # --- a worker's batches: responses, and when the instance is free again ---
 
-    def _finish(self, worker: Worker, record: Record, now_ns: int) -> None:
+    def _finish(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
         """Handle a DONE: a request's only response, or its end."""
         _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
         running = worker.missing.pop(key, None)
@@ -405,7 +405,7 @@ class Exchange:
                 worker.end_shortage(ref)
             self._finish_batch(worker, running, compute, now_ns)
 
-    def _respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
+    def _respond(self, worker: WorkerPeer, record: Record, now_ns: int) -> ScheduledModel | None:
         """Handle a RESPONSE: the request stays open at its worker.
 
         Returns the request's model if this response makes the request fail: the worker must be sent a CANCEL.
@@ -418,7 +418,7 @@ class Exchange:
             worker.end_shortage(ref)
         return self._requests.respond(key, status, ref, header, now_ns)
 
-    def _ready(self, worker: Worker, record: Record, now_ns: int) -> None:
+    def _ready(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
         """Handle a READY: the instance is free again, though responses of its batch are missing."""
         running = next((each for each in reversed(worker.missing.values()) if each.number == record[D.BATCH]), None)
         if running is None or running.is_executed:
@@ -432,7 +432,7 @@ class Exchange:
         compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
         self._end_execution(worker, running, compute, now_ns)
 
-    def _reschedule(self, worker: Worker, record: Record, now_ns: int) -> None:
+    def _reschedule(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
         """Handle a RESCHEDULE: the request leaves the worker unanswered, and is queued again."""
         key = record[D.KEY]
         running = worker.missing.get(key)
@@ -447,12 +447,16 @@ class Exchange:
         if not running.num_missing:
             self._finish_batch(worker, running, (now_ns, 0, 0, 0), now_ns)
 
-    def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+    def _finish_batch(
+        self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
+    ) -> None:
         worker.num_finished = running.number
         if not running.is_executed:
             self._end_execution(worker, running, compute, now_ns)
 
-    def _end_execution(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+    def _end_execution(
+        self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
+    ) -> None:
         model = worker.model
         statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
         model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
@@ -460,7 +464,7 @@ class Exchange:
 
     # --- both ways ---
 
-    def _tell_cancelled(self, key: int, model: Model) -> None:
+    def _send_cancel(self, key: int, model: ScheduledModel) -> None:
         """Send CANCEL to the worker that has the request, or to those that have its steps; a worker that cannot stop
         ignores the record.
 
@@ -468,13 +472,13 @@ class Exchange:
         CANCEL.
         """
         for step_key, step_model in self.ensembles.running(key, model):
-            self._tell_cancelled(step_key, step_model)
+            self._send_cancel(step_key, step_model)
         for worker in [worker for worker in self.workers.values() if worker.model is model]:
             if key in worker.missing or (self._arrivals.is_resuming and worker.overlaps):
                 worker.cancelled.add(key)
                 self._written_workers.add(worker)
 
-    def _wake(self, model: Model) -> None:
+    def _wake(self, model: ScheduledModel) -> None:
         self._awake[model.id] = model
         self._counted.add(model)
 

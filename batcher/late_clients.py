@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from shoal.batcher.holders import Holders
-from shoal.batcher.peers import Client
+from shoal.batcher.peers import ClientPeer
 from shoal.shm.layout import DONE, NUMBER_BITS, RESPONSE, D
 from shoal.shm.ring import Record
 
@@ -30,7 +30,7 @@ class LateClients:
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
         # Changed by the methods below.
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, ClientPeer] = {}
         #: Owner id → keys of requests that workers had from the dead batcher, answered since or not.
         self._in_hand: dict[int, set[int]] = {}
         self._answered_since: set[int] = set()  # blocks in which workers have answered since
@@ -38,7 +38,7 @@ class LateClients:
         #: Blocks without a holder, unless the client whose ring is being read holds them; None: no ring is being read.
         self._unheld: set[int] | None = None
         #: Keys of the requests whose replies the client whose ring is being read holds, according to its records.
-        self._said_held: set[int] = set()
+        self._listed_replies: set[int] = set()
         self._has_begun = False
         #: Blocks that guests claim to hold, and that no worker has named yet.
         self._claimed: set[int] = set()
@@ -50,7 +50,7 @@ class LateClients:
         """Whether a late client is a front end."""
         return any(client.is_front_end for client in self._clients.values())
 
-    def add(self, client: Client) -> None:
+    def add(self, client: ClientPeer) -> None:
         """Add a dead batcher's client as late."""
         self._clients[client.owner] = client
         self.are_any = True
@@ -60,7 +60,7 @@ class LateClients:
         from now on."""
         self._has_begun = True
 
-    def client_of(self, key: int) -> Client | None:
+    def client_of(self, key: int) -> ClientPeer | None:
         """The late client that a request belongs to; None if its client is not late."""
         return self._clients.get(key >> NUMBER_BITS)
 
@@ -81,12 +81,12 @@ class LateClients:
         """Forget a request that no worker has any more, and that was not answered."""
         self._in_hand.get(key >> NUMBER_BITS, set()).discard(key)
 
-    def pop(self, owner: int) -> Client | None:
+    def pop(self, owner: int) -> ClientPeer | None:
         """Remove and return a client that has sent its open requests again, or is dead; None if it was not late.
         `settle` follows."""
         return self._clients.pop(owner, None)
 
-    def heard(self, records: Sequence[Record]) -> None:
+    def note_blocks(self, records: Sequence[Record]) -> None:
         """Note the blocks in a worker's records that are about to be handled."""
         if self._claimed:
             self._claimed.difference_update([record[_BLOCK] for record in records])
@@ -139,17 +139,17 @@ class LateClients:
         """Whether the reply of a HOLD is known already, because this batcher sent it."""
         if key not in self.in_hand_of(key >> NUMBER_BITS):
             return False
-        self._said_held.add(key)
+        self._listed_replies.add(key)
         return True
 
-    def says_held(self, key: int) -> bool:
+    def has_listed(self, key: int) -> bool:
         """Whether the client whose ring was read has listed a reply to this request as held."""
-        return key in self._said_held
+        return key in self._listed_replies
 
     def settle(self, owner: int) -> set[int]:
         """End a client's lateness. Returns the blocks that turn out to have no holder, to be freed."""
         self._in_hand.pop(owner, None)
-        self._said_held.clear()
+        self._listed_replies.clear()
         unheld, self._unheld = self._unheld or set(), None
         if not self._clients:
             unheld |= self._withheld

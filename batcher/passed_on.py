@@ -54,7 +54,7 @@ _SEQUENCE = {"sequence_id", "sequence_start", "sequence_end"}
 # --- requests to ensembles ---
 
 
-class Asked(NamedTuple):
+class EnsembleRequest(NamedTuple):
     """A request to an ensemble, without its inputs."""
 
     request: InferRequest
@@ -72,12 +72,12 @@ class EnsembleRequests:
     def __init__(self) -> None:
         # Changed by read: whole requests by headers without options; inputs and requested outputs by layouts. Inputs
         # that lie in the header's own block have reference 0.
-        self._kept = Memo[tuple[bytes, int], tuple[Asked, _Inputs]]("ensemble_request", MAX_KEPT)
+        self._kept = Memo[tuple[bytes, int], tuple[EnsembleRequest, _Inputs]]("ensemble_request", MAX_KEPT)
         self._layouts = Memo[tuple[bytes, int], tuple[_Inputs, tuple[str, ...]]]("ensemble_request_layout", MAX_KEPT)
 
     def read(
         self, header: bytes, ref: int, nbytes: int, nbytes_of: Callable[[int], int]
-    ) -> tuple[Asked, dict[str, Passed]]:
+    ) -> tuple[EnsembleRequest, dict[str, Passed]]:
         """Parse the header of a request in block `ref` of `nbytes` bytes: the request, and its inputs by name.
 
         `nbytes_of` returns another block's size in bytes, 0 if it is gone. Raises InternalError for a malformed header.
@@ -88,14 +88,14 @@ class EnsembleRequests:
         asked, inputs = found
         return asked, {name: (form, offset, lender or ref, size) for name, (form, offset, lender, size) in inputs}
 
-    def _read(self, header: bytes, nbytes: int, nbytes_of: Callable[[int], int]) -> tuple[Asked, _Inputs]:
+    def _read(self, header: bytes, nbytes: int, nbytes_of: Callable[[int], int]) -> tuple[EnsembleRequest, _Inputs]:
         layout, packed = split_header(header)
         inputs, outputs = self._layouts.entries.get((layout, nbytes)) or self._read_layout(layout, nbytes, nbytes_of)
         id_, parameters, sequence = unpack_options(packed)
         correlation_id, flags = sequence
         request = InferRequest(id_, (), outputs, parameters, sequence)
         kind = type(correlation_id), bool(correlation_id)
-        found = Asked(request, packed, kind, _sequence_parameters(correlation_id, flags)), inputs
+        found = EnsembleRequest(request, packed, kind, _sequence_parameters(correlation_id, flags)), inputs
         if packed == NO_OPTIONS and (layout, nbytes) in self._layouts.entries:
             self._kept.keep((header, nbytes), found)
         return found
@@ -144,7 +144,7 @@ class StepRequests:
         self._kept = Memo[Hashable, Checked]("step_request", MAX_KEPT)
 
     def write(
-        self, model_id: int, signature: Signature, asked: Asked, tensors: Mapping[str, Passed]
+        self, model_id: int, signature: Signature, asked: EnsembleRequest, tensors: Mapping[str, Passed]
     ) -> tuple[int, int, bytes]:
         """Rows, shape key, header of a step's request; optional inputs may be missing. Raises InvalidArgumentError
         if the tensors do not fit the model."""
@@ -197,7 +197,7 @@ def _batched(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) ->
 # --- responses of steps ---
 
 
-class Pieces:
+class ResponseBlocks:
     """The blocks of a response, addressed as if they lay one behind the other."""
 
     def __init__(self, refs: Sequence[int], open_block: OpenBlock) -> None:

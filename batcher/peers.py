@@ -67,7 +67,7 @@ class Peer:
         self.reader.acknowledge()
 
 
-class Client(Peer):
+class ClientPeer(Peer):
     """A client of the star: a front end, a worker whose model calls others, or a guest, which is a foreign process
     (guests.py).
 
@@ -99,7 +99,7 @@ class Client(Peer):
         self.traced: dict[int, TraceParent] = {}
         self._recalled = 0  # position in the ring behind the last RECALL
 
-    def say(self, reply: Record) -> None:
+    def send(self, reply: Record) -> None:
         """Send a reply, behind all earlier ones. The ring has room for one reply per request; others may wait in the
         backlog."""
         self.must_ring = True
@@ -140,7 +140,9 @@ class Client(Peer):
         """The trace that an open request is part of; None if it is not traced."""
         return self.traced.get(number)
 
-    def times(self, number: int, model: "Model", queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+    def times(
+        self, number: int, model: "ScheduledModel", queue_ns: int, compute: Compute
+    ) -> tuple[int, int, int, int, int]:
         """The five words of a reply with the times of its request's acceptance and computation; zeros if the request
         is not traced."""
         if number not in self.traced:
@@ -157,20 +159,20 @@ class Client(Peer):
         return not self.backlog
 
 
-Reply = tuple[Client, Record]
+Reply = tuple[ClientPeer, Record]
 
 
-class Sharing(Protocol):
+class CoalescingCache(Protocol):
     """A cache that answers several requests with one response; implemented and described in cached_responses.py."""
 
-    def take(self, model: "Model", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
-    def settle(self, model: "Model", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
+    def take(self, model: "ScheduledModel", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
+    def settle(self, model: "ScheduledModel", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
     def cancel(self, key: int) -> bool: ...
-    def abandon(self, model: "Model", key: int) -> None: ...
+    def abandon(self, model: "ScheduledModel", key: int) -> None: ...
     def drain(self, model_id: int) -> list[int]: ...
 
 
-class Model:
+class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
@@ -193,7 +195,7 @@ class Model:
         signature: Signature | None = None,
         version: int = 0,
         groups: Sequence[str] = (),
-        sharing: Sharing | None = None,
+        sharing: CoalescingCache | None = None,
     ) -> None:
         self.id = model_id
         #: Most rows of one request, and whether requests differ in nothing else (guests.py).
@@ -228,7 +230,7 @@ class Model:
             self.scheduler = DeadlineScheduler(self.scheduler)
 
 
-class Running:
+class RunningBatch:
     """A batch that a worker has been given: its number, its rows, and how many of its answers are missing.
 
     `is_executed` is set once the execution is over and the instance is free, though answers are missing. `compute` are
@@ -248,7 +250,7 @@ class Running:
         self.positions: dict[int, int] | None = None
 
 
-class Worker(Peer):
+class WorkerPeer(Peer):
     """A model instance, and the requests that it has been given and not answered, in the order of their batches."""
 
     __slots__ = (
@@ -256,10 +258,10 @@ class Worker(Peer):
         "num_finished", "partly_answered", "short_since_ns", "slots",
     )  # fmt: skip
 
-    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
+    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: ScheduledModel) -> None:
         super().__init__(owner, link, segment, bell)
         self.model = model
-        self.missing: dict[int, Running] = {}
+        self.missing: dict[int, RunningBatch] = {}
         #: Numbers of the last batch that the worker was given, and of the last one that is finished; batches finish in
         #: order.
         self.num_batches = 0
@@ -272,7 +274,7 @@ class Worker(Peer):
         self.is_hungry = False
         self.short_since_ns = 0
         #: A batch some of whose requests, or all, were answered in this step.
-        self.partly_answered: Running | None = None
+        self.partly_answered: RunningBatch | None = None
         #: The instance's sequences by slot; `held` are those that a successor found there.
         self.slots = SlotTable(link)
         self.held: list[HeldSlot] = []
@@ -336,18 +338,18 @@ class Worker(Peer):
         self._link_words[PROGRESS_WORD] = self.num_finished
         self.reader.acknowledge()
 
-    def note_returned(self, running: Running, key: int) -> None:
+    def note_returned(self, running: RunningBatch, key: int) -> None:
         """Mark, for a successor, that the worker has returned a request of this batch: a successor need not wait for
         an answer, and may find the request in a later batch. To be called before the request is queued again."""
         if not self.overlaps:
             self._mark(running, key)
 
-    def _mark(self, running: Running, key: int) -> None:
+    def _mark(self, running: RunningBatch, key: int) -> None:
         position = self._positions(running).pop(key, None)
         if position is not None:
             self.writer.mark(position, B.ANSWERED, 1)
 
-    def _positions(self, running: Running) -> dict[int, int]:
+    def _positions(self, running: RunningBatch) -> dict[int, int]:
         if running.positions is None:
             running.positions = {
                 record[B.KEY]: position
@@ -386,11 +388,11 @@ class Worker(Peer):
         if self.overlaps:
             self.held = [HeldSlot(*each) for each in slots]
             return
-        batches: dict[int, Running] = {}
+        batches: dict[int, RunningBatch] = {}
         given: dict[int, Record] = {}  # by slot
         for _, record in reversed(items):
             number = record[B.BATCH]
-            running = batches.setdefault(number, Running(number, 0, 0))
+            running = batches.setdefault(number, RunningBatch(number, 0, 0))
             running.rows += record[B.ROWS]
             if not record[B.ANSWERED]:
                 running.num_missing += 1

@@ -19,7 +19,7 @@ from math import prod
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from shoal.batcher.response_cache import Identity
+from shoal.batcher.response_cache import RequestIdentity
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
@@ -34,7 +34,7 @@ _HEAD = struct.Struct("<4sIII")
 _CHECKED_FROM = 8
 
 
-class Store(Protocol):
+class ValueStore(Protocol):
     """A store of values by name; redis_connection.py describes the methods."""
 
     @property
@@ -45,29 +45,29 @@ class Store(Protocol):
     def step(self, now_ns: int) -> list[tuple[int, bytes | None]]: ...
 
 
-class Answer(NamedTuple):
+class DecodedValue(NamedTuple):
     """A valid value: a block's contents, and the header's offset in them, in bytes."""
 
     contents: memoryview
     header: int
 
 
-class LookUp(NamedTuple):
+class StoreLookUp(NamedTuple):
     """A request whose answer may be in the store."""
 
-    identity: Identity
+    identity: RequestIdentity
     began_ns: int
 
 
 class SharedAnswers:
     """The requests that wait for the store, and the answers to be stored."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ValueStore) -> None:
         self._store = store
         # Changed by name and unname: model id → first part of the names of its answers.
         self._names: dict[int, bytes] = {}
         # Changed by look_up, forget and step.
-        self._pending: dict[int, LookUp] = {}
+        self._pending: dict[int, StoreLookUp] = {}
 
     # --- models ---
 
@@ -93,11 +93,11 @@ class SharedAnswers:
 
     # --- answers ---
 
-    def look_up(self, identity: Identity, queued: QueuedRequest, now_ns: int) -> bool:
+    def look_up(self, identity: RequestIdentity, queued: QueuedRequest, now_ns: int) -> bool:
         """Request an answer from the store. Whether the request waits now; then `step` returns the answer, or None."""
         if not self._store.ask(queued.key, self._name(identity), now_ns, queued.deadline_ns):
             return False
-        self._pending[queued.key] = LookUp(identity, now_ns)
+        self._pending[queued.key] = StoreLookUp(identity, now_ns)
         return True
 
     def forget(self, key: int) -> bool:
@@ -105,7 +105,7 @@ class SharedAnswers:
         self._store.forget(key)
         return self._pending.pop(key, None) is not None
 
-    def keep(self, identity: Identity, contents: memoryview, header: int, now_ns: int) -> None:
+    def keep(self, identity: RequestIdentity, contents: memoryview, header: int, now_ns: int) -> None:
         """Send an answer to the store, unless it is large."""
         if len(contents) + _HEAD.size > MAX_VALUE_BYTES or identity.model_id not in self._names:
             return
@@ -116,12 +116,12 @@ class SharedAnswers:
         """When `step` must run again though no bell rings, in monotonic ns; 0: at once; None: never."""
         return self._store.deadline_ns
 
-    def step(self, now_ns: int) -> list[tuple[int, LookUp, Answer | None]]:
+    def step(self, now_ns: int) -> list[tuple[int, StoreLookUp, DecodedValue | None]]:
         """Requests whose lookup has ended, and the answers found."""
         found = self._store.step(now_ns)
         return [(key, self._pending.pop(key), unpack_answer(value) if value else None) for key, value in found]
 
-    def _name(self, identity: Identity) -> bytes:
+    def _name(self, identity: RequestIdentity) -> bytes:
         return self._names[identity.model_id] + b"%016x%016x" % (identity.digest_high, identity.digest_low)
 
 
@@ -131,7 +131,7 @@ def pack_answer(contents: memoryview, header: int) -> bytes:
     return b"".join((_MAGIC, struct.pack("<I", crc32(contents, crc32(rest))), rest, contents))
 
 
-def unpack_answer(value: bytes) -> Answer | None:
+def unpack_answer(value: bytes) -> DecodedValue | None:
     """The answer in a value; None if the value was not made by `pack_answer`."""
     if len(value) < _HEAD.size:
         return None
@@ -148,4 +148,4 @@ def unpack_answer(value: bytes) -> Answer | None:
         size = BY_WIRE[wire].itemsize
         if size and prod(shape) * size != nbytes:
             return None
-    return Answer(contents, header)
+    return DecodedValue(contents, header)

@@ -14,7 +14,7 @@ from bench.peers import Peer
 from bench.results import Row, Sample
 from bench.server import Server
 from bench.slices import SLICE_S, Shoot, Slices, turns
-from bench.workloads import Model, Workload, expected, identified, verify
+from bench.workloads import BenchModel, Workload, expected, identified, verify
 
 
 class Bench:
@@ -55,7 +55,7 @@ class Bench:
             start_s = server.wait_for_answer(request, check, self.generator.ask)
             if peer.name not in self.versions:
                 self.versions[peer.name] = peer.version(server.port)
-            with peer.company(server.port):
+            with peer.background(server.port):
                 yield server, start_s
                 server.wait_for_answer(request, check, self.generator.ask)
         finally:
@@ -78,7 +78,7 @@ class Bench:
             with _faults_go_to([row]):
                 if not row.fault:
                     row.samples.append(slices.sample(self._perf, self._folder))
-                    say(f"{row.workload.name:16} {row.peer.name:12} {_brief(row.samples[-1])}")
+                    print_line(f"{row.workload.name:16} {row.peer.name:12} {_brief(row.samples[-1])}")
 
     def _shoot(self, row: Row, port: int) -> Shoot:
         workload = row.workload
@@ -102,10 +102,10 @@ def _faults_go_to(rows: Sequence[Row]) -> Iterator[None]:
     except BenchmarkError as error:
         for row in rows:
             row.fault = row.fault or str(error)
-            say(f"{row.workload.name:16} {row.peer.name:12} {row.fault}")
+            print_line(f"{row.workload.name:16} {row.peer.name:12} {row.fault}")
 
 
-def _check(peer: Peer, model: Model, headers: Mapping[str, str], body: bytes) -> None:
+def _check(peer: Peer, model: BenchModel, headers: Mapping[str, str], body: bytes) -> None:
     try:
         answer = peer.answer(headers, body)
     except (LookupError, TypeError, ValueError) as error:
@@ -114,7 +114,7 @@ def _check(peer: Peer, model: Model, headers: Mapping[str, str], body: bytes) ->
 
 
 @functools.cache
-def _expected(model: Model) -> "array[float]":
+def _expected(model: BenchModel) -> "array[float]":
     return expected(model)
 
 
@@ -125,6 +125,6 @@ def _brief(sample: Sample) -> str:
     return f"{rate}  {times}  {cpu}  others {sample.foreign:4.0%}{errors}"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line of progress to stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from bench import measure, repository
-from bench.bench import say
+from bench.bench import print_line
 from bench.client_picture import size, svg
 from bench.client_ways import (
     ALONE,
@@ -44,7 +44,7 @@ from bench.errors import BenchmarkError
 from bench.peers import ROOT
 from bench.server import POLL_S, START_DEADLINE_S, Server, free_ports
 from bench.triton_beside import triton_beside
-from bench.workloads import Model
+from bench.workloads import BenchModel
 from shoal import AsyncClient, Client
 
 DOCUMENT = ROOT / "docs" / "client.md"
@@ -73,15 +73,17 @@ class Cost:
 Times = dict[tuple[str, int], list[float]]
 
 
-def models(file: Path, sizes: Sequence[int]) -> list[Model]:
+def models(file: Path, sizes: Sequence[int]) -> list[BenchModel]:
     """A model for each size, so that the server knows how large its results are. The first can be batched."""
     return [
-        Model(f"double_{nbytes}", ("x",), (nbytes // 4,), ("y",), (nbytes // 4,), 32 if nbytes == sizes[0] else 1, file)
+        BenchModel(
+            f"double_{nbytes}", ("x",), (nbytes // 4,), ("y",), (nbytes // 4,), 32 if nbytes == sizes[0] else 1, file
+        )
         for nbytes in sizes
     ]
 
 
-def serve(folder: Path, every: Sequence[Model]) -> tuple[Server, Places]:
+def serve(folder: Path, every: Sequence[BenchModel]) -> tuple[Server, Places]:
     """A server that is not started yet, and its addresses."""
     http_port, grpc_port, metrics_port = free_ports(3)
     path = str(folder / "socket")
@@ -113,7 +115,7 @@ def wait_until_ready(port: int) -> None:
     raise BenchmarkError(f"the server at port {port} is not ready within {START_DEADLINE_S:.0f} s")
 
 
-def measure_times(places: Places, every: Sequence[Model], num_rounds: int) -> Times:
+def measure_times(places: Places, every: Sequence[BenchModel], num_rounds: int) -> Times:
     """The duration of each call in µs, by way and size."""
     times: Times = {}
     for model in every:
@@ -126,11 +128,11 @@ def measure_times(places: Places, every: Sequence[Model], num_rounds: int) -> Ti
             for _ in range(num_rounds):
                 for name, call in calls.items():
                     times.setdefault((name, array_of(model).nbytes), []).extend(_turn(call))
-        say("  ".join([f"{size(array_of(model).nbytes):>8}", *_told(times, array_of(model).nbytes)]))
+        print_line("  ".join([f"{size(array_of(model).nbytes):>8}", *_told(times, array_of(model).nbytes)]))
     return times
 
 
-def check(title: str, model: Model, call: Call) -> None:
+def check(title: str, model: BenchModel, call: Call) -> None:
     """Raise BenchmarkError unless the answers are right, from the second on, too."""
     for _ in range(3):
         if not np.array_equal(call(), array_of(model) * 2):
@@ -154,7 +156,7 @@ def _told(times: Times, nbytes: int) -> list[str]:
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-def ask_as_coroutines(path: str, model: Model, num_each: int) -> None:
+def ask_as_coroutines(path: str, model: BenchModel, num_each: int) -> None:
     """Send `num_each` requests from each of AT_ONCE coroutines, through one AsyncClient."""
     inputs = {"x": array_of(model)}
 
@@ -169,7 +171,7 @@ def ask_as_coroutines(path: str, model: Model, num_each: int) -> None:
     asyncio.run(ask_all())
 
 
-def ask_as_threads(path: str, model: Model, num_each: int) -> None:
+def ask_as_threads(path: str, model: BenchModel, num_each: int) -> None:
     """Send `num_each` requests from each of AT_ONCE threads, through one Client."""
     inputs = {"x": array_of(model)}
     with Client(path) as client, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -182,7 +184,12 @@ def ask_as_threads(path: str, model: Model, num_each: int) -> None:
 
 
 def cost(
-    title: str, load: Callable[[str, Model, int], None], server: Server, path: str, model: Model, num_each: int
+    title: str,
+    load: Callable[[str, BenchModel, int], None],
+    server: Server,
+    path: str,
+    model: BenchModel,
+    num_each: int,
 ) -> Cost:
     """Measure what requests cost in the server and the client while `load` sends them."""
     load(path, model, num_each // 10)

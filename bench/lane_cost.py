@@ -26,17 +26,17 @@ from typing import Any
 
 from hpack import Encoder
 
-from bench.company import raw
+from bench.background_load import raw
 from bench.errors import BenchmarkError
 from bench.grpc_words import METHOD, frame, grpc_request
 from bench.own_instructions import OwnInstructions
-from bench.workloads import IDENTITY_16, Model, v2_request
+from bench.workloads import IDENTITY_16, BenchModel, v2_request
 from shoal.control import Channel
 from shoal.datatypes import FP32
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.http.http_lane import HttpLane
-from shoal.frontend.lane_loop import Host, Lane
+from shoal.frontend.lane_loop import GunicornHandle, Lane
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
@@ -56,7 +56,7 @@ GRACE_S = 5.0  # seconds for the lane to end, when its clients have closed their
 class World(Star):
     """The star with a bell for the lane, in which every request has the same answer."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BenchModel) -> None:
         super().__init__(SLAB_BYTES)
         self.lane_bell = Doorbell.create()
         nbytes = 4 * prod(model.dims)
@@ -78,10 +78,10 @@ class World(Star):
             self.lane_bell.ring()
 
 
-class Client:
+class LoadClient:
     """One connection that sends a number of requests at once, and again as soon as all are answered."""
 
-    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
@@ -98,7 +98,7 @@ class Client:
         self._unsent = memoryview(b"".join([self.request() for _ in range(self._num_at_once)]))
         self._send()
 
-    def hear(self) -> int:
+    def receive(self) -> int:
         """The number of answers that have arrived; after the last one, the requests are sent again."""
         self._send()
         try:
@@ -126,10 +126,10 @@ class Client:
         raise NotImplementedError
 
 
-class HttpClient(Client):
+class HttpLoadClient(LoadClient):
     """An HTTP client that sends the same bytes each time."""
 
-    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
         super().__init__(port, model, num_at_once)
         self._bytes = raw(v2_request(model, "binary"))
 
@@ -138,7 +138,7 @@ class HttpClient(Client):
         return self._bytes
 
 
-class GrpcClient(Client):
+class GrpcLoadClient(LoadClient):
     """A gRPC client with a stream for each request: HEADERS of references into the table, once that is filled, and DATA
     in frames as large as most clients make them. Like h2load, and unlike others, it sends a content-length."""
 
@@ -148,7 +148,7 @@ class GrpcClient(Client):
     )  # fmt: skip
     FRAME_BYTES = 16 * 1024
 
-    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
         super().__init__(port, model, num_at_once)
         body = grpc_request(model).body
         starts = range(0, len(body), self.FRAME_BYTES)
@@ -174,20 +174,20 @@ class Case:
 
     name: str
     lane: type[Lane[Any]]
-    client: type[Client]
+    client: type[LoadClient]
     num_clients: int
     num_at_once: int = 1
-    model: Model = SMALL
+    model: BenchModel = SMALL
 
 
 CASES = (
-    Case("http-c1", HttpLane, HttpClient, 1),
-    Case("http-c16", HttpLane, HttpClient, 16),
-    Case("http-large", HttpLane, HttpClient, 8, model=LARGE),
-    Case("grpc-c1", GrpcLane, GrpcClient, 1),
-    Case("grpc-c16", GrpcLane, GrpcClient, 16),
-    Case("grpc-s16", GrpcLane, GrpcClient, 1, 16),  # streams of one connection
-    Case("grpc-large", GrpcLane, GrpcClient, 8, model=LARGE),
+    Case("http-c1", HttpLane, HttpLoadClient, 1),
+    Case("http-c16", HttpLane, HttpLoadClient, 16),
+    Case("http-large", HttpLane, HttpLoadClient, 8, model=LARGE),
+    Case("grpc-c1", GrpcLane, GrpcLoadClient, 1),
+    Case("grpc-c16", GrpcLane, GrpcLoadClient, 16),
+    Case("grpc-s16", GrpcLane, GrpcLoadClient, 1, 16),  # streams of one connection
+    Case("grpc-large", GrpcLane, GrpcLoadClient, 8, model=LARGE),
 )
 
 
@@ -219,8 +219,8 @@ class Run:
         self._world = World(case.model)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         # Changed by `is_alive`.
-        self._clients: list[Client] = []
-        self._silent: deque[Client] = deque()  # clients that have not sent a request yet
+        self._clients: list[LoadClient] = []
+        self._silent: deque[LoadClient] = deque()  # clients that have not sent a request yet
         self._num_warm_up = WARM_UP_CALLS if case.model is SMALL else WARM_UP_CALLS // 10
         self._mark, self._mark_s = 0, 0.0
         #: Figures of the lane since it was warm.
@@ -234,7 +234,7 @@ class Run:
         os.environ["SHOAL_SEND_FD"] = str(road.detach())
         place = Place(world.port, world.lane_bell, Channel(ours), world.state.models, 300.0, 630.0)
         front_end = FrontEnd(world.state, place)
-        host = Host([self._listener], theirs.fileno(), self.is_alive, lambda: None)
+        host = GunicornHandle([self._listener], theirs.fileno(), self.is_alive, lambda: None)
         lane = case.lane(front_end, host)
         port: int = self._listener.getsockname()[1]
         self._clients = [case.client(port, case.model, case.num_at_once) for _ in range(case.num_clients)]
@@ -259,7 +259,7 @@ class Run:
             self.cpu_s += cpu_s - self._mark_s
             self.num_passes += 1
         self._world.reply_to_all()
-        num_answers = sum([each.hear() for each in self._clients])
+        num_answers = sum([each.receive() for each in self._clients])
         if self._num_warm_up:
             self._num_warm_up = max(0, self._num_warm_up - num_answers)
         else:

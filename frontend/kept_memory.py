@@ -42,7 +42,7 @@ class KeptMemory:
         return self.nbytes + nbytes <= self.most_bytes
 
 
-class Pace:
+class ReadRate:
     """Whether the client of a stream reads fast enough, measured from the first call on."""
 
     __slots__ = ("_least_bytes", "_num_sent", "_period_s", "_since_s")

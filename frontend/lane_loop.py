@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.frontend.doors import Doors
+from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.front_end import FrontEnd
 from shoal.messages.to_client import TO_CLIENT
 from shoal.star.place import REPLIES_FIRST
@@ -43,7 +43,7 @@ def max_connections() -> int:
     return min(MAX_CONNECTIONS, limit - min(limit // 2, RESERVE))
 
 
-class Host(NamedTuple):
+class GunicornHandle(NamedTuple):
     """The attributes of its gunicorn worker that a lane uses."""
 
     listeners: list[Any]
@@ -55,17 +55,17 @@ class Host(NamedTuple):
 class Lane(ABC, Generic[ConnectionT]):
     """The loop, and all connections of one process; each protocol has a subclass."""
 
-    def __init__(self, front_end: FrontEnd, host: Host) -> None:
+    def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
         self._front_end = front_end
         self._state = front_end.state
         self._place = front_end.place
         self._port = front_end.place.port
-        self._wakeup_fd = host.wakeup_fd
-        self._is_alive = host.is_alive
-        self._notify = host.notify
+        self._wakeup_fd = gunicorn.wakeup_fd
+        self._is_alive = gunicorn.is_alive
+        self._notify = gunicorn.notify
         self._max_connections = max_connections()
         self._poller = select.epoll()
-        self._doors = Doors(self._poller, host.listeners)
+        self._sources = ConnectionSources(self._poller, gunicorn.listeners)
         # Changed by every pass of the loop.
         self._connections: dict[int, ConnectionT] = {}
         self.now_s = time.monotonic()  # when this pass began
@@ -104,7 +104,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     def run(self, graceful_timeout_s: float) -> None:
         """Serve; once `is_alive` is false, go on until no request is in flight or the time for that is over."""
-        self._doors.open()
+        self._sources.open()
         self._poller.register(self._place.bell.fd, select.EPOLLIN | select.EPOLLET)
         for fd in (self._place.channel.fileno(), self._wakeup_fd):
             self._poller.register(fd, select.EPOLLIN)
@@ -131,10 +131,10 @@ class Lane(ABC, Generic[ConnectionT]):
                 next_tick_s = self.now_s + TICK_S
                 self._notify()
                 if len(self._connections) < self._max_connections and not self._stops_at_s:
-                    self._doors.reopen()
+                    self._sources.resume()
                 self._port.slab.prepare()
                 self._tick()
-        self._doors.end()
+        self._sources.end()
 
     def _is_done(self, graceful_timeout_s: float) -> bool:
         if self._is_alive():
@@ -142,14 +142,14 @@ class Lane(ABC, Generic[ConnectionT]):
         if not self._stops_at_s:
             self._stops_at_s = self.now_s + graceful_timeout_s
             self._begin_to_stop()
-            for accepted, data in self._doors.close():
+            for accepted, data in self._sources.close():
                 self._add(accepted, data, is_new=True)
         return self._is_idle or self.now_s >= self._stops_at_s
 
     @property
     def _is_idle(self) -> bool:
         """Whether a stopping lane has nothing left to wait for."""
-        return not self._connections and not self._doors.is_busy
+        return not self._connections and not self._sources.is_busy
 
     def _dispatch(self, fd: int, event: int) -> None:
         if fd == self._place.bell.fd:
@@ -158,12 +158,12 @@ class Lane(ABC, Generic[ConnectionT]):
             self._receive_message()
         elif fd == self._wakeup_fd:
             self._drain_wakeup()
-        elif self._doors.has(fd):
-            is_new = self._doors.leads_outside(fd)
-            for accepted, data in self._doors.enter(fd):
+        elif self._sources.has(fd):
+            is_new = self._sources.is_listener(fd)
+            for accepted, data in self._sources.accept(fd):
                 self._add(accepted, data, is_new=is_new)
             if len(self._connections) >= self._max_connections:
-                self._doors.shut()
+                self._sources.pause()
         else:
             self._on_other(fd, event)
 

@@ -78,7 +78,7 @@ class RoadOnlyError(UnavailableError):
     region, need a large block."""
 
 
-class Settings(NamedTuple):
+class RequestSettings(NamedTuple):
     """The values in a request's `parameters`; those that are for the model alone are in the attribute `parameters`."""
 
     parameters: Parameters
@@ -111,7 +111,7 @@ def validated(
     id_: str,
     inputs: Sequence[ParsedInput],
     outputs: tuple[RequestedOutput, ...],
-    settings: Settings,
+    settings: RequestSettings,
     forwarded: Forwarded,
 ) -> PreparedRequest:
     """The validated request. Raises InvalidArgumentError with Triton's sentences."""

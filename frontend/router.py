@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.call import ADMINISTRATIVE, BLOCKING, Call, Handler, Route
+from shoal.frontend.call import ADMINISTRATIVE, BLOCKING, Handler, HandlerCall, Route
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
 
 
-class Found(NamedTuple):
+class RouteMatch(NamedTuple):
     """The handler for a request's method and target, and the model that the target names."""
 
     handler: Handler
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 #: Finds a request's handler, or its refusal, before a byte of its body is read: from the state, its method, its
 #: target as it stands in the request line, and its headers, their names in lower case.
-Admit = Callable[[ServerState, str, str, Mapping[str, str]], Found | Response]
+Admit = Callable[[ServerState, str, str, Mapping[str, str]], RouteMatch | Response]
 
 
 class Router:
@@ -68,7 +68,7 @@ class Router:
         self._fixed = {route.pattern: route for route in routes if re.fullmatch("[a-z0-9/]+", route.pattern)}
         self._variable = tuple((_compiled(each.pattern), each) for each in routes if each.pattern not in self._fixed)
 
-    def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Found | Response:
+    def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:
         """The handler for a request, or its refusal (see Admit)."""
         return self.restricted(state, path_of(target), headers) or self.resolve(method, target)
 
@@ -80,7 +80,7 @@ class Router:
         matched = self._match(raw_path)
         return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
 
-    def resolve(self, method: str, target: str) -> Found | Response:
+    def resolve(self, method: str, target: str) -> RouteMatch | Response:
         """The handler for a request that is not restricted, or its refusal; `target` is as it stands in the request
         line.
 
@@ -94,7 +94,7 @@ class Router:
         if handler is None:
             return error_json(405, "Method Not Allowed", (("Allow", ", ".join(route.methods)),))
         try:
-            return Found(handler, decode_name(name), version, target.partition("?")[2])
+            return RouteMatch(handler, decode_name(name), version, target.partition("?")[2])
         except InvalidArgumentError as error:
             return error_response(error)
 
@@ -123,7 +123,7 @@ def dispatch(
 
 
 def answer(
-    found: Found,
+    found: RouteMatch,
     state: ServerState,
     transport: "Transport | None",
     headers: Mapping[str, str],
@@ -132,7 +132,9 @@ def answer(
 ) -> Response:
     """Run the handler; a ShoalError becomes the error response."""
     try:
-        return found.handler(Call(state, transport, headers, body, found.name, found.version, found.query, forwarded))
+        return found.handler(
+            HandlerCall(state, transport, headers, body, found.name, found.version, found.query, forwarded)
+        )
     except UnsupportedEncodingError as error:
         return error_response(error, error.headers)
     except ShoalError as error:

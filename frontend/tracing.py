@@ -37,8 +37,8 @@ from shoal.tracer.trace import (
     SEND_END,
     SEND_START,
     STAMPS,
-    Tensor,
     Trace,
+    TracedTensor,
     in_order,
 )
 
@@ -52,7 +52,7 @@ _MODEL = T.MODEL - T.KEY  # the position of MODEL among these words
 MAX_TENSOR_BYTES = 1 << 20
 
 
-class Outlet:
+class TraceSender:
     """The socket to the tracer."""
 
     def __init__(self, channel: Channel) -> None:
@@ -103,7 +103,7 @@ class TracedRequest:
 
     __slots__ = ("_has_tensors", "_names", "_outlet", "_stamps", "_tensors", "_trace", "children")
 
-    def __init__(self, outlet: Outlet, trace: Trace, names: Mapping[int, str], *, has_tensors: bool) -> None:
+    def __init__(self, outlet: TraceSender, trace: Trace, names: Mapping[int, str], *, has_tensors: bool) -> None:
         self._outlet = outlet
         self._trace = trace  # its stamps and tensors are added when it ends
         self._names = names
@@ -112,7 +112,7 @@ class TracedRequest:
         self.children: Sequence[Record] = ()
         # Changed by each method.
         self._stamps = [0] * len(STAMPS)
-        self._tensors: list[Tensor] = []
+        self._tensors: list[TracedTensor] = []
 
     def received(self, start_ns: int, end_ns: int) -> None:
         """Record when the request was received."""
@@ -142,7 +142,7 @@ class TracedRequest:
         for name, datatype, shape, offset, nbytes in refs:
             data = bytes(block[offset : offset + nbytes]) if nbytes <= room else b""
             room -= len(data)
-            self._tensors.append(Tensor(activity, name, BY_WIRE[datatype].name, shape, data))
+            self._tensors.append(TracedTensor(activity, name, BY_WIRE[datatype].name, shape, data))
 
     def sending(self) -> None:
         """Record that the response begins to be sent."""
@@ -163,7 +163,7 @@ class Tracing:
     """Decides which requests of this process are traced: a sampler for each setting that is on. A change of settings
     replaces the whole object."""
 
-    def __init__(self, settings: Mapping[str, TraceSetting], outlet: Outlet, names: Mapping[int, str]) -> None:
+    def __init__(self, settings: Mapping[str, TraceSetting], outlet: TraceSender, names: Mapping[int, str]) -> None:
         self._samplers = {model: Sampler(each) if each.is_on else None for model, each in settings.items()}
         self.outlet = outlet
         self._names = names
@@ -206,6 +206,6 @@ def changed(before: Tracing | None, message: TraceSettingsChanged, names: Mappin
     else:
         channel = Channel(socket.socket(fileno=message.outlet))
         channel.setblocking(False)
-        outlet = Outlet(channel)
+        outlet = TraceSender(channel)
     settings = {model: TraceSetting(**each) for model, each in message.settings.items()}
     return Tracing(settings, outlet, names)

@@ -22,7 +22,7 @@ from shoal.repository import cloud_credentials
 from shoal.repository.cloud_cache import ROOT_VARIABLES, CopyCache
 from shoal.repository.cloud_credentials import FILE_VARIABLE, ManagedIdentity
 from shoal.repository.cloud_listing import MAX_OBJECTS, CloudListing, CloudModel, CloudObject, sort_out
-from shoal.repository.cloud_progress import Progress
+from shoal.repository.cloud_progress import CopyProgress
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class CloudRepository:
         found = self._cache.find(model)
         if found is not None:
             return found
-        with self._told(f"the copy of model '{model.name}' from {self.url}"), self._cache.workplace() as workplace:
+        with self._failing(f"the copy of model '{model.name}' from {self.url}"), self._cache.workplace() as workplace:
             downloads = self._download(model, workplace)
             after = self._model(model.name)
             for path, download in downloads.items():
@@ -150,7 +150,7 @@ class CloudRepository:
         return listing.models[name]
 
     def _objects(self, path: str) -> list[CloudObject]:
-        with self._told(f"the listing of {self.url}"):
+        with self._failing(f"the listing of {self.url}"):
             has_directories = self.url.scheme == "as"  # in other clouds directories follow from the objects' names
             found = self._connect().find(path, withdirs=has_directories, detail=True, timeout=self._patience.listing_s)
         if len(found) > MAX_OBJECTS:
@@ -174,13 +174,17 @@ class CloudRepository:
                 f"make room, or set {ROOT_VARIABLES[self.url.scheme]} to a directory on a larger disk"
             )
         filesystem = self._connect()
-        progress = Progress(f"model '{model.name}' from {self.url}", nbytes, self._patience.stall_s, time.monotonic())
+        progress = CopyProgress(
+            f"model '{model.name}' from {self.url}", nbytes, self._patience.stall_s, time.monotonic()
+        )
         downloads = {path: workplace / str(number) for number, path in enumerate(missing)}
         sync(filesystem.loop, self._get, filesystem, model, downloads, progress)
         _log.info("%s", progress.summary(time.monotonic()))
         return downloads
 
-    async def _get(self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: Progress) -> None:
+    async def _get(
+        self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: CopyProgress
+    ) -> None:
         """Download all of `downloads`; after an error no download goes on."""
         import asyncio  # here: without it the poller starts 18 ms of CPU sooner
 
@@ -269,7 +273,7 @@ class CloudRepository:
         return options | {"connection_timeout": self._patience.connect_s, "read_timeout": self._patience.read_s}
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _failing(self, what: str) -> Iterator[None]:
         """Turn every error of a cloud's library into an UnavailableError with a sentence."""
         try:
             yield

@@ -85,7 +85,7 @@ class FoundModel:
         )
 
 
-class Poll(NamedTuple):
+class PollResult(NamedTuple):
     """All models of all repositories at one time."""
 
     models: dict[ModelIdentifier, FoundModel]  # those that were read

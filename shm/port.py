@@ -42,29 +42,29 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.shares import HELD_PER_REQUEST, MODELS_AT_ONCE, NoRoomError, Shares, least_ample
 from shoal.shm.slab import Block, Slab, SlabView
 
-__all__ = ["Checked", "NoRoomError", "Port", "Reply", "Wishes"]
+__all__ = ["CheckedRequest", "NoRoomError", "Port", "Reply", "SchedulingHints"]
 
 
-class Entry(Protocol):
+class NumberedModel(Protocol):
     """A model version, known by its number."""
 
     @property
     def model_id(self) -> int: ...
 
 
-class Checked(Protocol):
+class CheckedRequest(Protocol):
     """A request that has passed its model's validation: the version, the number of rows, and the key shared by requests
     that may be in one batch."""
 
     @property
-    def entry(self) -> Entry: ...
+    def entry(self) -> NumberedModel: ...
     @property
     def rows(self) -> int: ...
     @property
     def shape_key(self) -> int: ...
 
 
-class Wishes(Protocol):
+class SchedulingHints(Protocol):
     """A client's scheduling parameters for a request; 0 = not given."""
 
     @property
@@ -237,8 +237,8 @@ class Port:
 
     def submit(
         self,
-        request: Checked,
-        wishes: Wishes,
+        request: CheckedRequest,
+        wishes: SchedulingHints,
         block: Block,
         header: int,
         start_ns: int,

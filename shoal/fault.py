@@ -25,7 +25,7 @@ VARIABLE = "SHOAL_FAULT"
 #: The steps of a front end: name → the method after which the point lies.
 _CLIENT = {
     "allocated": "shoal.shm.port:Port.allocate",
-    "mapped": "shoal.star.oversize:OversizeBlocks.allocate",
+    "mapped": "shoal.star.oversize:ClientOversizeBlocks.allocate",
     "submitted": "shoal.shm.port:Port.submit",
     "published": "shoal.shm.ring:RingWriter.publish",
     "rung": "shoal.shm.doorbell:Doorbell.ring",
@@ -44,14 +44,14 @@ STEPS = {
         "answered": "shoal.batcher.exchange:Exchange._finish",
         "counted": "shoal.shm.counters:Row.publish",
         "acknowledged": "shoal.shm.ring:RingReader.acknowledge",
-        "introduced": "shoal.batcher.peers:Worker.take_over",
+        "introduced": "shoal.batcher.peers:WorkerPeer.take_over",
         "resumed": "shoal.batcher.exchange:Exchange.resume",
     },
     "worker": {
         "taken": "shoal.workers.memory:Memory.take",
         "begun": "shoal.workers.memory:Memory.begin",
         "opened": "shoal.workers.loop:Loop._open",
-        "mapped": "shoal.workers.oversize:OversizeBlocks.hear",
+        "mapped": "shoal.workers.oversize:WorkerOversizeBlocks.receive",
         "written": "shoal.workers.answers:WrittenAnswers.write",
         "pushed": "shoal.shm.ring:RingWriter.push",
         "published": "shoal.shm.ring:RingWriter.publish",

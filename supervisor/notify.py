@@ -49,7 +49,7 @@ class Notifier:
             _log.warning("systemd could not be told %s: %s", " ".join(lines), error)
 
 
-class Progress:
+class Watchdog:
     """The watchdog's rule: the watchdog is fed when all processes asked in a round have echoed within that round.
 
     A process that echoes late has made no progress in that round; for one that dies, its successor is asked.

@@ -47,7 +47,9 @@ class Signals:
             elif number == signal.SIGUSR1:
                 self._on_usr1()
             else:
-                log.say(f"Signal ({number}) received.")  # Triton's line, which is printed outside the log there, too
+                log.print_line(
+                    f"Signal ({number}) received."
+                )  # Triton's line, which is printed outside the log there, too
                 ending = self.second if self.first.done() else self.first
                 if not ending.done():
                     ending.set_result(number)

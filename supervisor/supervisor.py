@@ -32,7 +32,7 @@ from shoal.repository.cloud_cache import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.client_regions import ClientRegions
@@ -53,7 +53,7 @@ from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
@@ -62,7 +62,7 @@ from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
-from shoal.supervisor.questions.trace_settings import Tracing
+from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
 from shoal.tracer.command_line import understand
@@ -93,12 +93,12 @@ class Supervisor:
         self._ledger = Ledger(self._loop, self._star)
         address = self._control.address
         self._zygotes = Zygotes(self._loop, address)
-        self._repository = Repository(self._loop, options, address, log_settings, slots)
+        self._repository = RepositoryPoller(self._loop, options, address, log_settings, slots)
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
         self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
-        host = Host(
+        context = InstanceContext(
             self._loop,
             self._zygotes,
             self._star,
@@ -112,7 +112,7 @@ class Supervisor:
             rate_limits=RateLimits(options.rate_limits),
         )
         self._models = Models(
-            host, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
+            context, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
         )
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
         self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners)
@@ -127,12 +127,12 @@ class Supervisor:
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
         self._explanations = Explanations(self._star, self._models, read)
         self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
-        self._tracing = Tracing(
+        self._tracing = TraceControl(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
         log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer)
         self._regions = ClientRegions(self._star)
-        verbs: dict[str, Verb] = {"gauges": partial(self._gauges, host), "is_ready": readiness.is_ready}
+        verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
@@ -140,7 +140,7 @@ class Supervisor:
             self._models,
             Questions(self._loop, verbs),
             self._front_ends,
-            self._tell_news,
+            self._send_settings,
             self._gives_up,
         )
         guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
@@ -150,7 +150,7 @@ class Supervisor:
             options,
             Questions(self._loop, guest_questions.verbs),
             self._clients.send_models,
-            host.descriptors,
+            context.descriptors,
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         self._signals = Signals(self._loop, self._ledger.ask)
@@ -158,7 +158,7 @@ class Supervisor:
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
             on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
-            on(from_batcher.ModelExplained, self._explanations.hear),
+            on(from_batcher.ModelExplained, self._explanations.receive),
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage
@@ -268,7 +268,7 @@ class Supervisor:
         """Drain the server: front ends end first, as they hold accepted requests; then workers; then the rest."""
         self._service.stopping(self._models.versions)
         self._guests.close()
-        self._star.tell_clients(to_client.ServerStopping())
+        self._star.send_to_clients(to_client.ServerStopping())
         await self._front_ends.stop()
         await self._guests.see_off()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
@@ -313,9 +313,9 @@ class Supervisor:
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
-            self._models.all_versions.tell_batcher()
+            self._models.all_versions.introduce()
             serves = self._star.introduce()
-            self._models.all_versions.tell_batcher_again()
+            self._models.all_versions.introduce_retiring()
             self._loop.start(self._guests.await_word(member, serves))
             return
         try:
@@ -348,16 +348,16 @@ class Supervisor:
         elif client is not None and (client.is_guest or not client.member.kill()):
             client.member.hang_up()
 
-    async def _gauges(self, host: Host, _arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _gauges(self, context: InstanceContext, _arguments: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's figures for /metrics, beside the batcher's."""
-        await self._roster.report_metrics(host)
+        await self._roster.report_metrics(context)
         num_takeovers = max(0, self._batchers.num_active - 1)
-        told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
-        return {**told, "custom": self._metrics.told()}
+        figures = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
+        return {**figures, "custom": self._metrics.values()}
 
-    def _tell_news(self, client: Participant) -> None:
-        self._tracing.tell(client)
-        self._regions.tell(client)
+    def _send_settings(self, client: Participant) -> None:
+        self._tracing.send_to(client)
+        self._regions.send_to(client)
 
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)

@@ -40,7 +40,7 @@ _FIELDS: dict[tuple[str, str], tuple[str, Callable[[str], Any]]] = {
 }
 
 
-class Entry(NamedTuple):
+class TraceFlagValue(NamedTuple):
     """One value of the flag."""
 
     mode: str  # "" for both modes
@@ -57,7 +57,7 @@ class TraceConfig:
     resource: Mapping[str, str]  # attributes of the spans' resource
 
 
-def parse(text: str) -> Entry:
+def parse(text: str) -> TraceFlagValue:
     """Parse one value of `--trace-config`. Raises ValueError with a sentence."""
     head, equals, value = text.partition("=")
     mode, comma, setting = head.rpartition(",")
@@ -66,7 +66,7 @@ def parse(text: str) -> Entry:
     return entry(mode.lower(), setting, value)
 
 
-def entry(mode: str, setting: str, value: str) -> Entry:
+def entry(mode: str, setting: str, value: str) -> TraceFlagValue:
     """A value of a known setting, checked. Raises ValueError with a sentence."""
     if mode not in SETTINGS:
         raise ValueError(_MODES.format(mode))
@@ -81,7 +81,7 @@ def entry(mode: str, setting: str, value: str) -> Entry:
         raise ValueError(f"expected resource=<key>=<value>, got resource={value}")
     if setting in ("rate", "count", "log-frequency", *_BATCHES):
         _check_number(setting, value, -1 if setting == "count" else 0)
-    return Entry(mode, setting, value)
+    return TraceFlagValue(mode, setting, value)
 
 
 def _check_number(setting: str, value: str, low: int) -> None:

@@ -24,7 +24,7 @@ from shoal.messages.shared import LogChanged
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracer.collector import Collector
 from shoal.tracer.settings import TraceSetting
-from shoal.tracer.trace import Tensor, Trace, children
+from shoal.tracer.trace import Trace, TracedTensor, children
 
 if TYPE_CHECKING:
     from shoal.tracer.spans import SpanExport
@@ -71,7 +71,7 @@ class Tracer:
                         self._collect()
                     self._apply(*self._supervisor.receive(kinds))
         except GONE:
-            self._tell_dropped()
+            self._log_dropped()
             self._collector.close()
 
     def _apply(self, message: Message, seq: int) -> None:
@@ -102,9 +102,9 @@ class Tracer:
         if counts:
             self._supervisor.send(to_tracer.TracesCollected(list(counts.items())))
         if time.monotonic() >= self._next_line_s:
-            self._tell_dropped()
+            self._log_dropped()
 
-    def _tell_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         if self._num_dropped:
             _log.warning("%d traces were dropped, which came faster than they are written", self._num_dropped)
             self._num_dropped = 0
@@ -114,7 +114,7 @@ class Tracer:
 def _trace(message: to_tracer.TraceEnded) -> Trace:
     """A trace from a front end's message, with those of the ensemble's steps and models' calls that belong to it."""
     revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message.trace
-    found = [Tensor(*tensor) for tensor in tensors]
+    found = [TracedTensor(*tensor) for tensor in tensors]
     trace = Trace(revision, is_counted, model, version, request_id, stamps, found, context)
     return trace._replace(children=children(trace, message.children, dict(message.names)))
 

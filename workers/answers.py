@@ -21,10 +21,9 @@ from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK, pack_span
 from shoal.shm.slab import Block
 from shoal.workers.memory import Memory
-from shoal.workers.plans import Column, Plan, Plans
+from shoal.workers.plans import Column, OutputLayout, OutputLayouts
 from shoal.workers.requests import Request, Share, is_wanted, log_prefix
-from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender
-from shoal.workers.response_sender import UnheardResponseSender as Unheard
+from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender, WarmupResponseSender
 from shoal.workers.response_sender import WrittenResponseSender as Written
 from shoal.workers.sentences import sentence_bytes
 from shoal.workers.tensors import Array, Output
@@ -39,7 +38,7 @@ _SMALL_NBYTES = 4096
 class Answers:
     """The answers to the requests of one batch: each a success until `fail` is called for its request."""
 
-    def __init__(self, num_requests: int, plans: Plans) -> None:
+    def __init__(self, num_requests: int, plans: OutputLayouts) -> None:
         self._num_requests = num_requests
         self._plans = plans
         # Changed by the backend, which sets the times directly; `statuses` and `spans` are complete once written.
@@ -52,7 +51,7 @@ class Answers:
         #: Senders by their requests' positions: the loop publishes nothing for these requests.
         self.senders: Mapping[int, ResponseSender] = _NO_SENDERS
         self._errors: dict[int, ShoalError] = {}
-        self._added: list[tuple[Plan, Sequence[Column], Sequence[Array | bytes]]] = []
+        self._added: list[tuple[OutputLayout, Sequence[Column], Sequence[Array | bytes]]] = []
         self._nbytes = 0
 
     @property
@@ -101,7 +100,7 @@ class Answers:
             return
         start = 0
         for request in requests:
-            end = start + request.form.rows
+            end = start + request.parsed.rows
             self._add((request,), {name: array[start:end] for name, array in outputs.items()})
             start = end
 
@@ -118,7 +117,7 @@ class Answers:
         pieces: list[Array | bytes] = []
         configured = self._plans.signature.outputs
         for name, datatype, array in outputs:
-            if name not in configured or not request.form.wants(name):
+            if name not in configured or not request.parsed.wants(name):
                 continue
             piece = self._plans.encoded(name, array) if datatype is BYTES else array
             pieces.append(piece)
@@ -129,7 +128,7 @@ class Answers:
     def sender(self, request: Request) -> ResponseSender:
         """The sender that alone answers this request from now on, from any thread, before or after `execute`
         returns."""
-        sender = Unheard(functools.partial(self.fail, request.position))
+        sender = WarmupResponseSender(functools.partial(self.fail, request.position))
         self.senders = {**self.senders, request.position: sender}
         return sender
 
@@ -140,7 +139,7 @@ class Answers:
         """Wait until all requests that are left to senders have ended. For a warm-up, whose senders report no end by
         themselves."""
         for sender in tuple(self.senders.values()):
-            assert isinstance(sender, Unheard), "a warm-up's"
+            assert isinstance(sender, WarmupResponseSender), "a warm-up's"
             sender.wait()
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
@@ -160,7 +159,7 @@ class Answers:
         """Add outputs that have the rows of all `requests` and no others, or are those of a single request."""
         columns: list[Column] = []
         pieces: list[Array | bytes] = []
-        is_all_wanted = not requests[0].form.share[1]
+        is_all_wanted = not requests[0].parsed.share[1]
         for name, spec in self._plans.outputs:
             array = outputs.get(name)
             if array is None or not (is_all_wanted or is_wanted(name, requests)):
@@ -186,12 +185,12 @@ class Answers:
         columns: Sequence[Column],
         pieces: Sequence[Array | bytes],
         parameters: Parameters | None = None,
-    ) -> Plan:
+    ) -> OutputLayout:
         """Reserve memory for these outputs; point each request at its rows in them."""
         if len(requests) == 1:
-            shares: tuple[Share, ...] = (requests[0].form.share,)
+            shares: tuple[Share, ...] = (requests[0].parsed.share,)
         else:
-            shares = tuple([request.form.share for request in requests])
+            shares = tuple([request.parsed.share for request in requests])
         plan = self._plans.plan(self._nbytes, shares, tuple(columns), parameters)
         self._added.append((plan, columns, pieces))
         self._nbytes = plan.end
@@ -212,8 +211,8 @@ class Answers:
         """The requests whose rows all wanted outputs have, and these outputs cut to those rows; the other requests
         fail."""
         wanted = {}
-        total = sum([request.form.rows for request in requests])
-        is_all_wanted = not requests[0].form.share[1]
+        total = sum([request.parsed.rows for request in requests])
+        is_all_wanted = not requests[0].parsed.share[1]
         for name, _ in self._plans.outputs:
             array = outputs.get(name)
             if array is None or not (is_all_wanted or is_wanted(name, requests)):
@@ -223,7 +222,7 @@ class Answers:
                 requests = self._fail_lacking(requests, name, got)
                 if not requests:
                     return requests, {}
-                total = sum([request.form.rows for request in requests])
+                total = sum([request.parsed.rows for request in requests])
             wanted[name] = array
         for name, array in wanted.items():
             if len(array) != total:
@@ -233,7 +232,7 @@ class Answers:
     def _fail_lacking(self, requests: Sequence[Request], output: str, got: int) -> list[Request]:
         fitting, end = [], 0
         for request in requests:
-            end += request.form.rows
+            end += request.parsed.rows
             if end <= got:
                 fitting.append(request)
                 continue
@@ -253,7 +252,7 @@ class WrittenAnswers(Answers):
     """Answers that are written into a block of the worker's slab, for clients."""
 
     def __init__(
-        self, num_requests: int, plans: Plans, instance: str, memory: Memory, batches: OpenBatches | None = None
+        self, num_requests: int, plans: OutputLayouts, instance: str, memory: Memory, batches: OpenBatches | None = None
     ) -> None:
         """Without `batches`, no request can be left to a sender."""
         Answers.__init__(self, num_requests, plans)  # super() would take 1k instructions more
@@ -347,15 +346,15 @@ class WrittenAnswers(Answers):
         offset, parts = self._nbytes, []
         self.spans = spans = self._some_spans()
         self.statuses = statuses = dict[int, int]()
-        told: dict[ShoalError, int] = {}  # one sentence for each error, however many requests share it
+        written: dict[ShoalError, int] = {}  # one sentence for each error, however many requests share it
         for position, error in self._errors.items():
-            if error not in told:
+            if error not in written:
                 part = sentence_bytes(error)
-                told[error] = pack_span(offset, len(part))
+                written[error] = pack_span(offset, len(part))
                 parts.append(part)
                 offset += len(part)
             statuses[position] = error.wire
-            spans[position] = told[error]
+            spans[position] = written[error]
         return b"".join(parts)
 
     def _write(self, block: Block, sentences: bytes) -> int:

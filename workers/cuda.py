@@ -94,7 +94,7 @@ def staging() -> Callable[[str, int], memoryview]:
     return lambda name, nbytes: buffers.reserve(name, nbytes).memory[:nbytes]
 
 
-class Stream:
+class CudaStream:
     """An instance's queue of work for its GPU: done in order and asynchronously."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Stream:
         """Wait until all work in the stream is done; raises CudaError if some of it failed."""
         _call(runtime.cudaStreamSynchronize, self.handle)
 
-    def capture(self, work: Callable[[], None]) -> "Graph":
+    def capture(self, work: Callable[[], None]) -> "CudaGraph":
         """A graph of the work that `work` puts into the stream, recorded and not done. `work` must neither wait for
         the GPU nor allocate. Raises CudaError if the work cannot be captured."""
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -131,15 +131,15 @@ class Stream:
             raise
         captured = _call(runtime.cudaStreamEndCapture, self.handle)
         try:
-            return Graph(_call(runtime.cudaGraphInstantiate, captured, 0), self)
+            return CudaGraph(_call(runtime.cudaGraphInstantiate, captured, 0), self)
         finally:
             _call(runtime.cudaGraphDestroy, captured)
 
 
-class Graph:
+class CudaGraph:
     """Captured work, to be repeated at the price of one call, with its addresses and sizes."""
 
-    def __init__(self, executable: Any, stream: Stream) -> None:
+    def __init__(self, executable: Any, stream: CudaStream) -> None:
         self._executable = executable
         self._stream = stream
 

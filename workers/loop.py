@@ -29,7 +29,7 @@ from shoal.workers.backends.backend import Backend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import MetricsReporter
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
@@ -90,7 +90,7 @@ class Loop:
         self._memory = memory
         self._may_run_again = may_run_again  # batches that exceeded the GPU's memory: model_config/idempotence.py
         self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open_lent)
-        self._plans = Plans(signature, sequences if sequences is not None and sequences.states else None)
+        self._plans = OutputLayouts(signature, sequences if sequences is not None and sequences.states else None)
         self._open_batches = OpenBatches(memory)
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
@@ -99,8 +99,8 @@ class Loop:
             on(shared.SegmentAnnounced, self._add_segment),
             on(shared.SegmentGone, lambda message: segments.remove(message.owner)),
             on(shared.SegmentMissing, lambda message: segments.remove(message.owner)),
-            *[on(kind, oversize.hear) for kind in shared.PAYLOAD_NEWS],
-            on(shared.BatcherReplaced, lambda _message: memory.tell_blocks()),
+            *[on(kind, oversize.receive) for kind in shared.PAYLOAD_NEWS],
+            on(shared.BatcherReplaced, lambda _message: memory.report_blocks()),
             on(shared.LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
             on(shared.LogChanged, lambda message: log.configure(**message.settings)),
             on(ReportMetrics, self._report_metrics),
@@ -190,7 +190,7 @@ class Loop:
     def step(self) -> int:
         """Run every batch that has come. Returns the number of executions. Raises DeviceLostError as `run` does."""
         memory = self._memory
-        executed = num_told = 0
+        executed = num_sent = 0
         rung_ns = time.monotonic_ns()
         while (records := memory.take()) is not None:
             while records:
@@ -202,12 +202,12 @@ class Loop:
                 del records[:num]
                 executed += 1
                 if end_ns - rung_ns > RING_AFTER_NS:
-                    rung_ns, num_told = end_ns, executed
+                    rung_ns, num_sent = end_ns, executed
                     memory.ring()
             if self._loss is not None:
                 memory.ring()
                 raise DeviceLostError
-        if num_told < executed:  # otherwise the batcher has been rung for all of them
+        if num_sent < executed:  # otherwise the batcher has been rung for all of them
             memory.ring()
         return executed
 
@@ -316,12 +316,12 @@ class Loop:
                     )
                 offset, nbytes = unpack_span(record[_HEADER])
                 request = open_request(position, block, block[offset : offset + nbytes].tobytes(), record)
-                if most and record[_ROWS] != (request.form.rows or 1):
-                    raise InternalError(f"a request of {record[_ROWS]} rows has tensors of {request.form.rows}")
+                if most and record[_ROWS] != (request.parsed.rows or 1):
+                    raise InternalError(f"a request of {record[_ROWS]} rows has tensors of {request.parsed.rows}")
                 if self._sequences is not None:
                     self._sequences.complete(request)
                 requests.append(request)
-                rows += request.form.rows
+                rows += request.parsed.rows
             except ShoalError as error:
                 answers.fail(position, error)
         if rows > most > 0:

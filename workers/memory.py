@@ -40,7 +40,7 @@ from shoal.shm.layout import (
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.segments import Segments
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ SEGMENT_AFTER_S = 0.01
 #: ringing are freed only then (ours).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 #: Names of the methods that hold the lock once several threads use the memory.
-_SHARED = ("take", "drain", "allocate", "allocate_for_errors", "free", "push", "publish", "tell_blocks", "count")
+_SHARED = ("take", "drain", "allocate", "allocate_for_errors", "free", "push", "publish", "report_blocks", "count")
 
 
 class Memory:
@@ -73,7 +73,7 @@ class Memory:
         link: SegmentView,
         bell: Doorbell,
         batcher_bell: Doorbell,
-        oversize: OversizeBlocks,
+        oversize: WorkerOversizeBlocks,
         block_wait_s: float = BLOCK_WAIT_S,
     ) -> None:
         #: The slab for results; a result larger than a quarter of it has an oversize segment, as requests have.
@@ -109,7 +109,7 @@ class Memory:
         self.lock = threading.RLock()
         self._is_shared = False
         #: Changed by several threads: blocks that records to the batcher have named and that have not been freed.
-        self._said: set[int] = set()
+        self._reported: set[int] = set()
         # The odd unit of a slab is reserved, so that an error can be sent while clients hold all other blocks; an even
         # slab has no such block, which would split the largest one.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
@@ -124,7 +124,7 @@ class Memory:
         with self.lock:
             if self._is_shared:
                 return
-            self._said.update((*self.slab.taken_refs, *self.oversize.refs))
+            self._reported.update((*self.slab.taken_refs, *self.oversize.refs))
             self.push = self._push_and_note
             for name in _SHARED:
                 setattr(self, name, _locked(self.lock, getattr(self, name)))
@@ -138,7 +138,7 @@ class Memory:
         InternalError. A request is cancelled if the worker knew so at the fork.
         """
         self.lock = threading.RLock()  # a thread of the worker may have held it
-        for name in (*_SHARED, "say", "wait_for", "moved"):
+        for name in (*_SHARED, "send_record", "wait_for", "moved"):
             setattr(self, name, _refuse)
         self._is_shared, self.drain = True, lambda: None  # type: ignore[method-assign]
 
@@ -228,7 +228,7 @@ class Memory:
         and no block has been freed since."""
         awaited_nbytes, num_joins = self._awaited_in_vain
         if nbytes >= awaited_nbytes and self.slab.num_joins == num_joins:
-            self._try_say(want_record(ROOM))
+            self._try_send(want_record(ROOM))
             return None
         block = self.wait_for(lambda: self.allocate(nbytes), self._loops_batch, SEGMENT_AFTER_S, ROOM)
         if block is None:
@@ -285,19 +285,19 @@ class Memory:
                 if now_s >= want_s:
                     # Clients' RELEASEs wait in their rings until the batcher reads them. The supervisor's death ends
                     # this process by signal.
-                    self._try_say(want_record(urgency))
+                    self._try_send(want_record(urgency))
                     want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
                 poller.poll(min(want_s, deadline_s) - now_s)
 
-    def say(self, record: Record) -> bool:
+    def send_record(self, record: Record) -> bool:
         """Publish a record to the batcher at once, from another thread than the loop's; half of the ring is reserved
         for the loop.
 
         May wait for room; False if there is none for too long.
         """
-        return bool(self._try_say(record) or self.wait_for(lambda: self._try_say(record)))
+        return bool(self._try_send(record) or self.wait_for(lambda: self._try_send(record)))
 
-    def _try_say(self, record: Record) -> bool | None:
+    def _try_send(self, record: Record) -> bool | None:
         with self.lock:
             if self._writer.num_free <= self._num_reserved:
                 self.ring()
@@ -310,7 +310,7 @@ class Memory:
     def _push_and_note(self, record: Record) -> None:
         self._writer.push(record)
         if len(record) > D.BLOCK:
-            self._said.add(record[D.BLOCK])
+            self._reported.add(record[D.BLOCK])
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
         """A block of at least `nbytes` bytes at once: an ordinary one, else the spare one, else None."""
@@ -324,7 +324,7 @@ class Memory:
         if not self.slab.free(ref):
             self.oversize.free(ref)
         if self._is_shared:
-            self._said.discard(ref)
+            self._reported.discard(ref)
 
     def drain(self) -> None:
         """Apply all records of the batcher. Raises LayoutError for an invalid one."""
@@ -348,14 +348,14 @@ class Memory:
         if num_taken:
             self._words[TAKEN_WORD] += num_taken
 
-    def tell_blocks(self) -> None:
+    def report_blocks(self) -> None:
         """Send a new batcher a HAVE for every block that has not been freed; it frees those without holders.
 
         Blocks that another thread is still writing are left out: the response names them.
         """
         refs = {*self.slab.taken_refs, *self.oversize.refs}
         if self._is_shared:
-            refs &= self._said
+            refs &= self._reported
         if self._spare is not None:
             refs.discard(self._spare.ref)
         try:

@@ -29,7 +29,7 @@ SEGMENT_WAIT_S = 10.0
 _ALL = 0
 
 
-class OversizeBlocks:
+class WorkerOversizeBlocks:
     """The oversize segments of this worker. `listen` applies the supervisor's next message; it is set by the loop,
     which has the handlers of all other messages."""
 
@@ -38,7 +38,7 @@ class OversizeBlocks:
         self._wait_s = wait_s
         #: Whether other threads than the loop's free blocks, too; the loop's alone calls `look`, before it sleeps.
         self.is_shared = False
-        self.listen: Callable[[], None] = lambda: self.hear(channel.receive(shared.PAYLOAD_NEWS)[0])
+        self.listen: Callable[[], None] = lambda: self.receive(channel.receive(shared.PAYLOAD_NEWS)[0])
         self._allocating = threading.Lock()
         self._slabs = WholeSlabs()
         #: Segments by owner id that hold a result or are kept for the next one; while there are any, `look` is called.
@@ -91,7 +91,7 @@ class OversizeBlocks:
 
         listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
-    def hear(self, message: shared.PayloadNews) -> None:
+    def receive(self, message: shared.PayloadNews) -> None:
         """Apply the supervisor's answer to a request for a segment; takes over the descriptor."""
         if isinstance(message, shared.PayloadReady):
             self._is_ready = self._segment is not None and message.owner == self._segment.header.owner

@@ -35,7 +35,7 @@ _pack: Pack = msgpack.Packer(use_bin_type=True).pack
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OutputLayout:
     """The layout of a batch's answers. All offsets are in bytes from the block's start. The headers lie behind the
     outputs and end at `end`."""
 
@@ -46,7 +46,7 @@ class Plan:
     end: int
 
 
-class Plans:
+class OutputLayouts:
     """A model's plans, for one thread. Plans with parameters or strings, which differ each time, are not kept.
     `states` has the model's implicit states, if it has any."""
 
@@ -58,11 +58,11 @@ class Plans:
         # Makes the same bytes as shoal.request.pack_response, but without making a TensorRef, and with one packer.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
-        self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan]("batch_plan", MAX_PLANS)
+        self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], OutputLayout]("batch_plan", MAX_PLANS)
 
-    def of_another_thread(self) -> "Plans":
+    def of_another_thread(self) -> "OutputLayouts":
         """New plans for this model, for use by another thread."""
-        return Plans(self.signature, self.states)
+        return OutputLayouts(self.signature, self.states)
 
     def encoded(self, output: str, array: Array) -> bytes:
         """An output of strings in its wire form. Raises InternalError for text that UTF-8 cannot represent."""
@@ -79,7 +79,7 @@ class Plans:
         shares: tuple[Share, ...],
         columns: tuple[Column, ...],
         parameters: Parameters | None = None,
-    ) -> Plan:
+    ) -> OutputLayout:
         """The plan that `make_plan` makes for these arguments, kept or new."""
         if parameters or self.has_strings:
             return make_plan(start, shares, columns, parameters or _NO_PARAMETERS, self._pack)
@@ -94,7 +94,7 @@ class Plans:
 
 def make_plan(
     start: int, shares: Sequence[Share], columns: Sequence[Column], parameters: Parameters, pack: Pack = _pack
-) -> Plan:
+) -> OutputLayout:
     """A plan in which the columns lie one behind another from `start` on, each 64-byte aligned, and the requests'
     headers behind them.
 
@@ -121,4 +121,4 @@ def make_plan(
     for header in headers:
         spans.append(pack_span(end, len(header)))
         end += len(header)
-    return Plan(tuple(offsets), headers_offset, b"".join(headers), tuple(spans), end)
+    return OutputLayout(tuple(offsets), headers_offset, b"".join(headers), tuple(spans), end)

@@ -20,8 +20,8 @@ from shoal.workers.tensors import Array, open_strings, open_tensor
 
 #: Most headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150). Fewer of those
 #: with lent tensors: models' blocks change from request to request, while clients fill their arrays again and again.
-MAX_FORMS, MAX_LENT_FORMS = 512, 64
-MAX_FORM_BYTES = 1024
+MAX_PARSED, MAX_LENT_PARSED = 512, 64
+MAX_PARSED_BYTES = 1024
 _NO_RECORD = (0,) * 16
 
 #: The share of one request in its batch's outputs: its rows (1 if the model has no batch dimension) and the outputs
@@ -36,19 +36,19 @@ Stage: TypeAlias = Callable[[str, int], memoryview]
 OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 #: An input in a block: its spec, shape, offset and size in bytes.
-InputForm: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
+InputPlace: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
 WITHOUT_OPTIONS = InferOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ParsedRequest:
     """The contents of a request's layout, checked against the model and one block.
 
     If it `is_plain`, it holds for every block that reaches to `end`. That is not so with strings, of which each block
     has others.
     """
 
-    inputs: dict[str, InputForm]
+    inputs: dict[str, InputPlace]
     views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; of a plain one
     end: int
     rows: int
@@ -62,14 +62,14 @@ class Form:
         return not requested or output in requested
 
     def open(self, block: memoryview) -> dict[str, Array | memoryview]:
-        """The inputs of a plain form, as read-only arrays over a block that reaches to its end."""
+        """The inputs of a plain request, as read-only arrays over a block that reaches to its end."""
         inputs: dict[str, Array | memoryview] = {}
         for name, shape, dtype, offset in self.views:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
         return inputs
 
     def open_lent(self, block: memoryview, open_lent: OpenLent) -> dict[str, Array | memoryview]:
-        """The inputs of any form, in this block and in those that it names, which are opened again. Raises
+        """The inputs of any request, in this block and in those that it names, which are opened again. Raises
         InternalError if one is gone, or too small."""
         tensors = {}
         for name, (spec, shape, offset, nbytes) in self.inputs.items():
@@ -82,24 +82,24 @@ class Form:
 class Request:
     """One request of a batch."""
 
-    __slots__ = ("_hears_cancel", "_inputs", "_tensors", "block", "form", "options", "position", "record")
+    __slots__ = ("_inputs", "_is_key_cancelled", "_tensors", "block", "options", "parsed", "position", "record")
 
     def __init__(
         self,
         position: int,
-        form: Form,
+        parsed: ParsedRequest,
         block: memoryview,
         tensors: Mapping[str, Array | memoryview] | None,
         record: Sequence[int],
-        hears_cancel: Callable[[int], bool],
+        is_key_cancelled: Callable[[int], bool],
         options: InferOptions = WITHOUT_OPTIONS,
     ) -> None:
         self.position = position  # within the batch
-        self.form = form
+        self.parsed = parsed
         self.options = options
         self.block = block
         self.record = record  # the request's BATCH_ITEM
-        self._hears_cancel = hears_cancel
+        self._is_key_cancelled = is_key_cancelled
         # Changed by their first use: a batch of several requests is gathered without an array for each.
         self._tensors = tensors
         self._inputs: dict[str, Array] | None = None
@@ -115,18 +115,18 @@ class Request:
         published; strings in wire form."""
         tensors = self._tensors
         if tensors is None:
-            tensors = self._tensors = self.form.open(self.block)
+            tensors = self._tensors = self.parsed.open(self.block)
         return tensors
 
     @property
     def inputs(self) -> dict[str, Array]:
         """Inputs by name, with strings as object arrays of bytes. Raises InternalError for damaged strings."""
-        if self.form.is_plain:
+        if self.parsed.is_plain:
             return self.tensors  # type: ignore[return-value]  # no strings in it
         inputs = self._inputs
         if inputs is None:
             inputs = self._inputs = {
-                name: open_strings(name, self.form.inputs[name][1], tensor)
+                name: open_strings(name, self.parsed.inputs[name][1], tensor)
                 if isinstance(tensor, memoryview)
                 else tensor
                 for name, tensor in self.tensors.items()
@@ -146,7 +146,7 @@ class Request:
     @property
     def refs(self) -> tuple[int, ...]:
         """References to the blocks that the request's tensors lie in, its own first."""
-        return (self.record[B.BLOCK], *self.form.lent.values())
+        return (self.record[B.BLOCK], *self.parsed.lent.values())
 
     @property
     def batch(self) -> int:
@@ -193,19 +193,21 @@ class Request:
         expiry_ns = self.record[B.ACCEPTED_NS] + timeout_us * 1000
         return min(expiry_ns, answer_by_ns or expiry_ns)
 
-    def complete(self, form: Form, tensors: Mapping[str, Array | memoryview], sequence: tuple[int | str, int]) -> None:
+    def complete(
+        self, parsed: ParsedRequest, tensors: Mapping[str, Array | memoryview], sequence: tuple[int | str, int]
+    ) -> None:
         """Add tensors to those in the request's block, and what is known of its sequence (sequences.py)."""
-        self.form = form
+        self.parsed = parsed
         self._tensors = tensors
         self.options = self.options._replace(sequence=sequence)
 
     def is_cancelled(self) -> bool:
         """Whether the client does not wait any more, as far as this worker knows now."""
-        return self._hears_cancel(self.key)
+        return self._is_key_cancelled(self.key)
 
 
 class RequestReader:
-    """Reader of requests to one model. Plain forms are kept by the bytes of their layouts: clients repeat them.
+    """Reader of requests to one model. Plain ones are kept, parsed, by the bytes of their layouts: clients repeat them.
 
     That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32. Options are read
     each time, unless there are none: then the whole header is looked up, and not even split.
@@ -214,50 +216,50 @@ class RequestReader:
     def __init__(
         self,
         signature: Signature,
-        hears_cancel: Callable[[int], bool] = lambda _key: False,
+        is_key_cancelled: Callable[[int], bool] = lambda _key: False,
         open_block: OpenBlock = NO_BLOCKS,
     ) -> None:
         self._signature = signature
-        self._hears_cancel = hears_cancel
+        self._is_key_cancelled = is_key_cancelled
         self._open_block = open_block
         # Changed by open.
-        self._forms = Memo[bytes, Form]("request_form", MAX_FORMS)
-        self._layouts = Memo[bytes, Form]("request_layout", MAX_FORMS)
-        self._lent_layouts = Memo[bytes, Form]("lent_request_layout", MAX_LENT_FORMS)
+        self._parsed = Memo[bytes, ParsedRequest]("request_form", MAX_PARSED)
+        self._layouts = Memo[bytes, ParsedRequest]("request_layout", MAX_PARSED)
+        self._lent_layouts = Memo[bytes, ParsedRequest]("lent_request_layout", MAX_LENT_PARSED)
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
         """The request with this header, its tensors in `block`. Raises InternalError if the header is damaged or not
         for this model."""
-        form = self._forms.entries.get(header)
-        if form is not None and form.end <= len(block):
-            return Request(position, form, block, None, record, self._hears_cancel)
+        parsed = self._parsed.entries.get(header)
+        if parsed is not None and parsed.end <= len(block):
+            return Request(position, parsed, block, None, record, self._is_key_cancelled)
         layout, packed = split_header(header)
         options = WITHOUT_OPTIONS if packed == NO_OPTIONS else unpack_options(packed)
         tensors: dict[str, Array | memoryview] | None = None
-        form = self._layouts.entries.get(layout)
-        if form is None or form.end > len(block):
+        parsed = self._layouts.entries.get(layout)
+        if parsed is None or parsed.end > len(block):
             open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
-            form = self._lent_layouts.entries.get(layout)
-            if form is not None:
-                tensors = form.open_lent(block, open_lent)
+            parsed = self._lent_layouts.entries.get(layout)
+            if parsed is not None:
+                tensors = parsed.open_lent(block, open_lent)
             else:
-                form, tensors = read_form(layout, block, self._signature, open_lent)
-                if len(layout) <= MAX_FORM_BYTES and (form.is_plain or form.lent):
-                    (self._lent_layouts if form.lent else self._layouts).keep(layout, form)
-        if options is WITHOUT_OPTIONS and self._layouts.entries.get(layout) is form:
-            self._forms.keep(header, form)
-        return Request(position, form, block, tensors, record, self._hears_cancel, options)
+                parsed, tensors = parse_request(layout, block, self._signature, open_lent)
+                if len(layout) <= MAX_PARSED_BYTES and (parsed.is_plain or parsed.lent):
+                    (self._lent_layouts if parsed.lent else self._layouts).keep(layout, parsed)
+        if options is WITHOUT_OPTIONS and self._layouts.entries.get(layout) is parsed:
+            self._parsed.keep(header, parsed)
+        return Request(position, parsed, block, tensors, record, self._is_key_cancelled, options)
 
 
-def read_form(
+def parse_request(
     layout: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
-) -> tuple[Form, dict[str, Array | memoryview]]:
+) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
     """The form of a layout, and the tensors where they lie.
 
     Raises InternalError if the header is damaged or not for this model.
     """
     specs, batching = signature.inputs, signature.max_batch_size > 0
-    forms: dict[str, InputForm] = {}
+    places: dict[str, InputPlace] = {}
     tensors: dict[str, Array | memoryview] = {}
     lent: dict[str, int] = {}
     rows = -1
@@ -273,7 +275,7 @@ def read_form(
                 lies_in = _open_lent(name, lent[name], open_lent)
             _check_dims(shape, spec, batching=batching)
             tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
-            forms[name] = (spec, shape, offset, nbytes)
+            places[name] = (spec, shape, offset, nbytes)
             if batching:
                 if not (shape and rows in (-1, shape[0])):
                     raise InternalError(
@@ -282,20 +284,20 @@ def read_form(
                     )
                 rows = shape[0]
         rows = 1 if rows < 0 else rows
-        missing = [spec.name for spec in specs.values() if spec.name not in forms and not spec.optional]
+        missing = [spec.name for spec in specs.values() if spec.name not in places and not spec.optional]
         if missing:
             raise ValueError(f"it has no input '{missing[0]}'")
     except (TypeError, ValueError) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
     end, is_plain = 0, not lent
-    for spec, _, offset, nbytes in forms.values():
+    for spec, _, offset, nbytes in places.values():
         end = max(end, offset + nbytes)
         is_plain = is_plain and spec.datatype is not BYTES and offset % spec.datatype.itemsize == 0
     views: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
     if is_plain:
-        views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in forms.items()]
+        views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in places.items()]
     share = (rows, outputs)
-    return Form(forms, tuple(views), end, rows, share, is_plain, lent), tensors
+    return ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent), tensors
 
 
 def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
@@ -330,18 +332,18 @@ def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str,
     is_alone = len(requests) == 1
     if is_alone and stage is None:
         return first.inputs
-    rows = sum([request.form.rows for request in requests])
+    rows = sum([request.parsed.rows for request in requests])
     gathered = {}
-    for name, (spec, shape, _, _) in first.form.inputs.items():
+    for name, (spec, shape, _, _) in first.parsed.inputs.items():
         if spec.datatype is BYTES:
             gathered[name] = np.concatenate([request.inputs[name] for request in requests])
             continue
         # Bytes, joined: no array per request (32 tensors of 2 KiB: 6k instructions a request less than concatenate).
         parts = []
         for request in requests:
-            form = request.form
-            _, _, offset, nbytes = form.inputs[name]
-            parts.append(request.inputs[name].data if name in form.lent else request.block[offset : offset + nbytes])
+            parsed = request.parsed
+            _, _, offset, nbytes = parsed.inputs[name]
+            parts.append(request.inputs[name].data if name in parsed.lent else request.block[offset : offset + nbytes])
         data = b"".join(parts) if stage is None else _put(stage, name, parts)
         joined: Array = np.ndarray(shape if is_alone else (rows, *shape[1:]), spec.datatype.dtype, data)
         gathered[name] = joined
@@ -356,7 +358,7 @@ def _put(stage: Stage, name: str, parts: Sequence[memoryview]) -> memoryview:
     return memory
 
 
-def why_not_joined(first: Form, other: Form, ragged: Collection[str] = ()) -> str:
+def why_not_joined(first: ParsedRequest, other: ParsedRequest, ragged: Collection[str] = ()) -> str:
     """Why a request cannot stand below another in one batch; "" if it can. In `ragged` inputs shapes may differ."""
     if first.inputs.keys() != other.inputs.keys():
         return f"inputs {', '.join(other.inputs)} cannot be batched with inputs {', '.join(first.inputs)}"
@@ -372,7 +374,7 @@ def why_not_joined(first: Form, other: Form, ragged: Collection[str] = ()) -> st
 
 def is_wanted(output: str, requests: Sequence[Request]) -> bool:
     """Whether any of these requests wants this output; the first usually does."""
-    return requests[0].form.wants(output) or any(request.form.wants(output) for request in requests)
+    return requests[0].parsed.wants(output) or any(request.parsed.wants(output) for request in requests)
 
 
 def log_prefix(request_id: str) -> str:

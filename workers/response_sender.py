@@ -79,7 +79,7 @@ class ResponseSender(ABC):
         """Whether the request's end has not been sent yet."""
 
 
-class UnheardResponseSender(ResponseSender):
+class WarmupResponseSender(ResponseSender):
     """The sender of a request without a client, as in a warm-up: only its errors are kept."""
 
     def __init__(self, failed: Callable[[ShoalError], None]) -> None:
@@ -144,14 +144,14 @@ class OpenBatches:
         """Have another thread do this work. Never waits, and may interrupt itself, as finalizers do."""
         self._later.put(work)
 
-    def say(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
+    def send_record(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
         """Publish a record to the batcher, then call `then`.
 
         If there is no room in time, the record is published later, however long that takes: a lost one would never be
         sent again.
         """
-        if not self.memory.say(words):
-            self.later(lambda: self.say(words, then))
+        if not self.memory.send_record(words):
+            self.later(lambda: self.send_record(words, then))
         elif then is not None:
             then()
 
@@ -203,7 +203,7 @@ class OpenBatch:
 
     def end(self, last: tuple[int, ...]) -> None:
         """Publish the last record of one of the batch's requests."""
-        self._batches.say(last, self._ended)
+        self._batches.send_record(last, self._ended)
 
     def _ended(self) -> None:
         batches = self._batches
@@ -218,7 +218,7 @@ class OpenBatch:
             if batches.must_wake and not batches.num_open:
                 batches.memory.bell.ring()
         if ready is not None:
-            batches.say(ready)
+            batches.send_record(ready)
 
 
 class OneAnswer(Protocol):
@@ -274,7 +274,7 @@ class WrittenResponseSender(ResponseSender):
                 answers = self._make_answers()
                 answers.add_outputs(self._request, outputs, parameters)
                 ref = answers.write()
-                self._say(0, ref, answers.spans[0], final=final)
+                self._send_response(0, ref, answers.spans[0], final=final)
             except UnavailableError as error:
                 self.fail(error)
                 raise
@@ -286,7 +286,7 @@ class WrittenResponseSender(ResponseSender):
             answers = self._make_answers()
             answers.fail_all(error)
             ref = answers.write_errors()
-            self._say(error.wire, ref, answers.spans[0], final=final)
+            self._send_response(error.wire, ref, answers.spans[0], final=final)
 
     def fail_later(self, error: ShoalError) -> None:
         self._batch.later(functools.partial(self.fail, error))
@@ -294,7 +294,7 @@ class WrittenResponseSender(ResponseSender):
     def finish(self) -> None:
         with self._turn:
             if self._is_open:
-                self._say(0, NO_BLOCK, 0, final=True)
+                self._send_response(0, NO_BLOCK, 0, final=True)
 
     def reschedule(self) -> None:
         """Return the request to its queue. Raises InternalError if the sender is closed."""
@@ -329,7 +329,7 @@ class WrittenResponseSender(ResponseSender):
                 f"the client has not read {WINDOW} responses of the request for too long; it gets no more of them"
             )
 
-    def _say(self, status: int, ref: int, span: int, *, final: bool) -> None:
+    def _send_response(self, status: int, ref: int, span: int, *, final: bool) -> None:
         batch, now_ns = self._batch, time.monotonic_ns()
         self._memory.moved(batch.number, now_ns)
         input_end_ns = batch.input_end_ns or batch.start_ns
@@ -342,7 +342,7 @@ class WrittenResponseSender(ResponseSender):
             with self._memory.lock:
                 self._memory.windows[ref] = self._window
                 self._window.add(ref)
-        if not self._memory.say(record):
+        if not self._memory.send_record(record):
             with self._memory.lock:
                 self._memory.take_back(ref)  # no record names it, so the batcher would not free it
             raise UnavailableError("the batcher has not read the worker's ring for too long")

@@ -23,9 +23,9 @@ from shoal.model_config.signature import Signature, TensorSpec, reshaped
 from shoal.model_config.warmup import INPUT_DATA_FILE, NO_ID, RANDOM_DATA, samples
 from shoal.request import InferRequest, TensorRef, pack_request
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Backend, Model
+from shoal.workers.backends.backend import Backend, BackendModel
 from shoal.workers.loop import as_shoal_error
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array
 
@@ -38,12 +38,12 @@ DIRECTORY = "warmup"
 MAX_STRINGS_BYTES = 64 << 20
 
 
-def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
+def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None:
     """Run all samples of a loaded model; they have passed the checks of `shoal.model_config.warmup`.
 
     Raises InvalidArgumentError with Triton's sentences, InternalError for a file that cannot be read.
     """
-    plans = Plans(signature)
+    plans = OutputLayouts(signature)
     for sample in samples(model.config):
         name, batch_size = sample["name"], sample["batch_size"]
         # Checked before requests are made: a number in a file must not determine how many.
@@ -63,7 +63,7 @@ def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
                 raise _failed(name, list(dict.fromkeys(map(str, errors))))
 
 
-def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: Model) -> Sequence[ShoalError]:
+def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: BackendModel) -> Sequence[ShoalError]:
     try:
         backend.execute(requests, answers)
         answers.wait_for_senders()
@@ -81,7 +81,7 @@ def _failed(sample: str, sentences: Sequence[str]) -> InvalidArgumentError:
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _requests(sample: Config, model: Model, signature: Signature) -> list[Request]:
+def _requests(sample: Config, model: BackendModel, signature: Signature) -> list[Request]:
     """The requests of one batch: `batch_size` requests of one row each, all with equal data."""
     body, tensors = bytearray(), list[TensorRef]()
     leading = (1,) if signature.max_batch_size > 0 else ()
@@ -97,7 +97,7 @@ def _requests(sample: Config, model: Model, signature: Signature) -> list[Reques
     return [reader.open(position, block, header) for position in range(sample["batch_size"])]
 
 
-def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
+def _data(given: Config, spec: TensorSpec, model: BackendModel) -> bytes:
     # The zeros of a string are the four bytes of its length: an empty string.
     nbytes = math.prod(given["dims"]) * (spec.datatype.itemsize or 4)
     if INPUT_DATA_FILE in given:
@@ -109,7 +109,7 @@ def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
     return bytes(np.frombuffer(data, np.uint8) & 1) if spec.datatype is BOOL else data
 
 
-def _read(filename: str, spec: TensorSpec, nbytes: int, model: Model) -> bytes:
+def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> bytes:
     """The data of one input; bytes of the file beyond `nbytes` are ignored, as in Triton."""
     directory = Path(os.path.realpath(Path(model.version_dir).parent / DIRECTORY))
     path = Path(os.path.realpath(directory / filename))

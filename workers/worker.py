@@ -27,12 +27,12 @@ from shoal.process import EXIT_DEVICE_LOST, die_with_parent, ignore_group_signal
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
-from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.faults import DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
@@ -75,7 +75,7 @@ def serve(channel: Channel) -> None:
     granted = _receive(channel, MemoryGranted)
     if granted is not None:
         log.configure(**granted.log)
-        memory = map_memory(granted, OversizeBlocks(channel))
+        memory = map_memory(granted, WorkerOversizeBlocks(channel))
         os.register_at_fork(after_in_child=memory.leave)
         channel.send(MemoryMapped())
         may_run_again = order.may_run_again
@@ -138,10 +138,10 @@ def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
     return loaded
 
 
-def _model(order: LoadModel, config: Config) -> Model:
+def _model(order: LoadModel, config: Config) -> BackendModel:
     if runs_on(config) != "python":  # Python models are given the configuration as written
         config = sequences.with_sequence_tensors(config)
-    return Model(
+    return BackendModel(
         name=order.name,
         version=order.version,
         instance_name=order.instance_name,
@@ -152,7 +152,7 @@ def _model(order: LoadModel, config: Config) -> Model:
     )
 
 
-def map_memory(granted: MemoryGranted, oversize: OversizeBlocks) -> Memory:
+def map_memory(granted: MemoryGranted, oversize: WorkerOversizeBlocks) -> Memory:
     """The worker's shared memory; takes over the descriptors of `granted`."""
     segment, link = Segment.attach(granted.segment), SegmentView.attach(granted.link)
     return Memory(segment, link, Doorbell(granted.bell), Doorbell(granted.batcher_bell), oversize)

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from bench.company import content_length, raw
+from bench.background_load import content_length, raw
 from bench.grpc_words import METHOD, SERVICE, channel
-from bench.isolation.figures import FAILED, REFUSED, Answer
+from bench.isolation.figures import FAILED, REFUSED, PacedRequest
 from bench.workloads import Request
 
 #: Seconds to wait for one answer: far beyond any bar.
@@ -203,12 +203,12 @@ def paced(
     interval_s: float = INTERVAL_S,
     event: Callable[[], object] | None = None,
     patience_s: float = PATIENCE_S,
-) -> list[Answer]:
+) -> list[PacedRequest]:
     """All requests that were due in so many seconds, answered or not; `event` is called after the first few.
 
     A late request is sent at once. One that could not be sent before the last one's time is over has failed.
     """
-    answers: list[Answer] = []
+    answers: list[PacedRequest] = []
     begin_s = time.monotonic()
     end_s = begin_s + seconds
     number = 0
@@ -221,7 +221,7 @@ def paced(
             time.sleep(due_s - now_s)
         left_s = min(patience_s, end_s + patience_s - now_s)
         status = probe.ask(left_s) if left_s > 0 else FAILED
-        answers.append(Answer(due_s, time.monotonic(), status))
+        answers.append(PacedRequest(due_s, time.monotonic(), status))
     return answers
 
 

@@ -19,7 +19,7 @@ def asked_by_content_type(handler: Handler, content_type: str) -> Handler:
     return lambda call: handler(call._replace(headers=_incoming(call.headers, content_type)))
 
 
-def told_by_content_type(handler: Handler, content_type: str) -> Handler:
+def answered_by_content_type(handler: Handler, content_type: str) -> Handler:
     """A handler of Triton's API whose requests and responses give the length of the JSON in their Content-Type, and
     nowhere else."""
     asked = asked_by_content_type(handler, content_type)

@@ -11,8 +11,8 @@ import re
 
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend import read_json as door
-from shoal.frontend.call import Call, Handler, Route, administrative
-from shoal.frontend.clouds.binary_content import told_by_content_type
+from shoal.frontend.call import Handler, HandlerCall, Route, administrative
+from shoal.frontend.clouds.binary_content import answered_by_content_type
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
 from shoal.frontend.road.inference import generate, generate_stream, infer
@@ -39,7 +39,7 @@ _FORBIDDEN = re.compile("/*(?:dev|proc|sys)(?:/.*)?")
 #: Headers that are ignored, since SageMaker's requests and responses are never compressed (Triton's).
 _ENCODINGS = frozenset({"content-encoding", "accept-encoding"})
 _INFERENCE = {
-    "infer": told_by_content_type(infer, BINARY_CONTENT),
+    "infer": answered_by_content_type(infer, BINARY_CONTENT),
     "generate": generate,
     "generate_stream": generate_stream,
 }
@@ -50,7 +50,7 @@ _NOT_FOUND = Response(404)
 def _refusing(handler: Handler) -> Handler:
     """A handler that answers the errors of `handler` with SageMaker's statuses."""
 
-    def handle(call: Call) -> Response:
+    def handle(call: HandlerCall) -> Response:
         try:
             return handler(call)
         except ShoalError as error:
@@ -65,15 +65,15 @@ def _status(error: ShoalError) -> int:
     return _OUT_OF_MEMORY_STATUS if _OUT_OF_MEMORY.search(str(error)) else 400
 
 
-def _ping(call: Call) -> Response:
+def _ping(call: HandlerCall) -> Response:
     return live(call.state) if call.state.sagemaker_ping_mode == "live" else ready(call.state)
 
 
-def _invocations(call: Call) -> Response:
+def _invocations(call: HandlerCall) -> Response:
     return _infer(call, call.state.sagemaker_default_model, call.state.sagemaker_inference_type)
 
 
-def _invoke(call: Call) -> Response:
+def _invoke(call: HandlerCall) -> Response:
     try:
         call.state.models.lookup(call.name, None)
     except (NotFoundError, InvalidArgumentError):  # InvalidArgumentError if models have namespaces
@@ -81,12 +81,12 @@ def _invoke(call: Call) -> Response:
     return _infer(call, call.name, "infer")
 
 
-def _infer(call: Call, model: str, inference_type: str) -> Response:
+def _infer(call: HandlerCall, model: str, inference_type: str) -> Response:
     headers = {name: value for name, value in call.headers.items() if name not in _ENCODINGS}
     return _INFERENCE[inference_type](call._replace(name=model, headers=headers))
 
 
-def _load(call: Call) -> Response:
+def _load(call: HandlerCall) -> Response:
     """Load the model, or the ensemble with its models, in the directory `url`. Raises InvalidArgumentError for an
     invalid name or directory."""
     request = read_json(call.body, call.state.http_max_input_size)
@@ -110,7 +110,7 @@ def _directory(url: str) -> str:
     return path
 
 
-def _unload(call: Call) -> Response:
+def _unload(call: HandlerCall) -> Response:
     """Unload a model; responds when its processes have ended and its memory is free."""
     try:
         call.ask("unregister", {"model": call.name}, UNLOAD_TIMEOUT_S)
@@ -122,13 +122,13 @@ def _unload(call: Call) -> Response:
     return _DONE
 
 
-def _models(call: Call) -> Response:
+def _models(call: HandlerCall) -> Response:
     """The models that are served, under SageMaker's names."""
     loaded = call.ask("registered", {}).items()
     return json_response(200, {"models": [_row(name, url) for name, url in loaded if _is_ready(call.state, name)]})
 
 
-def _model(call: Call) -> Response:
+def _model(call: HandlerCall) -> Response:
     loaded = call.ask("registered", {})
     return json_response(200, _row(call.name, loaded[call.name])) if call.name in loaded else _NOT_FOUND
 

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Call(Protocol):
+class OpenCall(Protocol):
     """One call, which is a stream of the connection."""
 
     #: The memory into which the next bytes of the call's message may be received directly, or None.
     @property
     def target(self) -> memoryview | None: ...
 
-    def landed(self, nbytes: int) -> None:
+    def received_into_target(self, nbytes: int) -> None:
         """Note that `nbytes` bytes were received into `target`."""
         ...
 

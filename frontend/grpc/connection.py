@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from math import inf
 
-from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.framing import (
     HEADERS,
     IDENTITY,
@@ -21,14 +21,14 @@ from shoal.frontend.grpc.framing import (
 )
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.http2.response_blocks import Blocks
+from shoal.frontend.grpc.http2.response_blocks import ResponseHeaderBlocks
 from shoal.frontend.grpc.http2.streams import Queue, Stream
-from shoal.frontend.grpc.inbox import Unfinished
+from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
-from shoal.frontend.grpc.opening import Opening, Refused
-from shoal.frontend.grpc.submission import Form
+from shoal.frontend.grpc.opening import Opening, RefusedCall
+from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
-from shoal.frontend.kept_memory import KeptMemory, Pace
+from shoal.frontend.kept_memory import KeptMemory, ReadRate
 from shoal.frontend.slow_readers import HOLD_S
 
 READ_BYTES = 64 * 1024
@@ -38,7 +38,7 @@ LARGE_READ_BYTES = 512 * 1024
 _MAX_PIECES = 256
 _RESOURCE_EXHAUSTED = 8
 _OK = trailers(0)
-_BLOCKS = Blocks.of(HEADERS, _OK)
+_BLOCKS = ResponseHeaderBlocks.of(HEADERS, _OK)
 
 Socket = socket.socket
 #: The reply whose block a piece of output lies in: its request's number, and its part.
@@ -50,9 +50,9 @@ class GrpcConnection:
 
     __slots__ = (
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
-        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2", "is_blocked",
-        "is_dirty", "is_ending", "is_landing", "is_late", "is_shut", "is_slow", "known", "opening", "peer",
-        "pinged_s", "progress_s", "silent_until_s", "socket", "unfinished", "unsent",
+        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "has_target", "headers", "http2",
+        "is_blocked", "is_dirty", "is_ending", "is_late", "is_shut", "is_slow", "known", "opening", "peer", "pinged_s",
+        "progress_s", "silent_until_s", "socket", "template", "unfinished", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -68,16 +68,18 @@ class GrpcConnection:
         self.fd = accepted.fileno()
         self.peer = _address(accepted)
         self.http2 = Http2Connection(limits, now_s)
-        self.unfinished = Unfinished(self.http2.keep_received, unfinished)
+        self.unfinished = UnfinishedMessages(self.http2.keep_received, unfinished)
         self._released = released
         self._kept = kept
         # Changed by the lane and by calls.
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, OpenCall] = {}
         self.headers: Mapping[str, str] | None = None  # of the last call; equal headers are one object
-        self.opening: Opening | Refused | bytes = b""  # the result of parsing `headers`
-        self.known: KnownCall | None = None  # the common form of the last calls
-        self.form: Form | None = None  # the request form of the last call that was not of the form `known`
-        self.is_landing = False  # whether a call may have a target
+        self.opening: Opening | RefusedCall | bytes = b""  # the result of parsing `headers`
+        self.known: KnownCall | None = None  # the common template of the last calls
+        self.template: MessageTemplate | None = (
+            None  # the request template of the last call that was not of the template `known`
+        )
+        self.has_target = False  # whether a call may have a target
         self.unsent: deque[bytes | memoryview] = deque()
         self._tokens: list[Token] = []  # replies in whose blocks pieces of `unsent` lie
         self._filled_s = now_s  # when `unsent` was filled last
@@ -85,7 +87,7 @@ class GrpcConnection:
         self._waiting_bytes = 0  # bytes of copied answers that wait for others of their streams
         self._counted_bytes = 0  # this connection's part of `kept`
         self.is_late = self.is_slow = False  # since the client last had read all, responses lay for long, or were cut
-        self._behind: dict[int, Pace] = {}  # streams for whose copies there was no room at the last check
+        self._behind: dict[int, ReadRate] = {}  # streams for whose copies there was no room at the last check
         self.is_dirty = False  # whether there is output to be sent at the end of this pass
         self.is_ending = False  # whether no further calls are taken
         self.is_shut = False  # whether the sending side of the socket is closed
@@ -116,7 +118,7 @@ class GrpcConnection:
     def read(self) -> bytes | None:
         """Received bytes; b"" at the end of the connection, None if there are none now."""
         try:
-            return self.socket.recv(LARGE_READ_BYTES if self.is_landing else READ_BYTES)
+            return self.socket.recv(LARGE_READ_BYTES if self.has_target else READ_BYTES)
         except BlockingIOError:
             return None
         except OSError:
@@ -232,7 +234,7 @@ class GrpcConnection:
         Returns the numbers of the streams to `cut`: there is no room for their copies, and they are read too slowly to
         be waited for.
         """
-        then_s, behind, slow = now_s - HOLD_S, dict[int, Pace](), list[int]()
+        then_s, behind, slow = now_s - HOLD_S, dict[int, ReadRate](), list[int]()
         if self.unsent and self._filled_s < then_s:
             self._keep_unsent()
         left_bytes = self._kept.share_bytes - self.kept_bytes
@@ -242,7 +244,7 @@ class GrpcConnection:
                 self._keep(stream)
             left_bytes -= queue.nbytes
             if queue.num_lent and left_bytes < 0:
-                behind[stream.number] = pace = self._behind.get(stream.number) or Pace()
+                behind[stream.number] = pace = self._behind.get(stream.number) or ReadRate()
                 if pace.is_slow(now_s, queue.num_taken):
                     slow.append(stream.number)
         self._behind = behind

@@ -12,17 +12,17 @@ from collections.abc import Container, Mapping, Sequence
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc import reflection
-from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.call import OpenCall
+from shoal.frontend.grpc.call_lane import CallSocket
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.deadlines import Deadlines
-from shoal.frontend.grpc.desk import Listener
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
-from shoal.frontend.grpc.http2.landing import Landing
+from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.inbox import Harbour
+from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
-from shoal.frontend.grpc.opening import Opening, Refused, open_call
+from shoal.frontend.grpc.opening import Opening, RefusedCall, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
@@ -30,7 +30,7 @@ from shoal.frontend.grpc.service import MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, Host, Lane
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.response import no_answer
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.shm.slab import Block
@@ -51,8 +51,8 @@ _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPO
 class GrpcLane(Lane[GrpcConnection]):
     """Every gRPC connection of one lane."""
 
-    def __init__(self, front_end: FrontEnd, host: Host) -> None:
-        super().__init__(front_end, host)
+    def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
+        super().__init__(front_end, gunicorn)
         self._settings = self._state.grpc
         self._limits = Limits(
             max_ping_strikes=self._settings.http2_max_ping_strikes,
@@ -60,16 +60,16 @@ class GrpcLane(Lane[GrpcConnection]):
             keepalive_permit_without_calls=self._settings.keepalive_permit_without_calls,
             max_pings_without_data=self._settings.http2_max_pings_without_data,
         )
-        self.harbour = Harbour(self._port)
+        self.buffers = MessageBuffers(self._port)
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port, self.inference.model_of)
-        self._landing = Landing()
+        self._frames = ExpectedFrames()
         self._kept = KeptMemory()
         self._recall = Recall(self._port, self._cut)
         self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []
-        self._listeners: dict[int, Listener] = {}  # by descriptor
+        self._listeners: dict[int, CallSocket] = {}  # by descriptor
         self._deadlines = Deadlines()
 
     # --- connections come and go ---
@@ -78,7 +78,7 @@ class GrpcLane(Lane[GrpcConnection]):
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = GrpcConnection(
-            accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.harbour.unfinished
+            accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.buffers.unfinished
         )
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
         age_s = self._settings.max_connection_age / 1000
@@ -117,7 +117,7 @@ class GrpcLane(Lane[GrpcConnection]):
     def _read(self, connection: GrpcConnection) -> None:
         connection.begun_s = self.now_s
         connection.silent_until_s = 0.0
-        if connection.is_landing and self._land(connection):
+        if connection.has_target and self._receive_into_target(connection):
             return
         data = connection.read()
         if data:
@@ -133,11 +133,11 @@ class GrpcLane(Lane[GrpcConnection]):
             self.close(connection)
 
     def _take_known(self, connection: GrpcConnection, known: KnownCall, data: bytes) -> bytes:
-        """Take the calls whose bytes are of the form of an earlier call, and return the bytes that follow them."""
+        """Take the calls whose bytes are of the template of an earlier call, and return the bytes that follow them."""
         position, nbytes = 0, known.nbytes
         while len(data) - position >= nbytes:
             read = known.read(data, position)
-            if read is None or known.form.num_changes != self._state.models.num_changes:
+            if read is None or known.template.num_changes != self._state.models.num_changes:
                 break
             stream_id, id_, tensors = read
             if not connection.http2.open_whole(stream_id, known.block, known.headers, known.num_data):
@@ -147,36 +147,36 @@ class GrpcLane(Lane[GrpcConnection]):
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
             position += nbytes
-            if not call.infer_known(known.form, id_, tensors):  # otherwise the call is parsed as any other
+            if not call.infer_known(known.template, id_, tensors):  # otherwise the call is parsed as any other
                 call.take(data[position - known.num_data : position])
         return data[position:] if position else data
 
     def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
-        """Keep the form of a call for recognising the next one, if the call before had that form, too."""
+        """Keep the template of a call for recognising the next one, if the call before had that template, too."""
         call = connection.calls.get(connection.http2.streams.last_id)
-        form = call.form if isinstance(call, UnaryCall) else None
-        if form is not None and form is connection.form and isinstance(connection.opening, Opening):
-            connection.known = learn(data, events, connection.opening, form)
-        connection.form = form
+        template = call.template if isinstance(call, UnaryCall) else None
+        if template is not None and template is connection.template and isinstance(connection.opening, Opening):
+            connection.known = learn(data, events, connection.opening, template)
+        connection.template = template
 
-    def _land(self, connection: GrpcConnection) -> bool:
+    def _receive_into_target(self, connection: GrpcConnection) -> bool:
         """Receive the next bytes into the memory of their call; False if they may be other bytes than its message's."""
-        landing, http2 = self._landing, connection.http2
+        frames, http2 = self._frames, connection.http2
         expected = http2.expected
         call = None if expected is None else connection.calls.get(expected[0])
         target = None if call is None else call.target
         if expected is None or call is None or target is None:
-            connection.is_landing = any(each.target is not None for each in connection.calls.values())
+            connection.has_target = any(each.target is not None for each in connection.calls.values())
             return False
-        if landing.spread(target, *expected) < _DIRECT_BYTES:
+        if frames.expect(target, *expected) < _DIRECT_BYTES:
             return False
-        nbytes = connection.read_into(landing.buffers)
+        nbytes = connection.read_into(frames.buffers)
         if nbytes == 0:
             self.close(connection)
         elif nbytes > 0:
-            landed, num_alike, rest = landing.settle(nbytes)
-            events = http2.received_directly(landed, num_alike)
-            call.landed(landed)
+            received, num_alike, rest = frames.split(nbytes)
+            events = http2.received_directly(received, num_alike)
+            call.received_into_target(received)
             self._handle(connection, events + http2.receive(rest, self.now_s) if rest else events)
         return True
 
@@ -208,19 +208,19 @@ class GrpcLane(Lane[GrpcConnection]):
         if http2.has_output:
             self.has_output(connection)
 
-    def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> Call | None:
+    def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> OpenCall | None:
         """The call that a request's headers begin; None if they are refused."""
         if connection.headers is not headers:
             connection.headers = headers
             connection.opening = open_call(self._state, headers, connection.peer)
         opening = connection.opening
         if not isinstance(opening, Opening):
-            if isinstance(opening, Refused):
+            if isinstance(opening, RefusedCall):
                 connection.refuse(stream_id, *opening)
             else:
                 connection.refuse_http(stream_id, opening)
             return None
-        call: Call = _KINDS.get(opening.method.path, UnaryCall)(self, connection, stream_id, opening)
+        call: OpenCall = _KINDS.get(opening.method.path, UnaryCall)(self, connection, stream_id, opening)
         connection.calls[stream_id] = call
         if opening.timeout_s is not None:
             self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
@@ -255,11 +255,11 @@ class GrpcLane(Lane[GrpcConnection]):
     def free(self, block: Block) -> None:
         self._port.slab.free(block.ref)
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: CallSocket) -> None:
         self._listeners[listener.fd] = listener
         self._poller.register(listener.fd, _IN)
 
-    def forget(self, listener: Listener) -> None:
+    def forget(self, listener: CallSocket) -> None:
         del self._listeners[listener.fd]
         self._poller.unregister(listener.fd)
 
@@ -267,7 +267,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self._poller.modify(fd, events)
 
     def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        self._doors.leave(theirs, data)
+        self._sources.hand_over(theirs, data)
 
     # --- answers go out ---
 

@@ -27,7 +27,7 @@ SMALL_BYTES = 48 * 1024
 NO_ROOM_FOR_UNFINISHED = "too many unfinished messages: the server has no memory left for this connection's"
 
 
-class Received(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A whole message: in `block`, which is the receiver's now, or in private memory if `block` is None."""
 
     data: bytes | memoryview
@@ -36,7 +36,7 @@ class Received(NamedTuple):
     is_compressed: bool
 
 
-class Large(NamedTuple):
+class LargeMessage(NamedTuple):
     """A message for which there is no block here. The bytes that follow `begun` are for the receiver to take, or to
     `skip`."""
 
@@ -45,18 +45,18 @@ class Large(NamedTuple):
     is_compressed: bool
 
 
-Arrival: TypeAlias = Received | Large
+Arrival: TypeAlias = ReceivedMessage | LargeMessage
 
 
-def whole(data: bytes | memoryview) -> Received | None:
+def whole(data: bytes | memoryview) -> ReceivedMessage | None:
     """The message that these bytes are, if they are exactly one uncompressed message; else None."""
     nbytes = len(data)
     if nbytes >= PREFIX_BYTES and data[0] == 0 and int.from_bytes(data[1:PREFIX_BYTES], "big") == nbytes - PREFIX_BYTES:
-        return Received(data[PREFIX_BYTES:], None, 0, False)
+        return ReceivedMessage(data[PREFIX_BYTES:], None, 0, False)
     return None
 
 
-class Berth:
+class MessageBuffer:
     """The block that a message is received into."""
 
     __slots__ = ("block", "message", "offset", "received")
@@ -80,7 +80,7 @@ class Berth:
         return taken
 
 
-class Harbour:
+class MessageBuffers:
     """The blocks of all unfinished messages of a lane."""
 
     def __init__(self, port: Port) -> None:
@@ -96,7 +96,7 @@ class Harbour:
         """Whether no block is ever large enough for a message of `nbytes` bytes."""
         return nbytes + ALIGNMENT + HEADER_BYTES > self._largest_nbytes
 
-    def berth(self, nbytes: int, begun: bytes | memoryview) -> Berth | None:
+    def allocate(self, nbytes: int, begun: bytes | memoryview) -> MessageBuffer | None:
         """A block for a message of `nbytes` bytes that starts with `begun`, its first tensor aligned; None if there
         is none."""
         # The message may be moved so that its first tensor is aligned, and the request's header goes behind it.
@@ -108,19 +108,19 @@ class Harbour:
         except UnavailableError:
             return None
         self._nbytes += len(block.memory)
-        return Berth(block, message_offset(first_raw_offset(begun)), nbytes)
+        return MessageBuffer(block, message_offset(first_raw_offset(begun)), nbytes)
 
-    def leave(self, berth: Berth) -> None:
+    def hand_out(self, target: MessageBuffer) -> None:
         """Give up a block whose message is complete: it is the caller's now."""
-        self._nbytes -= len(berth.block.memory)
+        self._nbytes -= len(target.block.memory)
 
-    def sink(self, berth: Berth) -> None:
+    def discard(self, target: MessageBuffer) -> None:
         """Free the block of a message whose rest will not come."""
-        self.leave(berth)
-        self._port.slab.free(berth.block.ref)
+        self.hand_out(target)
+        self._port.slab.free(target.block.ref)
 
 
-class Unfinished:
+class UnfinishedMessages:
     """The private memory that the unfinished messages of one connection take.
 
     They count against the connection's window, and get no more than a share of the memory: beyond that they are
@@ -151,44 +151,44 @@ class Unfinished:
 class Inbox:
     """The incoming messages of one call; to be closed when no more are taken."""
 
-    __slots__ = ("_berth", "_buffer", "_harbour", "_is_open", "_num_skipped", "_unfinished")
+    __slots__ = ("_buffer", "_buffers", "_is_open", "_num_skipped", "_target", "_unfinished")
 
-    def __init__(self, harbour: Harbour, unfinished: Unfinished) -> None:
-        self._harbour = harbour
+    def __init__(self, buffers: MessageBuffers, unfinished: UnfinishedMessages) -> None:
+        self._buffers = buffers
         self._unfinished = unfinished
         # Changed by every method.
         self._buffer: bytes | memoryview = b""
-        self._berth: Berth | None = None
+        self._target: MessageBuffer | None = None
         self._num_skipped = 0
         self._is_open = True
 
     @property
     def is_empty(self) -> bool:
         """Whether no message is incomplete."""
-        return not self._buffer and self._berth is None and not self._num_skipped
+        return not self._buffer and self._target is None and not self._num_skipped
 
     @property
     def target(self) -> memoryview | None:
         """The memory into which the next bytes may be received directly, followed by `landed`; None if there is
         none."""
-        return None if self._berth is None else self._berth.rest
+        return None if self._target is None else self._target.rest
 
-    def landed(self, nbytes: int) -> Received | None:
+    def received_into_target(self, nbytes: int) -> ReceivedMessage | None:
         """Note that `nbytes` bytes were received into `target`. Returns the message if they complete it."""
-        assert self._berth is not None
-        self._berth.received += nbytes
+        assert self._target is not None
+        self._target.received += nbytes
         return self._complete()
 
     def feed(self, data: bytes | memoryview) -> list[Arrival]:
-        """The messages that these bytes complete. After a Large message, no bytes are taken until its rest is
+        """The messages that these bytes complete. After a LargeMessage, no bytes are taken until its rest is
         skipped."""
         arrivals: list[Arrival] = []
         if self._num_skipped:
             skipped = min(self._num_skipped, len(data))
             self._num_skipped -= skipped
             data = data[skipped:]
-        if self._berth is not None:
-            data = data[self._berth.take(data) :]
+        if self._target is not None:
+            data = data[self._target.take(data) :]
             received = self._complete()
             if received is not None:
                 arrivals.append(received)
@@ -197,7 +197,7 @@ class Inbox:
             length = int.from_bytes(buffer[1:PREFIX_BYTES], "big")
             end = PREFIX_BYTES + length
             if len(buffer) >= end:
-                arrivals.append(Received(buffer[PREFIX_BYTES:end], None, 0, buffer[0] != 0))
+                arrivals.append(ReceivedMessage(buffer[PREFIX_BYTES:end], None, 0, buffer[0] != 0))
                 buffer = buffer[end:]
                 continue
             if length > SMALL_BYTES or not self._unfinished.has_room(len(buffer) - len(self._buffer)):
@@ -211,23 +211,23 @@ class Inbox:
         self._buffer = bytes(buffer)
         return arrivals
 
-    def _begin(self, length: int, begun: bytes | memoryview, *, is_compressed: bool) -> list[Large]:
-        self._berth = None if is_compressed else self._harbour.berth(length, begun)
-        if self._berth is None:
-            return [Large(length, bytes(begun), is_compressed)]
-        self._berth.take(begun)
+    def _begin(self, length: int, begun: bytes | memoryview, *, is_compressed: bool) -> list[LargeMessage]:
+        self._target = None if is_compressed else self._buffers.allocate(length, begun)
+        if self._target is None:
+            return [LargeMessage(length, bytes(begun), is_compressed)]
+        self._target.take(begun)
         return []
 
-    def _complete(self) -> Received | None:
-        berth = self._berth
-        if berth is None or berth.received < len(berth.message):
+    def _complete(self) -> ReceivedMessage | None:
+        target = self._target
+        if target is None or target.received < len(target.message):
             return None
-        self._berth = None
-        self._harbour.leave(berth)
-        return Received(berth.message, berth.block, berth.offset, is_compressed=False)
+        self._target = None
+        self._buffers.hand_out(target)
+        return ReceivedMessage(target.message, target.block, target.offset, is_compressed=False)
 
     def skip(self, nbytes: int) -> None:
-        """Ignore the `nbytes` bytes that are still to come of a Large message."""
+        """Ignore the `nbytes` bytes that are still to come of a LargeMessage."""
         self._num_skipped = nbytes
 
     def close(self) -> None:
@@ -235,6 +235,6 @@ class Inbox:
         self._is_open = False
         self._unfinished.change(-len(self._buffer))
         self._buffer = b""
-        if self._berth is not None:
-            self._harbour.sink(self._berth)
-            self._berth = None
+        if self._target is not None:
+            self._buffers.discard(self._target)
+            self._target = None

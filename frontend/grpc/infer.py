@@ -38,7 +38,7 @@ from shoal.frontend.prepared import (
     SEQUENCE_START,
     PreparedRequest,
     RequestedOutput,
-    Settings,
+    RequestSettings,
     answered,
     checked_id,
     named_twice,
@@ -53,7 +53,7 @@ from shoal.star.validation import ParsedInput
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 _MAX_UINT64 = 2**64 - 1
-_NO_SETTINGS = Settings({}, binary_data_output=True)
+_NO_SETTINGS = RequestSettings({}, binary_data_output=True)
 _FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
 
 #: Fields of InferTensorContents: the typecode of an array of their elements, and their allowed datatypes. The last is
@@ -76,13 +76,13 @@ def parse(message: bytes | memoryview) -> tuple[Any, list[memoryview]]:
     Raises InternalError for bytes that are no such message.
     """
     split = wire.split(message)
-    return parse_form(split), raws_of(message, split)
+    return parse_skeleton(split), raws_of(message, split)
 
 
-def parse_form(split: wire.Split) -> Any:
+def parse_skeleton(split: wire.Split) -> Any:
     """The ModelInferRequest of a split message, without its raw_input_contents. Raises InternalError if malformed."""
     try:
-        request = service.ModelInferRequest.FromString(split.form)
+        request = service.ModelInferRequest.FromString(split.skeleton)
     except DecodeError as error:
         raise wire.malformed() from error
     request.id = split.id
@@ -136,7 +136,7 @@ def _check_names(id_: str, kind: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def _parse_settings(parameters: Mapping[str, Any]) -> Settings:
+def _parse_settings(parameters: Mapping[str, Any]) -> RequestSettings:
     found: dict[str, Any] = {}
     own: Parameters = {}
     flags = 0
@@ -164,7 +164,7 @@ def _parse_settings(parameters: Mapping[str, Any]) -> Settings:
             own[key] = getattr(value, kind)
         else:
             raise _wrong_type(key, "int64_param, bool_param, or string_param")
-    return Settings(own, binary_data_output=True, flags=flags, **found)
+    return RequestSettings(own, binary_data_output=True, flags=flags, **found)
 
 
 def _bool(value: Any, kind: str | None, key: str) -> bool:
@@ -344,7 +344,7 @@ def empty_final(prepared: PreparedRequest) -> bytes:
 def stream_error(sentence: str, message: bytes | memoryview) -> bytes:
     """The ModelStreamInferResponse with the error of the request in `message`, which may be no valid message at all."""
     try:
-        request = parse_form(wire.split(message))
+        request = parse_skeleton(wire.split(message))
     except ShoalError:
         return wire.stream_error(sentence, "", "", "")
     return wire.stream_error(sentence, request.id, request.model_name, request.model_version)

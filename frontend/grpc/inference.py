@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from shoal.frontend.grpc.framing import decompress
-from shoal.frontend.grpc.inbox import Received
+from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import refuse_while_exiting
-from shoal.frontend.grpc.submission import Asked, Form, GrpcSubmission
+from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate, SubmittedMessage
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.shm.port import Port, Reply
@@ -21,7 +21,7 @@ MAX_UNPACKED_BYTES = 1 << 20
 class Asker(Protocol):
     """A call that has submitted requests to a model."""
 
-    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
         """Take a reply, and release its block."""
         ...
 
@@ -40,11 +40,18 @@ class Inference:
         #: Releases a reply, whose block is no longer read.
         self.release = port.release
         # Changed by ask, forget and deliver.
-        self._waiting: dict[int, tuple[Asker, Asked, TracedRequest | None] | None] = {}
+        self._waiting: dict[int, tuple[Asker, SubmittedMessage, TracedRequest | None] | None] = {}
 
     def ask(
-        self, asker: Asker, opening: Opening, received: Received, begun_s: float, deadline_s: float, *, is_stream: bool
-    ) -> tuple[int, Asked]:
+        self,
+        asker: Asker,
+        opening: Opening,
+        received: ReceivedMessage,
+        begun_s: float,
+        deadline_s: float,
+        *,
+        is_stream: bool,
+    ) -> tuple[int, SubmittedMessage]:
         """Submit a request whose message has been received; `asker` is called with its replies. Returns its number, and
         what is kept of it until then. Raises ShoalError if it is refused: the message's block is freed then.
 
@@ -71,37 +78,37 @@ class Inference:
     def ask_known(
         self,
         asker: Asker,
-        form: Form,
+        template: MessageTemplate,
         id_: bytes,
         tensors: Sequence[bytes],
         opening: Opening,
         begun_s: float,
         deadline_s: float,
     ) -> int:
-        """Submit a request of a known form that is still valid; arguments as in `ask`. Raises ShoalError if it is
+        """Submit a request of a known template that is still valid; arguments as in `ask`. Raises ShoalError if it is
         refused."""
         if self._state.exiting:
             refuse_while_exiting(self._state)
         number, asked = self.submission.submit_known(
-            form, id_, tensors, time.monotonic_ns(), deadline_ns(opening, deadline_s)
+            template, id_, tensors, time.monotonic_ns(), deadline_ns(opening, deadline_s)
         )
         self._wait(asker, number, asked, opening, begun_s)
         return number
 
-    def model_of(self, received: Received) -> int:
+    def model_of(self, received: ReceivedMessage) -> int:
         """The number of the model that a message is for; 0 if that is unknown before the message is parsed."""
         return 0 if received.is_compressed else self.submission.model_of(received.data)
 
-    def asked(self, number: int) -> Asked | None:
+    def asked(self, number: int) -> SubmittedMessage | None:
         """The kept part of a request that waits; None if no request of that number does."""
         waiting = self._waiting.get(number)
         return None if waiting is None else waiting[1]
 
-    def _wait(self, asker: Asker, number: int, asked: Asked, opening: Opening, begun_s: float) -> None:
+    def _wait(self, asker: Asker, number: int, asked: SubmittedMessage, opening: Opening, begun_s: float) -> None:
         trace = None if self._state.tracing is None else self._trace(number, asked, opening, begun_s)
         self._waiting[number] = asker, asked, trace
 
-    def _trace(self, number: int, asked: Asked, opening: Opening, begun_s: float) -> TracedRequest | None:
+    def _trace(self, number: int, asked: SubmittedMessage, opening: Opening, begun_s: float) -> TracedRequest | None:
         """Begin a request's trace, if it is sampled."""
         assert self._state.tracing is not None
         trace = self._state.tracing.sample(asked.prepared, opening.metadata)

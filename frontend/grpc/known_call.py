@@ -25,14 +25,14 @@ from shoal.frontend.grpc.framing import PREFIX_BYTES
 from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
 from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES
 from shoal.frontend.grpc.opening import Opening
-from shoal.frontend.grpc.submission import Form
+from shoal.frontend.grpc.submission import MessageTemplate
 
 #: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.
 _FLAGS, _KIND_BYTES = 4, 5
 
 
 class KnownCall(NamedTuple):
-    """The bytes that calls of one form have in common: HEADERS, and DATA with one message."""
+    """The bytes that calls of one template have in common: HEADERS, and DATA with one message."""
 
     layout: Struct
     texts: tuple[bytes, ...]
@@ -41,10 +41,11 @@ class KnownCall(NamedTuple):
     block: bytes  # the header block of HEADERS
     headers: Mapping[str, str]  # the decoded block
     opening: Opening
-    form: Form
+    template: MessageTemplate
 
     def read(self, data: bytes, position: int) -> tuple[int, bytes, Sequence[bytes]] | None:
-        """Stream, id and tensors of a call of this form, whose bytes begin at `position`; None for any other bytes."""
+        """Stream, id and tensors of a call of this template, whose bytes begin at `position`; None for any other
+        bytes."""
         pieces = self.layout.unpack_from(data, position)
         number, id_ = pieces[1], pieces[5]
         if pieces[::2] != self.texts or number != pieces[3] or not id_.isascii():
@@ -52,10 +53,10 @@ class KnownCall(NamedTuple):
         return int.from_bytes(number, "big"), id_, pieces[7::2]
 
 
-def learn(data: bytes, events: Sequence[Event], opening: Opening, form: Form) -> KnownCall | None:
-    """The form of the first call in `data`, whose events were `events`; None for an unusual call."""
+def learn(data: bytes, events: Sequence[Event], opening: Opening, template: MessageTemplate) -> KnownCall | None:
+    """The template of the first call in `data`, whose events were `events`; None for an unusual call."""
     started, body = events[:2]
-    if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or form.template is None:
+    if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or template.pattern is None:
         return None
     block_end = HEAD_BYTES + int.from_bytes(data[:3], "big")
     start = block_end + HEAD_BYTES + PREFIX_BYTES
@@ -66,7 +67,7 @@ def learn(data: bytes, events: Sequence[Event], opening: Opening, form: Form) ->
         data[_FLAGS] != END_HEADERS
         or data[block_end + _FLAGS] != END_STREAM
         or data[start - PREFIX_BYTES : end] != body.data
-        or wire.match(form.template, message) is None
+        or wire.match(template.pattern, message) is None
     ):
         return None
     found = wire.split(message)
@@ -92,5 +93,5 @@ def learn(data: bytes, events: Sequence[Event], opening: Opening, form: Form) ->
         data[HEAD_BYTES:block_end],
         started.headers,
         opening,
-        form,
+        template,
     )

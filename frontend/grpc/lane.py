@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.lane import LaneWorker
-from shoal.frontend.lane_loop import Host
+from shoal.frontend.lane_loop import GunicornHandle
 
 if TYPE_CHECKING:
     import ssl
@@ -34,7 +34,7 @@ class GrpcLaneWorker(LaneWorker):
 
     protocol = "grpc"
 
-    def make_lane(self, front_end: FrontEnd, host: Host) -> GrpcLane:
+    def make_lane(self, front_end: FrontEnd, host: GunicornHandle) -> GrpcLane:
         """A lane for plain text, or for TLS."""
         if _TLS_CONTEXT is None:
             return GrpcLane(front_end, host)

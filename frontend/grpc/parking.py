@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
-from shoal.frontend.grpc.inbox import Received
+from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.shm.port import Port
 from shoal.shm.shares import may_take
 
@@ -30,7 +30,7 @@ class Parked(Protocol):
 class Parking:
     """All calls of a lane that wait for room. `model_of` finds the model of a message; 0 if that is unknown."""
 
-    def __init__(self, port: Port, model_of: Callable[[Received], int]) -> None:
+    def __init__(self, port: Port, model_of: Callable[[ReceivedMessage], int]) -> None:
         self._port = port
         self._model_of = model_of
         #: By model, the calls that wait and the bytes of each; empty most of the time. Changed here alone.
@@ -40,7 +40,7 @@ class Parking:
         self._nbytes = 0
         self._turns: deque[int] = deque()
 
-    def must_wait(self, received: Received) -> int:
+    def must_wait(self, received: ReceivedMessage) -> int:
         """The model that a message has to wait for, because there is no room for it or earlier calls to it wait. 0 if
         it need not wait.
 
@@ -54,7 +54,7 @@ class Parking:
             return model if self._has_space(model, len(received.data)) else 0
         return 0
 
-    def may_wait(self, model: int, received: Received) -> bool:
+    def may_wait(self, model: int, received: ReceivedMessage) -> bool:
         """Whether a message for which there was no room may wait; one that had a block has lost it."""
         return received.block is None and self._has_space(model, len(received.data))
 
@@ -72,7 +72,7 @@ class Parking:
         if waiting is not None and call in waiting:
             self._remove(model, waiting, waiting.pop(call))
 
-    def keep(self, received: Received) -> tuple[int, int] | None:
+    def keep(self, received: ReceivedMessage) -> tuple[int, int] | None:
         """Count a message that waits behind others of its stream. Returns the arguments for `drop` when it waits no
         longer, or None if it would take too much memory."""
         model, nbytes = self._model_of(received), len(received.data)

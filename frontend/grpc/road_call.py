@@ -8,14 +8,14 @@ lane's, which never waits for the road.
 import select
 import socket
 
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import HEADERS, prefix
-from shoal.frontend.grpc.inbox import Large
+from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.inference import deadline_ns
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
-from shoal.frontend.kept_memory import Pace
+from shoal.frontend.kept_memory import ReadRate
 from shoal.frontend.slow_readers import SEND_S
 
 _INTERNAL = 13
@@ -32,11 +32,11 @@ class RoadCall:
 
     def __init__(
         self,
-        lane: Desk,
+        lane: CallLane,
         connection: GrpcConnection,
         stream_id: int,
         opening: Opening,
-        message: Large,
+        message: LargeMessage,
         deadline_s: float,
     ) -> None:
         self._lane = lane
@@ -54,7 +54,7 @@ class RoadCall:
         self._answer = bytearray()  # the beginning of the answer's head, until that is whole
         self._num_left = -1  # bytes of the answer's body to come; -1: its head is not whole
         self._events = select.EPOLLIN
-        self._pace, self._progress = Pace(), Pace(1, SEND_S)  # of a client for which the road waits
+        self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)  # of a client for which the road waits
         lane.listen(self)
         lane.hand_over(theirs, _head(opening, connection.peer, message, deadline_ns(opening, deadline_s)))
         self.take(message.begun)
@@ -64,7 +64,7 @@ class RoadCall:
     #: None, since the message is passed on, not kept.
     target = None
 
-    def landed(self, nbytes: int) -> None:
+    def received_into_target(self, nbytes: int) -> None:
         """Do nothing, since it is never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
@@ -174,10 +174,10 @@ class RoadCall:
         response."""
         queue = self._connection.http2.streams.queue_of(self._stream_id)
         if self._events & select.EPOLLIN or queue is None:
-            self._pace, self._progress = Pace(), Pace(1, SEND_S)
+            self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)
             return False
         if self._connection.has_room(_READ_BYTES):
-            self._pace = Pace()
+            self._pace = ReadRate()
             return self._progress.is_slow(now_s, queue.num_taken)
         return self._pace.is_slow(now_s, queue.num_taken)
 
@@ -205,6 +205,6 @@ class RoadCall:
             self._unsent.clear()
 
 
-def _head(opening: Opening, peer: str, message: Large, deadline_ns_: int) -> bytes:
+def _head(opening: Opening, peer: str, message: LargeMessage, deadline_ns_: int) -> bytes:
     encoding = opening.encoding if message.is_compressed else "identity"
     return pack_head(opening.method.path, peer, opening.metadata, message.nbytes, encoding, deadline_ns_)

@@ -13,15 +13,15 @@ from math import inf
 from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
-from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
-from shoal.frontend.grpc.inbox import Inbox, Large, Received
+from shoal.frontend.grpc.inbox import Inbox, LargeMessage, ReceivedMessage
 from shoal.frontend.grpc.infer import empty_final, stream_error
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import shutting_down
 from shoal.frontend.grpc.stream_order import StreamOrder
-from shoal.frontend.grpc.submission import Asked
+from shoal.frontend.grpc.submission import SubmittedMessage
 from shoal.frontend.grpc.wire import stream_error as streamed_refusal
 from shoal.shm.port import NoRoomError, Reply
 
@@ -35,7 +35,7 @@ MAX_OPEN = 256
 _MAX_LENT, _READ_SOON_BYTES = 8, 64 * 1024
 
 
-class Answer(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message of the stream, and the reply whose block it lies in."""
 
     chunks: list[bytes | memoryview]
@@ -44,14 +44,14 @@ class Answer(NamedTuple):
     kept_bytes: int = 0
 
 
-class Waiting(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request that a model has."""
 
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     deadline_s: float
 
 
-class Refusal(NamedTuple):
+class RefusedMessage(NamedTuple):
     """A message for which there was no memory to wait in: its error is sent when its turn comes."""
 
     message: bytes
@@ -66,17 +66,17 @@ class StreamCall:
         "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_stream_id", "_waits_for",
     )  # fmt: skip
 
-    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
         self._opening = opening
         self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
         # Changed as the stream goes on.
-        self._inbox = Inbox(lane.harbour, connection.unfinished)
-        self._order: StreamOrder[Answer | None] = StreamOrder()
-        self._open: dict[int, Waiting] = {}  # by the request's number
-        self._backlog: deque[Received | Large | Refusal] = deque()  # whole messages that must wait
+        self._inbox = Inbox(lane.buffers, connection.unfinished)
+        self._order: StreamOrder[OutgoingMessage | None] = StreamOrder()
+        self._open: dict[int, PendingRequest] = {}  # by the request's number
+        self._backlog: deque[ReceivedMessage | LargeMessage | RefusedMessage] = deque()  # whole messages that must wait
         self._kept: deque[tuple[int, int]] = deque()  # for each message of the backlog, what parking has counted
         self._num_uncredited = 0
         self._num_kept = 0  # bytes of the backlog that count against the connection's window
@@ -91,8 +91,8 @@ class StreamCall:
     def target(self) -> memoryview | None:
         return self._inbox.target
 
-    def landed(self, nbytes: int) -> None:
-        received = self._inbox.landed(nbytes)
+    def received_into_target(self, nbytes: int) -> None:
+        received = self._inbox.received_into_target(nbytes)
         self._arrive([] if received is None else [received], nbytes)
 
     def take(self, data: bytes | memoryview) -> None:
@@ -102,11 +102,11 @@ class StreamCall:
         self._has_ended = True
         self._end_if_done()
 
-    def _arrive(self, arrivals: "list[Received | Large] | list[Received]", nbytes: int) -> None:
+    def _arrive(self, arrivals: "list[ReceivedMessage | LargeMessage] | list[ReceivedMessage]", nbytes: int) -> None:
         self._backlog.extend(arrivals)
         if self._inbox.target is not None:
-            self._connection.is_landing = True
-        if arrivals and isinstance(arrivals[-1], Large):
+            self._connection.has_target = True
+        if arrivals and isinstance(arrivals[-1], LargeMessage):
             self._inbox.skip(arrivals[-1].nbytes - len(arrivals[-1].begun))
         self._num_uncredited += nbytes
         self._work_off()
@@ -140,10 +140,10 @@ class StreamCall:
         backlog, parking = self._backlog, self._lane.parking
         while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
             arrival = backlog[0]
-            if isinstance(arrival, Refusal):
+            if isinstance(arrival, RefusedMessage):
                 self._refuse(*arrival, self._order.enter())
-            elif isinstance(arrival, Large):
-                error = _too_large(arrival) if self._lane.harbour.is_too_large(arrival.nbytes) else _no_room()
+            elif isinstance(arrival, LargeMessage):
+                error = _too_large(arrival) if self._lane.buffers.is_too_large(arrival.nbytes) else _no_room()
                 self._refuse(stream_error(str(error), arrival.begun), error, self._order.enter())
             elif model := (0 if is_our_turn else parking.must_wait(arrival)) or self._ask(arrival):
                 return model
@@ -163,10 +163,10 @@ class StreamCall:
         backlog, kept, lane = self._backlog, self._kept, self._lane
         for position in range(len(kept), len(backlog)):
             arrival, counted = backlog[position], (0, 0)
-            if isinstance(arrival, Received):
+            if isinstance(arrival, ReceivedMessage):
                 if (found := lane.parking.keep(arrival)) is None:
                     error = _no_room()
-                    backlog[position] = Refusal(stream_error(str(error), arrival.data), error)
+                    backlog[position] = RefusedMessage(stream_error(str(error), arrival.data), error)
                 else:
                     backlog[position], counted = arrival._replace(data=bytes(arrival.data), block=None), found
                 if arrival.block is not None:
@@ -180,7 +180,7 @@ class StreamCall:
             self._connection.http2.keep_received(nbytes - self._num_kept)
             self._num_kept = nbytes
 
-    def _ask(self, received: Received) -> int:
+    def _ask(self, received: ReceivedMessage) -> int:
         """Submit a request. Returns 0, or the model that has no room for the request before a reply has come."""
         lane = self._lane
         try:
@@ -193,12 +193,12 @@ class StreamCall:
             self._refuse(stream_error(str(error), received.data), error, self._order.enter())
             return 0
         ticket = None if asked.found.entry.is_decoupled else self._order.enter()
-        self._open[number] = Waiting(ticket, lane.answer_by_s())
+        self._open[number] = PendingRequest(ticket, lane.answer_by_s())
         return 0
 
     # --- answers go out ---
 
-    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
         waiting = self._open[number]
         inference = self._lane.inference
         if reply.is_final:
@@ -209,7 +209,7 @@ class StreamCall:
         if reply.is_final and reply.is_empty:
             if token is not None:
                 inference.release(*token)
-            last = Answer([empty_final(asked.prepared)], None) if asked.found.wants_empty_final else None
+            last = OutgoingMessage([empty_final(asked.prepared)], None) if asked.found.wants_empty_final else None
             self._send_in_order(waiting.ticket, last)
         else:
             try:
@@ -226,11 +226,11 @@ class StreamCall:
         self._work_off()
         self._end_if_done()
 
-    def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> Answer:
+    def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> OutgoingMessage:
         """A message of the stream; a copy, if copying releases the worker's memory before the client has read."""
         connection = self._connection
         if token is None:
-            return Answer(chunks, token)
+            return OutgoingMessage(chunks, token)
         queue = connection.http2.streams.queue_of(self._stream_id)
         if queue is None or not queue.nbytes:
             is_copied = len(chunks) == 1
@@ -242,28 +242,28 @@ class StreamCall:
             chunks = chunks if len(chunks) == 1 else [b"".join(chunks)]
             self._lane.inference.release(*token, prompt=False)
             token = None
-        return Answer(chunks, token)
+        return OutgoingMessage(chunks, token)
 
     def recall(self, is_wanted: Callable[[Token], bool]) -> None:
         self._order.change(lambda answer: self._kept_of(answer, is_wanted))
 
-    def _kept_of(self, answer: Answer | None, is_wanted: Callable[[Token], bool]) -> Answer | None:
+    def _kept_of(self, answer: OutgoingMessage | None, is_wanted: Callable[[Token], bool]) -> OutgoingMessage | None:
         if answer is None or answer.token is None or not is_wanted(answer.token):
             return answer
         nbytes = sum(map(len, answer.chunks))
         if not self._connection.has_room(nbytes):
             return answer
-        copied = Answer([b"".join(answer.chunks)], None, nbytes)
+        copied = OutgoingMessage([b"".join(answer.chunks)], None, nbytes)
         self._connection.keep_waiting(nbytes)
         self._lane.inference.release(*answer.token)
         return copied
 
-    def _send_in_order(self, ticket: int | None, answer: Answer | None) -> None:
+    def _send_in_order(self, ticket: int | None, answer: OutgoingMessage | None) -> None:
         for ready in [answer] if ticket is None else self._order.answer(ticket, answer):
             if ready is not None:
                 self._send(ready)
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: OutgoingMessage) -> None:
         connection, encoding = self._connection, self._opening.response_encoding
         http2 = connection.http2
         if answer.kept_bytes:
@@ -274,13 +274,13 @@ class StreamCall:
         chunks = prefixed(answer.chunks, encoding)
         if encoding != IDENTITY and answer.token is not None and connection.has_room(sum(map(len, chunks))):
             self._lane.inference.release(*answer.token, prompt=False)  # compressed chunks are copies
-            answer = Answer(chunks, None)
+            answer = OutgoingMessage(chunks, None)
         http2.send_data(self._stream_id, chunks, answer.token, self._lane.now_s)
         if http2.num_queued > _READ_SOON_BYTES and self._must_end(answer):
             self._stop()
             connection.cut(self._stream_id)
 
-    def _must_end(self, answer: Answer) -> bool:
+    def _must_end(self, answer: OutgoingMessage) -> bool:
         """Whether there is no room for a message that was just queued, and the client must not be waited for."""
         connection = self._connection
         if answer.token is None:
@@ -293,7 +293,7 @@ class StreamCall:
             self._stop()
             self._finish(error.grpc_status, str(error))
             return
-        self._send_in_order(ticket, Answer([message], None))
+        self._send_in_order(ticket, OutgoingMessage([message], None))
 
     def _end_if_done(self) -> None:
         if not self._has_ended or self._is_over or self._open or self._backlog or len(self._order):
@@ -372,7 +372,7 @@ class StreamCall:
             parking.drop(*counted)
         self._kept.clear()
         for arrival in self._backlog:
-            if isinstance(arrival, Received) and arrival.block is not None:
+            if isinstance(arrival, ReceivedMessage) and arrival.block is not None:
                 self._lane.free(arrival.block)
         self._backlog.clear()
         self._count_backlog()
@@ -382,7 +382,7 @@ def _no_room() -> ShoalError:
     return UnavailableError("Exceeds maximum queue size")
 
 
-def _too_large(message: Large) -> ShoalError:
+def _too_large(message: LargeMessage) -> ShoalError:
     return InvalidArgumentError(
         f"a streamed request of {message.nbytes} bytes is too large for the shared memory of this front end"
         f"{', compressed as it is' if message.is_compressed else ''}: send it with ModelInfer, send less at once, "

@@ -1,10 +1,10 @@
 """ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. For the lane.
 
 gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests: but for the id and the tensors, the
-messages are equal, byte for byte. The result of parsing and validating such a message is kept (a Form) and used again
-if the message, the models and the tensors' sizes are equal, as are the bytes around the tensors of the response. The
-id, a new one each time from perf_analyzer, is put in between. BYTES tensors, typed contents and everything else that
-depends on the data are parsed each time.
+messages are equal, byte for byte. The result of parsing and validating such a message is kept (a MessageTemplate) and
+used again if the message, the models and the tensors' sizes are equal, as are the bytes around the tensors of the
+response. The id, a new one each time from perf_analyzer, is put in between. BYTES tensors, typed contents and
+everything else that depends on the data are parsed each time.
 """
 
 import time
@@ -31,13 +31,13 @@ from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered
 
-__all__ = ["HEADER_BYTES", "Asked", "GrpcSubmission", "message_offset"]
+__all__ = ["HEADER_BYTES", "SubmittedMessage", "GrpcSubmission", "message_offset"]
 
-#: A form is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
-_MAX_FORM_NBYTES = 4096
-_MAX_FORMS = 512
+#: A template is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
+_MAX_TEMPLATE_NBYTES = 4096
+_MAX_TEMPLATES = 512
 _MAX_RESPONSES = 256
-#: Most lengths of ids that are kept for one form: clients count with ids.
+#: Most lengths of ids that are kept for one template: clients count with ids.
 _MAX_ID_LENGTHS = 32
 
 
@@ -59,11 +59,11 @@ class InBlock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MessageTemplate:
     """A request of which everything is known but its id and the tensors' bytes."""
 
     prepared: PreparedRequest  # without an id and the tensors' bytes
-    template: wire.Template | None
+    pattern: wire.WirePattern | None
     is_decoupled: bool
     num_changes: int  # number of changes of the models until then: after another, the name may mean another version
     refs: tuple[TensorRef, ...]  # places in a block that the request is copied into
@@ -90,17 +90,17 @@ class Form:
         return placed
 
 
-class Asked(NamedTuple):
+class SubmittedMessage(NamedTuple):
     """The part of a request that is kept until its last reply has come."""
 
     id: str
-    form: Form | None
-    found: PreparedRequest  # the form's has no id
+    template: MessageTemplate | None
+    found: PreparedRequest  # the template's has no id
 
     @property
     def prepared(self) -> PreparedRequest:
-        """The request; without its tensors if it was of a known form."""
-        return self.found if self.form is None else replace(self.found, id=self.id, inputs=())
+        """The request; without its tensors if it was of a known template."""
+        return self.found if self.template is None else replace(self.found, id=self.id, inputs=())
 
 
 class GrpcSubmission:
@@ -110,10 +110,10 @@ class GrpcSubmission:
         self._state = state
         self._port = port
         self._header_forward_pattern = header_forward_pattern
-        # Changed by submit: forms by the message without id and tensors, and the tensors' sizes; and each model's last
-        # form.
-        self._forms = Memo[tuple[bytes, tuple[int, ...]], Form]("grpc_form", _MAX_FORMS)
-        self._latest = Memo[bytes, Form]("grpc_latest", _MAX_FORMS)
+        # Changed by submit: templates by the message without id and tensors, and the tensors' sizes; and each model's
+        # last template.
+        self._templates = Memo[tuple[bytes, tuple[int, ...]], MessageTemplate]("grpc_form", _MAX_TEMPLATES)
+        self._latest = Memo[bytes, MessageTemplate]("grpc_latest", _MAX_TEMPLATES)
 
     def submit(
         self,
@@ -124,7 +124,7 @@ class GrpcSubmission:
         *,
         is_stream: bool,
         deadline_ns: int = 0,
-    ) -> tuple[int, Asked]:
+    ) -> tuple[int, SubmittedMessage]:
         """Submit a ModelInferRequest; visible to the batcher at the port's next flush. Returns the request's number,
         and the argument for `response` with its replies.
 
@@ -141,19 +141,19 @@ class GrpcSubmission:
             split = wire.split(message)
             checked_id(split.id)
             fields = forwarded_metadata(pattern, metadata) if pattern else NOTHING
-            form = None if fields else self._known(split, is_stream=is_stream)
-            if form is not None and block is None:
-                self._remember(message, form)
+            template = None if fields else self._known(split, is_stream=is_stream)
+            if template is not None and block is None:
+                self._remember(message, template)
                 places = zip(split.offsets, split.lengths, strict=True)
                 tensors = [bytes(message[start : start + nbytes]) for start, nbytes in places]
-                return self.submit_known(form, split.id.encode(), tensors, start_ns, deadline_ns)
-            if form is not None and block is not None:
-                self._port.admit(form.prepared.entry.model_id)
-                prepared = replace(form.prepared, id=split.id) if split.id else form.prepared
+                return self.submit_known(template, split.id.encode(), tensors, start_ns, deadline_ns)
+            if template is not None and block is not None:
+                self._port.admit(template.prepared.entry.model_id)
+                prepared = replace(template.prepared, id=split.id) if split.id else template.prepared
                 span = _write_in_place(prepared, split, block, offset, len(message))
                 if span:
-                    number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)
-                    return number, Asked(split.id, form, form.prepared)
+                    number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
+                    return number, SubmittedMessage(split.id, template, template.prepared)
             return self._submit_new(split, message, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream)
         except ShoalError:
             if block is not None:
@@ -162,47 +162,47 @@ class GrpcSubmission:
 
     def model_of(self, message: bytes | memoryview) -> int:
         """The number of the model that a message is for; 0 if there is none, or the message is malformed."""
-        form = self._latest.entries.get(_model_field(message))
-        if form is not None and form.num_changes == self._state.models.num_changes:
-            return form.prepared.entry.model_id
+        template = self._latest.entries.get(_model_field(message))
+        if template is not None and template.num_changes == self._state.models.num_changes:
+            return template.prepared.entry.model_id
         try:
-            return infer.find_model(self._state, infer.parse_form(wire.split(message)), is_stream=True).model_id
+            return infer.find_model(self._state, infer.parse_skeleton(wire.split(message)), is_stream=True).model_id
         except ShoalError:
             return 0
 
     def _submit_as_latest(
         self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
-    ) -> tuple[int, Asked] | None:
+    ) -> tuple[int, SubmittedMessage] | None:
         """Submit a message that looks like the last one to its model, without walking its fields; None for any other
         message."""
-        form = self._latest.entries.get(_model_field(message))
-        if form is None or form.template is None or not self._is_valid(form, is_stream=is_stream):
+        template = self._latest.entries.get(_model_field(message))
+        if template is None or template.pattern is None or not self._is_valid(template, is_stream=is_stream):
             return None
-        found = wire.match(form.template, message)
+        found = wire.match(template.pattern, message)
         if found is None or not found[0].isascii():
             return None
-        return self.submit_known(form, *found, start_ns, deadline_ns)
+        return self.submit_known(template, *found, start_ns, deadline_ns)
 
-    def _known(self, split: wire.Split, *, is_stream: bool) -> Form | None:
-        form = self._forms.entries.get((split.form, split.lengths))
-        return form if form is not None and self._is_valid(form, is_stream=is_stream) else None
+    def _known(self, split: wire.Split, *, is_stream: bool) -> MessageTemplate | None:
+        template = self._templates.entries.get((split.skeleton, split.lengths))
+        return template if template is not None and self._is_valid(template, is_stream=is_stream) else None
 
-    def _is_valid(self, form: Form, *, is_stream: bool) -> bool:
-        return form.num_changes == self._state.models.num_changes and (is_stream or not form.is_decoupled)
+    def _is_valid(self, template: MessageTemplate, *, is_stream: bool) -> bool:
+        return template.num_changes == self._state.models.num_changes and (is_stream or not template.is_decoupled)
 
-    def _remember(self, message: bytes | memoryview, form: Form) -> None:
-        if form.template is not None:
-            self._latest.keep(_model_field(message), form)
+    def _remember(self, message: bytes | memoryview, template: MessageTemplate) -> None:
+        if template.pattern is not None:
+            self._latest.keep(_model_field(message), template)
 
     def submit_known(
-        self, form: Form, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
-    ) -> tuple[int, Asked]:
-        """Submit a message of this form; see `submit`."""
-        layout, head, tail, span = form.in_block.entries.get(len(id_)) or form.place(len(id_))
-        block = self._port.allocate(layout.size, form.prepared.entry.model_id)
+        self, template: MessageTemplate, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
+    ) -> tuple[int, SubmittedMessage]:
+        """Submit a message of this template; see `submit`."""
+        layout, head, tail, span = template.in_block.entries.get(len(id_)) or template.place(len(id_))
+        block = self._port.allocate(layout.size, template.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
-        number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)
-        return number, new(Asked, (id_.decode(), form, form.prepared))
+        number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
+        return number, new(SubmittedMessage, (id_.decode(), template, template.prepared))
 
     def _submit_new(
         self,
@@ -215,13 +215,13 @@ class GrpcSubmission:
         deadline_ns: int,
         *,
         is_stream: bool,
-    ) -> tuple[int, Asked]:
-        """Submit a message whose form is not known: it is parsed and validated."""
-        request = infer.parse_form(split)
+    ) -> tuple[int, SubmittedMessage]:
+        """Submit a message whose template is not known: it is parsed and validated."""
+        request = infer.parse_skeleton(split)
         entry = infer.find_model(self._state, request, is_stream=is_stream)
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
-        form = None if fields else self._keep_form(split, message, prepared)
-        asked = Asked(split.id, form, prepared)
+        template = None if fields else self._keep_template(split, message, prepared)
+        asked = SubmittedMessage(split.id, template, prepared)
         if block is not None:
             self._port.admit(entry.model_id)
             span = _write_in_place(prepared, split, block, offset, len(message))
@@ -232,9 +232,11 @@ class GrpcSubmission:
             self._port.slab.free(block.ref)
         return number, asked
 
-    def _keep_form(self, split: wire.Split, message: bytes | memoryview, prepared: PreparedRequest) -> Form | None:
-        """Keep the form of this message, if its tensors are all raw and none has to be walked."""
-        if not split.offsets or len(split.form) > _MAX_FORM_NBYTES or prepared.has_regions:
+    def _keep_template(
+        self, split: wire.Split, message: bytes | memoryview, prepared: PreparedRequest
+    ) -> MessageTemplate | None:
+        """Keep the template of this message, if its tensors are all raw and none has to be walked."""
+        if not split.offsets or len(split.skeleton) > _MAX_TEMPLATE_NBYTES or prepared.has_regions:
             return None
         if any(each.datatype is BYTES for each in prepared.inputs):
             return None
@@ -245,9 +247,9 @@ class GrpcSubmission:
             inputs.append(each._replace(data=_NO_DATA))  # the data is a view of this one request's message
         kept = replace(prepared, id="", inputs=tuple(inputs))
         header = kept.pack_header(refs)
-        form = Form(
+        template = MessageTemplate(
             kept,
-            wire.make_template(message, split) if type(message) is bytes else None,
+            wire.make_pattern(message, split) if type(message) is bytes else None,
             prepared.entry.is_decoupled,
             self._state.models.num_changes,
             tuple(refs),
@@ -256,19 +258,21 @@ class GrpcSubmission:
             Memo("grpc_id_length", _MAX_ID_LENGTHS),
             {},
         )
-        self._forms.keep((split.form, split.lengths), form)
-        self._remember(message, form)
-        return form
+        self._templates.keep((split.skeleton, split.lengths), template)
+        self._remember(message, template)
+        return template
 
-    def response(self, asked: Asked, reply: Reply, *, stream: bool = False, final: bool = True) -> wire.Chunks:
+    def response(
+        self, asked: SubmittedMessage, reply: Reply, *, stream: bool = False, final: bool = True
+    ) -> wire.Chunks:
         """The ModelInferResponse in a reply, or the ModelStreamInferResponse with it; `final`: no other will follow.
 
         A single chunk is the lane's own memory; chunks after the first may be views of the worker's block, valid until
         it is released. Raises ShoalError if the reply is an error.
         """
-        form, header, block = asked.form, reply.header, reply.block
-        if form is not None and header is not None and block is not None and not (reply.status or reply.reason):
-            known = form.responses.get((header, stream, final))
+        template, header, block = asked.template, reply.header, reply.block
+        if template is not None and header is not None and block is not None and not (reply.status or reply.reason):
+            known = template.responses.get((header, stream, final))
             if known is not None and known.end <= len(block):  # a worker may send an equal header with a smaller block
                 around = known.around
                 if stream or around.nbytes > JOIN_BYTES or not known.spans:
@@ -280,8 +284,8 @@ class GrpcSubmission:
         prepared = asked.prepared
         packed, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
         around, raws = infer.render_envelope(prepared, response, block, final if stream else None)
-        if form is not None:
-            _keep_response(form, (packed, stream, final), response, around)
+        if template is not None:
+            _keep_response(template, (packed, stream, final), response, around)
         return _sent(around, asked.id, raws, stream=stream)
 
 
@@ -325,14 +329,16 @@ def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, 
     return pack_span(place, len(header))
 
 
-def _keep_response(form: Form, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope) -> None:
+def _keep_response(
+    template: MessageTemplate, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope
+) -> None:
     """Keep the bytes around a response's tensors, if only the tensors can change: classifications may, too."""
-    requested = form.prepared.outputs
-    if len(form.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
+    requested = template.prepared.outputs
+    if len(template.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
         wanted = {output.name for output in requested}
         sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
         spans = tuple([(ref.offset, ref.offset + ref.nbytes) for ref in sent])
-        form.responses[key] = KnownResponse(around, spans, max([end for _, end in spans], default=0))
+        template.responses[key] = KnownResponse(around, spans, max([end for _, end in spans], default=0))
 
 
 def _sent(around: wire.Envelope, id_: str, raws: list[memoryview], *, stream: bool) -> wire.Chunks:

@@ -12,7 +12,7 @@ import ssl
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.grpc.tls_socket import TlsSocket
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Host
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 
 _log = logging.getLogger("shoal")
 
@@ -28,7 +28,7 @@ _LOG_S = 1.0
 class TlsLane(GrpcLane):
     """Every gRPC connection of one process, over TLS."""
 
-    def __init__(self, front_end: FrontEnd, host: Host, context: ssl.SSLContext) -> None:
+    def __init__(self, front_end: FrontEnd, host: GunicornHandle, context: ssl.SSLContext) -> None:
         super().__init__(front_end, host)
         self._context = context
         self._max_handshakes = max(1, self._max_connections // _CONNECTIONS_PER_HANDSHAKE)

@@ -17,12 +17,12 @@ from urllib.parse import quote, unquote
 import orjson
 
 from shoal.errors import InternalError, ShoalError
-from shoal.frontend.call import Call
+from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.service import MODEL_INFER, GrpcCall, check_access, find, run
 from shoal.frontend.response import Response
-from shoal.frontend.router import Found
+from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 
 _LENGTH_BYTES = 4
@@ -41,8 +41,8 @@ def pack_head(
     deadline_ns: int = 0,
 ) -> bytes:
     """The bytes to send before the message; pseudo headers are left out of the metadata."""
-    told = {key: value for key, value in metadata.items() if not key.startswith(":")}
-    caller = orjson.dumps([peer, told, encoding, deadline_ns])
+    fields = {key: value for key, value in metadata.items() if not key.startswith(":")}
+    caller = orjson.dumps([peer, fields, encoding, deadline_ns])
     nbytes = _LENGTH_BYTES + len(caller) + message_nbytes
     head = f"POST {path} HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\nContent-Length: {nbytes}\r\n\r\n"
     return head.encode("ascii") + len(caller).to_bytes(_LENGTH_BYTES, "big") + caller
@@ -75,12 +75,12 @@ def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
 # The road's end
 
 
-def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> Found:
+def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
     """Admit a lane's request (see router.Admit): whatever its path, the handler reads it first."""
-    return Found(_answer, target, None, "")
+    return RouteMatch(_answer, target, None, "")
 
 
-def _answer(call: Call) -> Response:
+def _answer(call: HandlerCall) -> Response:
     length = int.from_bytes(call.body[:_LENGTH_BYTES], "big")
     peer, metadata, encoding, deadline_ns = orjson.loads(call.body[_LENGTH_BYTES : _LENGTH_BYTES + length])
     grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns)

@@ -5,15 +5,15 @@ import logging
 from collections.abc import Sequence
 
 from shoal.errors import ShoalError
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import decompress
-from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, Large, Received, whole
+from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, LargeMessage, ReceivedMessage, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run, shutting_down
-from shoal.frontend.grpc.submission import Asked, Form
+from shoal.frontend.grpc.submission import MessageTemplate, SubmittedMessage
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.shm.port import NoRoomError, Reply
 
@@ -37,7 +37,7 @@ class UnaryCall:
         "_waits_for",
     )
 
-    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
@@ -46,7 +46,7 @@ class UnaryCall:
         # Changed as the call goes on.
         self._inbox: Inbox | None = None  # None for a message that comes in one piece, as most do
         self._number = 0  # number of the request that is waited for
-        self._parked: Received | None = None  # the message, until there is room for the request
+        self._parked: ReceivedMessage | None = None  # the message, until there is room for the request
         self._waits_for = 0  # the model that has no room
 
     # --- the message comes in ---
@@ -55,9 +55,9 @@ class UnaryCall:
     def target(self) -> memoryview | None:
         return None if self._inbox is None else self._inbox.target
 
-    def landed(self, nbytes: int) -> None:
+    def received_into_target(self, nbytes: int) -> None:
         assert self._inbox is not None, "there was a target"
-        received = self._inbox.landed(nbytes)
+        received = self._inbox.received_into_target(nbytes)
         if received is None:
             self._connection.http2.credit(self._stream_id, nbytes)
         else:
@@ -73,12 +73,12 @@ class UnaryCall:
             if received is not None:
                 self._received(received)
                 return
-            inbox = self._inbox = Inbox(self._lane.harbour, self._connection.unfinished)
+            inbox = self._inbox = Inbox(self._lane.buffers, self._connection.unfinished)
         arrivals = inbox.feed(data)
         if not arrivals:
-            self._connection.is_landing = inbox.target is not None
+            self._connection.has_target = inbox.target is not None
             self._connection.http2.credit(self._stream_id, len(data))
-        elif isinstance(arrivals[0], Received):
+        elif isinstance(arrivals[0], ReceivedMessage):
             self._received(arrivals[0])
         elif arrivals[0].nbytes > SMALL_BYTES:
             self._take_road(arrivals[0])
@@ -91,7 +91,7 @@ class UnaryCall:
             self._end()
             self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
 
-    def _received(self, received: Received) -> None:
+    def _received(self, received: ReceivedMessage) -> None:
         """Answer a message that has come whole."""
         opening = self._opening
         if opening.method.handler is None:
@@ -115,7 +115,7 @@ class UnaryCall:
             self._end()
             self._connection.respond(self._stream_id, chunks, None)
 
-    def _infer(self, received: Received) -> None:
+    def _infer(self, received: ReceivedMessage) -> None:
         model = self._lane.parking.must_wait(received)
         if model and received.block is not None:  # a waiting message takes none of the memory that all models share
             block, received = received.block, received._replace(data=bytes(received.data), block=None)
@@ -125,7 +125,7 @@ class UnaryCall:
             self._parked, self._waits_for = received, model
             self._lane.parking.park(self, model, len(received.data))
 
-    def _ask(self, received: Received) -> int:
+    def _ask(self, received: ReceivedMessage) -> int:
         """Submit the request. Returns 0, or the model that has no room for the request before a reply has come."""
         try:
             self._number, _ = self._lane.inference.ask(
@@ -141,15 +141,16 @@ class UnaryCall:
             self._refuse(error)
         return 0
 
-    def infer_known(self, form: Form, id_: bytes, tensors: Sequence[bytes]) -> bool:
-        """Submit a message that has come whole and is of a known form. False, without effect, if there is no room."""
+    def infer_known(self, template: MessageTemplate, id_: bytes, tensors: Sequence[bytes]) -> bool:
+        """Submit a message that has come whole and is of a known template. False, without effect, if there is no
+        room."""
         lane = self._lane
         waiting = lane.parking.waiting
-        if waiting and form.prepared.entry.model_id in waiting:  # earlier calls to the model wait
+        if waiting and template.prepared.entry.model_id in waiting:  # earlier calls to the model wait
             return False
         try:
             self._number = lane.inference.ask_known(
-                self, form, id_, tensors, self._opening, self._connection.begun_s, self._deadline_s
+                self, template, id_, tensors, self._opening, self._connection.begun_s, self._deadline_s
             )
         except NoRoomError:
             return False
@@ -169,18 +170,18 @@ class UnaryCall:
         return 0
 
     @property
-    def form(self) -> Form | None:
-        """The known form of the call's request, if it has one."""
+    def template(self) -> MessageTemplate | None:
+        """The known template of the call's request, if it has one."""
         asked = self._lane.inference.asked(self._number)
-        return None if asked is None else asked.form
+        return None if asked is None else asked.template
 
     def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
         """Have the road answer a message that has come."""
-        road = self._take_road(Large(len(data), b"", is_compressed=is_compressed))
+        road = self._take_road(LargeMessage(len(data), b"", is_compressed=is_compressed))
         road.take(data)
         road.end()
 
-    def _take_road(self, message: Large) -> RoadCall:
+    def _take_road(self, message: LargeMessage) -> RoadCall:
         """Have the road answer this call, because it may wait."""
         self._close_inbox()
         road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
@@ -189,7 +190,7 @@ class UnaryCall:
 
     # --- the answer goes out ---
 
-    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
         """Take a reply: the last one is the response."""
         inference = self._lane.inference
         if not reply.is_final:

@@ -40,9 +40,9 @@ ID_HEAD_BYTES = 2
 
 
 class Split(NamedTuple):
-    """A split ModelInferRequest. `form` parses as the request without its id and raw_input_contents."""
+    """A split ModelInferRequest. `skeleton` parses as the request without its id and raw_input_contents."""
 
-    form: bytes
+    skeleton: bytes
     id: str
     offsets: tuple[int, ...]  # of the raw tensors, from the message's start
     lengths: tuple[int, ...]
@@ -91,7 +91,7 @@ def split(message: bytes | memoryview) -> Split:
         raise malformed() from error
 
 
-class Template(NamedTuple):
+class WirePattern(NamedTuple):
     """A ModelInferRequest without its id and the bytes of its raw tensors."""
 
     before: bytes  # bytes before the id
@@ -99,7 +99,7 @@ class Template(NamedTuple):
     behind: bytes  # bytes after the last tensor
 
 
-def make_template(message: bytes, found: Split) -> Template | None:
+def make_pattern(message: bytes, found: Split) -> WirePattern | None:
     """The template of a message that was split; None for an unusual one."""
     if found.num_ids > 1:
         return None
@@ -108,16 +108,16 @@ def make_template(message: bytes, found: Split) -> Template | None:
     for offset, nbytes in zip(found.offsets, found.lengths, strict=True):
         parts.append((message[position:offset], nbytes))
         position = offset + nbytes
-    template = Template(message[: found.id_start], tuple(parts), message[position:])
-    return template if match(template, message) is not None else None
+    pattern = WirePattern(message[: found.id_start], tuple(parts), message[position:])
+    return pattern if match(pattern, message) is not None else None
 
 
-def match(template: Template, message: bytes) -> tuple[bytes, list[bytes]] | None:
-    """The id of a message of this template, and its raw tensors; None for any other message.
+def match(pattern: WirePattern, message: bytes) -> tuple[bytes, list[bytes]] | None:
+    """The id of a message of this pattern, and its raw tensors; None for any other message.
 
     Takes 7 thousand instructions, `split` 21.
     """
-    before, parts, behind = template
+    before, parts, behind = pattern
     position, end, id_ = len(before), len(message), b""
     if not message.startswith(before):
         return None

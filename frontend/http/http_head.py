@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.frontend.response import Response
-from shoal.frontend.router import HTTP, Found, path_of
+from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.v2.compression import preferred_encoding
 from shoal.memo import memoized
 
@@ -33,7 +33,7 @@ _SINGLE_FIELDS = frozenset(
 class Head(NamedTuple):
     """The head of a request that the lane can serve."""
 
-    found: Found | Response  # the handler, or a refusal, for which the body is not needed
+    found: RouteMatch | Response  # the handler, or a refusal, for which the body is not needed
     headers: dict[str, str]  # lower-case names; repeated fields are joined by a comma
     content_length: int
     json_length: int | None  # Inference-Header-Content-Length, if there is one
@@ -78,16 +78,16 @@ def _parse(raw: bytes) -> Head | None:
 
 
 @memoized("http_request_line", 512)
-def _request_line(line: bytes) -> tuple[Found | Response, str, bool, bool] | None:
+def _request_line(line: bytes) -> tuple[RouteMatch | Response, str, bool, bool] | None:
     """The handler or the refusal, the path, whether it is an inference, and whether the method is HEAD."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         return None
     method, target = match[1], match[2].decode("ascii")
     found = HTTP.resolve(method.decode("ascii"), target)
-    if isinstance(found, Found) and found.is_blocking:
+    if isinstance(found, RouteMatch) and found.is_blocking:
         return None
-    return found, path_of(target), isinstance(found, Found) and found.is_inference, method == b"HEAD"
+    return found, path_of(target), isinstance(found, RouteMatch) and found.is_inference, method == b"HEAD"
 
 
 @memoized("http_framing", 512)

@@ -1,12 +1,12 @@
 """Infer requests of a lane, which never waits: a request's body is put into shared memory, a reply becomes a response.
 
 Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte
-but for an id, from request to request. The result of parsing and validating such JSON is kept (a Form) and used again
-for a request with the same JSON, model and sizes; so is the head of the response. An id is cut out of the one and put
-into the other. For numbers in JSON, json_form.py does the same. Requests with BYTES tensors, and whatever else depends
-on the data, are parsed in full each time. Measured per request of 16 floats: 5 µs with a form, 21 µs without. Where the
-HTTP head is the same, too, and there is no id, the head is not even parsed (Known): a lane then executes 70 thousand
-instructions in all for such a request instead of 128.
+but for an id, from request to request. The result of parsing and validating such JSON is kept (a RequestTemplate) and
+used again for a request with the same JSON, model and sizes; so is the head of the response. An id is cut out of the
+one and put into the other. For numbers in JSON, json_template.py does the same. Requests with BYTES tensors, and
+whatever else depends on the data, are parsed in full each time. Measured per request of 16 floats: 5 µs with a
+template, 21 µs without. Where the HTTP head is the same, too, and there is no id, the head is not even parsed
+(KnownPrefix): a lane then executes 70 thousand instructions in all for such a request instead of 128.
 """
 
 import time
@@ -19,14 +19,14 @@ import msgpack
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend.header_forwarding import NOTHING, forwarded
-from shoal.frontend.http import json_form
+from shoal.frontend.http import json_template
 from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
-from shoal.frontend.http.json_form import JsonForm
+from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.http.request_id import MAX_ID_BYTES, cut_id, is_only_id
 from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Response, error_response
-from shoal.frontend.router import Found
+from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import prepare, render
@@ -40,9 +40,9 @@ from shoal.star.outgoing import ALIGNMENT, aligned
 from shoal.star.refusal import answered
 from shoal.star.validation import PreparedInput
 
-#: A form is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
-_MAX_FORM_JSON = 4096
-_MAX_FORMS = 512
+#: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
+_MAX_TEMPLATE_JSON = 4096
+_MAX_TEMPLATES = 512
 #: The room for the header in a block that a body is received into.
 HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
@@ -62,7 +62,7 @@ JOIN_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestTemplate:
     """An infer request without its tensors' bytes, kept for requests whose JSON is the same."""
 
     prepared: PreparedRequest
@@ -77,15 +77,15 @@ class Form:
 
 
 class Identified(NamedTuple):
-    """A request with an id of its own, and the form that it has without it."""
+    """A request with an id of its own, and the template that it has without it."""
 
-    form: Form | JsonForm
+    template: RequestTemplate | JsonTemplate
     id: bytes
 
     @property
     def prepared(self) -> PreparedRequest:
         """The request, without its tensors."""
-        return replace(self.form.prepared, id=self.id.decode())
+        return replace(self.template.prepared, id=self.id.decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +101,21 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPrefix:
     """An infer request's head and all else up to the part that changes (tensors, or a body that is all JSON), kept
     for requests that begin with the same bytes."""
 
     head: Head
     keep_alive: bool
     entry: ModelEntry
-    form: Form | None  # without an id; None: the body is JSON
+    template: RequestTemplate | None  # without an id; None: the body is JSON
     prefix_nbytes: int
     nbytes: int
     num_changes: int  # the models' when this was kept: after another change the name may mean another version, or none
 
 
 #: What a lane keeps of a request until its reply comes.
-Asked = PreparedRequest | Form | JsonForm | Identified
+Submitted = PreparedRequest | RequestTemplate | JsonTemplate | Identified
 
 
 class Submission:
@@ -124,14 +124,14 @@ class Submission:
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
         self._port = port
-        # Changed by submit: forms, and known requests by prefix.
-        self._forms = Memo[_Key, Form]("http_form", _MAX_FORMS)
-        self._json_forms = Memo[tuple[int, json_form.Skeleton], JsonForm]("http_json_form", _MAX_FORMS)
-        self._known = Memo[bytes, Known]("http_prefix", _MAX_FORMS)
+        # Changed by submit: templates, and known requests by prefix.
+        self._templates = Memo[_Key, RequestTemplate]("http_form", _MAX_TEMPLATES)
+        self._json_templates = Memo[tuple[int, json_template.Skeleton], JsonTemplate]("http_json_form", _MAX_TEMPLATES)
+        self._known = Memo[bytes, KnownPrefix]("http_prefix", _MAX_TEMPLATES)
         # Changed by response: ids of the models that have given a response worth compressing.
         self._large: set[int] = set()
 
-    def find(self, prefix: bytes, nbytes: int) -> Known | None:
+    def find(self, prefix: bytes, nbytes: int) -> KnownPrefix | None:
         """What is kept of an earlier request that had `nbytes` bytes, too, and started with `prefix`; None if there
         is none, or if models have changed since."""
         known = self._known.entries.get(prefix)
@@ -139,30 +139,30 @@ class Submission:
             return None
         return known if known.num_changes == self._state.models.num_changes else None
 
-    def submit_known(self, known: Known, request: bytes) -> tuple[int, Asked]:
+    def submit_known(self, known: KnownPrefix, request: bytes) -> tuple[int, Submitted]:
         """Put a request that `find` found into shared memory; `request` is all of it, from the first byte of its head.
 
         Returns the same as `submit`. Raises ShoalError.
         """
         start_ns = time.monotonic_ns()
         rest = request[known.prefix_nbytes :]
-        form = known.form
-        if form is None:
+        template = known.template
+        if template is None:
             return self._submit_json(known.entry, known.head, rest, start_ns)
-        block = self._port.allocate(form.nbytes, known.entry.model_id)
+        block = self._port.allocate(template.nbytes, known.entry.model_id)
         memory = block.memory
-        memory[form.tail_offset : form.tail_end] = rest
-        memory[form.header_offset : form.nbytes] = form.header
-        return submit_block(self._port, form.prepared, block, form.span, start_ns), form
+        memory[template.tail_offset : template.tail_end] = rest
+        memory[template.header_offset : template.nbytes] = template.header
+        return submit_block(self._port, template.prepared, block, template.span, start_ns), template
 
-    def _remember(self, raw: bytes, head: Head, entry: ModelEntry, form: Form | None) -> None:
+    def _remember(self, raw: bytes, head: Head, entry: ModelEntry, template: RequestTemplate | None) -> None:
         if len(raw) > _MAX_PREFIX:
             return
         nbytes = len(raw) + head.content_length - (head.json_length or 0)
         num_changes = self._state.models.num_changes
-        self._known.keep(raw, Known(head, head.keep_alive, entry, form, len(raw), nbytes, num_changes))
+        self._known.keep(raw, KnownPrefix(head, head.keep_alive, entry, template, len(raw), nbytes, num_changes))
 
-    def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Asked]:
+    def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Submitted]:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
         Returns the request's number, and what `response` needs of the request when its reply comes. `body` lies in
@@ -182,8 +182,8 @@ class Submission:
                 return submitted
             limit, regions = self._state.http_max_input_size, self._state.regions
             prepared = prepare(entry, head.headers, body, limit, fields, regions)
-            if not fields:  # a form is found by the JSON alone, and the next client's headers are others
-                self._keep_form(entry, head, body, prepared)
+            if not fields:  # a template is found by the JSON alone, and the next client's headers are others
+                self._keep_template(entry, head, body, prepared)
             number = submit_copy(self._port, prepared, start_ns)
         except ShoalError:
             if block is not None:
@@ -195,9 +195,10 @@ class Submission:
 
     def _submit_as_known(
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
-    ) -> tuple[int, Asked] | None:
-        """Submit a request that is all JSON, or one whose form is kept; returns None if it must be parsed in full."""
-        longest = min(json_form.MAX_BODY_BYTES, self._state.http_max_input_size)
+    ) -> tuple[int, Submitted] | None:
+        """Submit a request that is all JSON, or one whose template is kept; returns None if it must be parsed in
+        full."""
+        longest = min(json_template.MAX_BODY_BYTES, self._state.http_max_input_size)
         if block is None and head.json_length is None and len(body) <= longest:
             if raw:
                 self._remember(raw, head, entry, None)
@@ -205,40 +206,40 @@ class Submission:
         if not 0 < (head.json_length or 0) <= len(body):
             return None
         key, id_ = _key(entry, head, body)
-        form = self._forms.entries.get(key)
-        if form is None:
+        template = self._templates.entries.get(key)
+        if template is None:
             return None
         if id_:
-            return self._submit_form(form, head, body, block, start_ns, id_), Identified(form, id_)
+            return self._submit_template(template, head, body, block, start_ns, id_), Identified(template, id_)
         if raw:
-            self._remember(raw + body[: head.json_length], head, entry, form)
-        return self._submit_form(form, head, body, block, start_ns), form
+            self._remember(raw + body[: head.json_length], head, entry, template)
+        return self._submit_template(template, head, body, block, start_ns), template
 
-    def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Asked]:
+    def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Submitted]:
         """Submit a small body that is all JSON. Raises ShoalError."""
         json, id_ = cut_id(body)
-        skeleton, arrays = json_form.split(json)
+        skeleton, arrays = json_template.split(json)
         key = (entry.model_id, skeleton)
-        form = self._json_forms.entries.get(key)
+        template = self._json_templates.entries.get(key)
         limit = self._state.http_max_input_size
-        tensors = None if form is None else json_form.decode(form, arrays, limit)
-        if form is None or tensors is None:
+        tensors = None if template is None else json_template.decode(template, arrays, limit)
+        if template is None or tensors is None:
             prepared = prepare(entry, head.headers, memoryview(body), limit, regions=self._state.regions)
-            if form is None and is_only_id(body, id_, prepared.id):
+            if template is None and is_only_id(body, id_, prepared.id):
                 bare = replace(prepared, id="") if id_ else prepared
-                made = json_form.make_form(bare, skeleton, arrays)
+                made = json_template.make_template(bare, skeleton, arrays)
                 if made is not None:
-                    self._json_forms.keep(key, made)
+                    self._json_templates.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
-        header = with_id(form, id_) if id_ else form.header
-        block = self._port.allocate(form.header_offset + len(header), entry.model_id)
+        header = with_id(template, id_) if id_ else template.header
+        block = self._port.allocate(template.header_offset + len(header), entry.model_id)
         memory = block.memory
-        for each, data in zip(form.inputs, tensors, strict=True):
+        for each, data in zip(template.inputs, tensors, strict=True):
             memory[each.offset : each.offset + len(data)] = data
-        memory[form.header_offset : form.header_offset + len(header)] = header
-        span = pack_span(form.header_offset, len(header))
-        number = submit_block(self._port, form.prepared, block, span, start_ns)
-        return number, Identified(form, id_) if id_ else form
+        memory[template.header_offset : template.header_offset + len(header)] = header
+        span = pack_span(template.header_offset, len(header))
+        number = submit_block(self._port, template.prepared, block, span, start_ns)
+        return number, Identified(template, id_) if id_ else template
 
     def has_large_responses(self, head: Head) -> bool:
         """Whether the model that a request is for has given a response that is worth compressing."""
@@ -253,31 +254,37 @@ class Submission:
 
     def _entry(self, head: Head) -> ModelEntry:
         found = head.found
-        assert isinstance(found, Found), "a refusal is answered before its body is read"
+        assert isinstance(found, RouteMatch), "a refusal is answered before its body is read"
         entry = self._state.models.lookup(found.name, found.version)
         if entry.is_decoupled:
             raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
         return entry
 
-    def _submit_form(
-        self, form: Form, head: Head, body: memoryview, block: Block | None, start_ns: int, id_: bytes = b""
+    def _submit_template(
+        self,
+        template: RequestTemplate,
+        head: Head,
+        body: memoryview,
+        block: Block | None,
+        start_ns: int,
+        id_: bytes = b"",
     ) -> int:
-        header, end, span = form.header, form.nbytes, form.span
+        header, end, span = template.header, template.nbytes, template.span
         if id_:
-            header = with_id(form, id_)
-            end = form.header_offset + len(header)
-            span = pack_span(form.header_offset, len(header))
+            header = with_id(template, id_)
+            end = template.header_offset + len(header)
+            span = pack_span(template.header_offset, len(header))
         if block is None:
-            block = self._port.allocate(end, form.prepared.entry.model_id)
-            block.memory[form.tail_offset : form.tail_end] = body[head.json_length :]
-        block.memory[form.header_offset : end] = header
-        return submit_block(self._port, form.prepared, block, span, start_ns)
+            block = self._port.allocate(end, template.prepared.entry.model_id)
+            block.memory[template.tail_offset : template.tail_end] = body[head.json_length :]
+        block.memory[template.header_offset : end] = header
+        return submit_block(self._port, template.prepared, block, span, start_ns)
 
-    def _keep_form(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
-        """Keep a form of this request, if its tensors are all binary and the bytes of none have to be checked
+    def _keep_template(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
+        """Keep a template of this request, if its tensors are all binary and the bytes of none have to be checked
         (BYTES)."""
         json_length = head.json_length
-        if not json_length or json_length > _MAX_FORM_JSON or prepared.has_regions:
+        if not json_length or json_length > _MAX_TEMPLATE_JSON or prepared.has_regions:
             return
         if any(_is_apart(each, body) or each.datatype is BYTES for each in prepared.inputs):
             return
@@ -295,12 +302,12 @@ class Submission:
             return  # behind a body received into the block there would be no room for the header
         header_offset = aligned(offset)
         span = pack_span(header_offset, len(header))
-        form = Form(
+        template = RequestTemplate(
             kept, tail_offset, offset, header_offset, header, around_id(header), header_offset + len(header), span, {}
         )
-        self._forms.keep(key, form)
+        self._templates.keep(key, template)
 
-    def known_response(self, asked: Asked, reply: Reply) -> Chunks | None:
+    def known_response(self, asked: Submitted, reply: Reply) -> Chunks | None:
         """The whole response if all of it but the tensors is kept from an earlier one; else None, and `response`
         renders it.
 
@@ -311,7 +318,7 @@ class Submission:
         if header is None or block is None or reply.status or reply.reason:
             return None
         # A worker may send the same header with a smaller block.
-        if type(asked) is Form:
+        if type(asked) is RequestTemplate:
             known = asked.response_heads.get(header)
             if known is None or known.end > len(block):
                 return None
@@ -319,25 +326,25 @@ class Submission:
             for start, end in known.spans:
                 chunks.append(block[start:end])
             return [b"".join(chunks)] if known.is_small else chunks
-        if type(asked) is JsonForm:
+        if type(asked) is JsonTemplate:
             json = asked.responses.get(header)
-            text = json_form.fill(json, block) if json is not None and json.end <= len(block) else None
+            text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
             return None if text is None else [JSON_HEAD % len(text) + text]
         if type(asked) is Identified:
             return self._known_response_with_id(asked, header, block)
         return None
 
     def _known_response_with_id(self, asked: Identified, header: bytes, block: memoryview) -> Chunks | None:
-        form, id_ = asked
-        if type(form) is JsonForm:
-            json = form.responses.get(header)
-            text = json_form.fill(json, block) if json is not None and json.end <= len(block) else None
+        template, id_ = asked
+        if type(template) is JsonTemplate:
+            json = template.responses.get(header)
+            text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
             if text is None:
                 return None
             text = _ID_MEMBER % id_ + text[1:]
             return [JSON_HEAD % len(text) + text]
-        assert isinstance(form, Form)
-        known = form.response_heads.get(header)
+        assert isinstance(template, RequestTemplate)
+        known = template.response_heads.get(header)
         if known is None or known.end > len(block):
             return None
         chunks: Chunks = [b""]
@@ -349,12 +356,12 @@ class Submission:
         chunks[0] = _BINARY_HEAD % (len(text), len(text) + nbytes) + text
         return [b"".join(chunks)] if known.is_small else chunks
 
-    def response(self, asked: Asked, reply: Reply) -> Chunks:
+    def response(self, asked: Submitted, reply: Reply) -> Chunks:
         """The response, rendered in full. Raises ShoalError."""
         response = self._response(asked, reply)
         return [response_head(response), *response.chunks]
 
-    def _response(self, asked: Asked, reply: Reply) -> Response:
+    def _response(self, asked: Submitted, reply: Reply) -> Response:
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         try:
             answer = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
@@ -362,8 +369,8 @@ class Submission:
         except ShoalError as error:
             return error_response(error)
         if type(asked) is Identified:
-            bare = render(asked.form.prepared, answer.response, answer.block)
-            self._keep_response(asked.form, answer.header, answer.response, bare)
+            bare = render(asked.template.prepared, answer.response, answer.block)
+            self._keep_response(asked.template, answer.header, answer.response, bare)
         else:
             self._keep_response(asked, answer.header, answer.response, rendered)
         model = prepared.entry.model_id
@@ -372,27 +379,31 @@ class Submission:
             self._known.entries.clear()  # from now on each request's Accept-Encoding is read
         return rendered
 
-    def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:
-        """Keep a response's head for the request's form, if nothing but the tensors' bytes can change in the next
+    def _keep_response(self, template: Submitted, packed: bytes, response: InferResponse, rendered: Response) -> None:
+        """Keep a response's head for the request's template, if nothing but the tensors' bytes can change in the next
         one."""
-        if type(form) is JsonForm:
-            known = json_form.make_response(form.prepared, response, bytes(rendered.chunks[0]))
-            if known is not None and len(rendered.chunks) == 1 and len(form.responses) < _MAX_RESPONSES:
-                form.responses[packed] = known
-        elif type(form) is Form and len(rendered.chunks) > 1 and len(form.response_heads) < _MAX_RESPONSES:
-            wanted = {output.name: output for output in form.prepared.outputs}
+        if type(template) is JsonTemplate:
+            known = json_template.make_response(template.prepared, response, bytes(rendered.chunks[0]))
+            if known is not None and len(rendered.chunks) == 1 and len(template.responses) < _MAX_RESPONSES:
+                template.responses[packed] = known
+        elif (
+            type(template) is RequestTemplate
+            and len(rendered.chunks) > 1
+            and len(template.response_heads) < _MAX_RESPONSES
+        ):
+            wanted = {output.name: output for output in template.prepared.outputs}
             sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
-            binary_by_default = form.prepared.binary_data_output
+            binary_by_default = template.prepared.binary_data_output
             # Values in JSON and classes change with the data.
             if all(wanted[ref.name].binary if wanted else binary_by_default for ref in sent) and not any(
-                output.classification for output in form.prepared.outputs
+                output.classification for output in template.prepared.outputs
             ):
                 spans = tuple([(ref.offset, ref.offset + ref.nbytes) for ref in sent if ref.nbytes])
                 json = bytes(rendered.chunks[0])
                 head = response_head(rendered) + json
                 is_small = sum([end - start for start, end in spans], len(head)) <= JOIN_BYTES
                 end = max([end for _, end in spans], default=0)
-                form.response_heads[packed] = ResponseHead(head, json, spans, end, is_small)
+                template.response_heads[packed] = ResponseHead(head, json, spans, end, is_small)
 
 
 def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
@@ -400,9 +411,9 @@ def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
     return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
 
 
-def with_id(form: Form | JsonForm, id_: bytes) -> bytes:
-    """The packed InferRequest of this form with an id."""
-    in_front, behind = form.around_id
+def with_id(template: RequestTemplate | JsonTemplate, id_: bytes) -> bytes:
+    """The packed InferRequest of this template with an id."""
+    in_front, behind = template.around_id
     return b"".join((in_front, msgpack.packb(id_.decode()), behind))
 
 
@@ -420,7 +431,7 @@ def response_head(response: Response) -> bytes:
 
 
 def _key(entry: ModelEntry, head: Head, body: memoryview) -> tuple[_Key, bytes]:
-    """By which a form is kept, and the request's id, which is no part of it."""
+    """By which a template is kept, and the request's id, which is no part of it."""
     json_length = head.json_length or 0
     json, id_ = cut_id(bytes(body[:json_length]))
     return (entry.model_id, json, aligned(json_length), len(body) - json_length), id_

@@ -31,7 +31,7 @@ _ROWS = tuple(1 << power for power in range(11))
 Labels = tuple[tuple[str, str], ...]
 
 
-class Surroundings(NamedTuple):
+class ExternalFigures(NamedTuple):
     """The figures that are not read from the models' counters in shared memory."""
 
     gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
@@ -47,14 +47,14 @@ class _Version(NamedTuple):
     row: RowView
 
 
-def exposition(state: ServerState, surroundings: Surroundings, now_ns: int) -> str:
+def exposition(state: ServerState, external: ExternalFigures, now_ns: int) -> str:
     """The text of all families; `now_ns` is the monotonic time."""
     versions = [_Version(entry, _labels(entry), state.read_counters(entry)) for entry in state.models.ready_entries()]
     lines = [
         *_triton(state, versions, now_ns),
-        *_machine(state, surroundings),
-        *_shoal(versions, surroundings.gauges, now_ns),
-        *_custom(surroundings.gauges),
+        *_machine(state, external),
+        *_shoal(versions, external.gauges, now_ns),
+        *_custom(external.gauges),
     ]
     return "\n".join(lines) + "\n"
 
@@ -114,16 +114,16 @@ def _first_responses(version: _Version) -> Iterator[str]:
 # --- the machine's ---
 
 
-def _machine(state: ServerState, surroundings: Surroundings) -> Iterator[str]:
+def _machine(state: ServerState, external: ExternalFigures) -> Iterator[str]:
     cache = state.read_cache_figures()
     for figure in families.CACHE:
         yield from _figures(figure, [((), cache)])
     for family in families.PINNED_MEMORY:
         yield from _plain(family, [((), 0)])
     for figure in families.GPU_FAMILIES:
-        yield from _figures(figure, [((("gpu_uuid", gpu["uuid"]),), gpu) for gpu in surroundings.gpus])
+        yield from _figures(figure, [((("gpu_uuid", gpu["uuid"]),), gpu) for gpu in external.gpus])
     for figure in families.CPU_FAMILIES:
-        yield from _figures(figure, [((), surroundings.cpu)])
+        yield from _figures(figure, [((), external.cpu)])
 
 
 # --- Shoal's own ---
@@ -140,14 +140,14 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.QUEUE_AGE, ((version.labels, _queue_age_s(version.row, now_ns)) for version in versions))
     yield from _plain(families.INSTANCES_WANTED, ((each.labels, each.entry.num_instances) for each in versions))
     yield from _plain(families.INSTANCES_UP, ((each.labels, each.entry.num_instances_up) for each in versions))
-    told = gauges or {"instances": (), "front_ends": ()}
-    instances = [(tuple((label, str(each[label])) for label in families.INSTANCE), each) for each in told["instances"]]
+    seen = gauges or {"instances": (), "front_ends": ()}
+    instances = [(tuple((label, str(each[label])) for label in families.INSTANCE), each) for each in seen["instances"]]
     for figure in families.INSTANCE_FAMILIES:
         yield from _figures(figure, instances)
-    yield from _front_ends(told["front_ends"])
+    yield from _front_ends(seen["front_ends"])
     yield from _plain(families.BUILD_INFO, [((("version", __version__),), 1)])
     for figure in families.SERVER_FAMILIES:
-        yield from _figures(figure, [((), told)])
+        yield from _figures(figure, [((), seen)])
 
 
 def _latencies(latency: Latency, version: _Version) -> Iterator[str]:

@@ -18,14 +18,14 @@ from typing import Protocol
 
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
-from shoal.frontend.slow_readers import HOLD_S, GivenUp
+from shoal.frontend.slow_readers import HOLD_S, SlowReaderLog
 from shoal.shm.port import Port
 
 #: WSGI wants bytes, so a view of a block is copied to be sent: all of it, or a piece at a time of a longer answer.
 PIECE_BYTES = 1 << 20
 
 
-class Unread(Protocol):
+class UnsentReplies(Protocol):
     """Replies that wait for the thread that is to send them (streamed_replies.py)."""
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
@@ -45,10 +45,10 @@ class HeldAnswers:
         self.port = port
         self.lock = lock
         self.kept = kept
-        self._given_up = GivenUp("responses")
+        self._given_up = SlowReaderLog("responses")
         # Changed under the lock: responses that still hold a block, the oldest first.
         self.holding: dict[HeldAnswer, None] = {}
-        self.unread: dict[Unread, None] = {}  # queues in which replies that hold a block wait
+        self.unread: dict[UnsentReplies, None] = {}  # queues in which replies that hold a block wait
 
     def send(self, response: Response, number: int, part: int) -> Response:
         """The response to give to gunicorn. `number` and `part` are those of the reply in whose block its chunks may

@@ -16,7 +16,7 @@ from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response, no_answer
-from shoal.frontend.road.hang_ups import Caller, Tell
+from shoal.frontend.road.hang_ups import Caller, Notify
 from shoal.frontend.road.held_answers import HeldAnswers
 from shoal.frontend.road.streamed_replies import KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest
@@ -28,7 +28,7 @@ from shoal.star.request_digest import request_digest
 from shoal.star.shared_port import SharedPort
 
 
-class Answer(NamedTuple):
+class ModelResponse(NamedTuple):
     """A model's response, and the worker's block that its tensors lie in.
 
     Either call `release` once, or pass the response to send, whose chunks may be views of the block, to `send`, which
@@ -41,10 +41,10 @@ class Answer(NamedTuple):
     send: Callable[[Response], Response]
 
 
-class Part(NamedTuple):
+class StreamedResponse(NamedTuple):
     """One of the replies to a request: a response, an error, or, if it is only the end, neither."""
 
-    answer: Answer | None
+    answer: ModelResponse | None
     error: ShoalError | None
     is_final: bool
 
@@ -60,11 +60,13 @@ class Replies(Protocol):
 class Transport(Protocol):
     """What handlers call to run requests and to ask the supervisor."""
 
-    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
         """Run a prepared request; waits until it is answered. Raises ShoalError."""
         ...
 
-    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None
+    ) -> Generator[StreamedResponse, None, None]:
         """Run a prepared request that may be answered several times; waits for each reply. Closing it cancels a request
         that has not ended.
 
@@ -102,7 +104,7 @@ class PortTransport:
 
     def infer(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
-    ) -> Answer:
+    ) -> ModelResponse:
         """Run a prepared request. Raises ShoalError: there is no memory, its deadline passed, or the batcher or the
         model reported an error."""
         waiter = queue.SimpleQueue() if waiter is None else waiter
@@ -117,7 +119,7 @@ class PortTransport:
 
     def stream(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
-    ) -> Generator[Part, None, None]:
+    ) -> Generator[StreamedResponse, None, None]:
         """Run a prepared request, see Transport.stream. Each of its replies must come within the request's time
         limit."""
         waiter = self.streamed_replies() if waiter is None else waiter
@@ -209,29 +211,29 @@ class PortTransport:
         elif reply is not None and reply.block is not None:
             self._release_number(reply.number, reply.part)
 
-    def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
+    def part(self, prepared: PreparedRequest, reply: Reply) -> StreamedResponse:
         """The response or error that a reply to this request holds."""
         if reply.is_final and reply.is_empty:
             self.drop(reply)
-            return Part(None, None, is_final=True)
+            return StreamedResponse(None, None, is_final=True)
         try:
-            return Part(self._answer(prepared, reply), None, reply.is_final)
+            return StreamedResponse(self._answer(prepared, reply), None, reply.is_final)
         except ShoalError as error:
             # Without the traceback, which refers to the reply, and so to the worker's memory.
-            return Part(None, error.with_traceback(None), reply.is_final)
+            return StreamedResponse(None, error.with_traceback(None), reply.is_final)
 
-    def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
+    def _answer(self, prepared: PreparedRequest, reply: Reply) -> ModelResponse:
         try:
             _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
         except ShoalError:
             self.drop(reply)
             raise
         if isinstance(reply, KeptReply):
-            return Answer(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
+            return ModelResponse(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
         # By number: a reference to the reply would keep its memory for as long as the function lives.
         number, part = reply.number, reply.part
         release = partial(self._release_number, number, part)
-        return Answer(response, block, release, lambda made: self._held.send(made, number, part))
+        return ModelResponse(response, block, release, lambda made: self._held.send(made, number, part))
 
     def _send_kept(self, reply: KeptReply, made: Response) -> Response:
         """The response to give to gunicorn, as HeldAnswers.send returns it, for chunks in the road's own memory."""
@@ -260,17 +262,19 @@ class PortTransport:
 class WatchedTransport:
     """A transport for the requests of one caller, which are cancelled when the caller hangs up."""
 
-    def __init__(self, transport: PortTransport, watch: Callable[[Tell], AbstractContextManager[None]]) -> None:
+    def __init__(self, transport: PortTransport, watch: Callable[[Notify], AbstractContextManager[None]]) -> None:
         self._transport = transport
         self._watch = watch
 
-    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
         """Run a prepared request, see Transport.infer; it is cancelled when the caller hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put):
             return self._transport.infer(prepared, trace, waiter)
 
-    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None
+    ) -> Generator[StreamedResponse, None, None]:
         """Run a prepared request, see Transport.stream; it is cancelled when the caller hangs up."""
         waiter = self._transport.streamed_replies()
         with self._watch(waiter.put):

@@ -16,14 +16,14 @@ from shoal.tracer.settings import Changes, read_changes
 def trace_settings(state: ServerState, ask: Ask, model: str) -> Response:
     """The settings in force for a model, or those for all models if `model` is ""."""
     check_model(state, model)
-    return json_response(200, told(ask, model, None))
+    return json_response(200, settings_of(ask, model, None))
 
 
 def change_trace_settings(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
     """Change settings; the response has those in force then. Every process has them before the response is sent."""
     check_model(state, model)
     changes = read_changes(read_json(body, state.http_max_input_size)) if body else {}
-    return json_response(200, told(ask, model, changes))
+    return json_response(200, settings_of(ask, model, changes))
 
 
 def check_model(state: ServerState, model: str) -> None:
@@ -32,7 +32,7 @@ def check_model(state: ServerState, model: str) -> None:
         raise InvalidArgumentError(f"Request for unknown model : {model}")
 
 
-def told(ask: Ask, model: str, changes: Changes | None) -> dict[str, Any]:
+def settings_of(ask: Ask, model: str, changes: Changes | None) -> dict[str, Any]:
     """The settings in force for a model, after these changes, if any, have been made."""
     answer: dict[str, Any] = ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S)
     return answer

@@ -37,7 +37,7 @@ from shoal.cli.values import (
 from shoal.model_config.latency_target import MAX_MS
 
 
-class Fate(Enum):
+class FlagSupport(Enum):
     """Whether a flag has an effect."""
 
     HONOURED = 1
@@ -50,7 +50,7 @@ class Flag(NamedTuple):
     name: str  # without the dashes
     value: ValueKind
     text: str  # honoured: its line of help; ignored: the reason, as the warning has it
-    fate: Fate
+    fate: FlagSupport
     default: Any = None  # Triton's default, for an ignored flag; None: there is none
     in_force: Any = None  # the value of an ignored flag that needs no warning, as the server does that anyway
     alias: str = ""
@@ -67,12 +67,12 @@ def honour(
     name: str, value: ValueKind, text: str, *, alias: str = "", deprecated_for: str = "", sets: str = ""
 ) -> Flag:
     """A flag that has the effect that Triton's has, or is Shoal's own."""
-    return Flag(name, value, text, Fate.HONOURED, alias=alias, deprecated_for=deprecated_for, sets=sets)
+    return Flag(name, value, text, FlagSupport.HONOURED, alias=alias, deprecated_for=deprecated_for, sets=sets)
 
 
 def ignore(name: str, value: ValueKind, default: Any, text: str, *, in_force: Any = None) -> Flag:
     """A flag that the server does not need; `text` completes "--name is ignored: …"."""
-    return Flag(name, value, text, Fate.IGNORED, default, in_force)
+    return Flag(name, value, text, FlagSupport.IGNORED, default, in_force)
 
 
 _GRPC_THREADS = "a lane serves all its connections in one thread; --grpc-process-count adds lanes"

@@ -27,7 +27,7 @@ class InputError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """A request to the model, as read from the arguments."""
 
     inputs: Mapping[str, Array] = field(default_factory=dict)
@@ -38,16 +38,16 @@ class Request:
 
 def read_requests(
     config: Config, given: Sequence[tuple[str, str]], data: Path | None, sample: str | None
-) -> list[Request]:
+) -> list[RunRequest]:
     """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up as
     `sample` says. Raises InputError."""
-    form = Form(Signature.from_config(config))
-    requests = [Request()] if data is None else form.read(data)
-    own = {name: form.value(name, text) for name, text in given}
-    return [form.completed(replace(each, inputs={**each.inputs, **own}), sample) for each in requests]
+    parser = RequestParser(Signature.from_config(config))
+    requests = [RunRequest()] if data is None else parser.read(data)
+    own = {name: parser.value(name, text) for name, text in given}
+    return [parser.completed(replace(each, inputs={**each.inputs, **own}), sample) for each in requests]
 
 
-class Form:
+class RequestParser:
     """Reads requests to a model by the model's signature."""
 
     def __init__(self, signature: Signature) -> None:
@@ -85,7 +85,7 @@ class Form:
 
     # -- a file of requests ---------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> list[Request]:
+    def read(self, path: Path) -> list[RunRequest]:
         """All requests of a file, in any of the three forms. Raises InputError for any other file."""
         try:
             document = _json(path.read_bytes(), path)
@@ -97,10 +97,10 @@ class Form:
             return [self._infer_request(document)]
         if isinstance(document.get("data"), list) and "data" not in self._signature.inputs:
             steps = [step for each in document["data"] for step in (each if isinstance(each, list) else [each])]
-            return [Request({name: self._content(name, value) for name, value in step.items()}) for step in steps]
-        return [Request({name: self._content(name, value) for name, value in document.items()})]
+            return [RunRequest({name: self._content(name, value) for name, value in step.items()}) for step in steps]
+        return [RunRequest({name: self._content(name, value) for name, value in document.items()})]
 
-    def _infer_request(self, document: Mapping[str, Any]) -> Request:
+    def _infer_request(self, document: Mapping[str, Any]) -> RunRequest:
         """A request from the body of POST …/infer, with tensors in JSON."""
         try:
             inputs = {
@@ -110,7 +110,7 @@ class Form:
             outputs = [each["name"] for each in document.get("outputs", ())]
         except (KeyError, TypeError) as error:
             raise InputError(f"--data: an input or output has no {error}.") from None
-        return Request(inputs, outputs, document.get("parameters", {}), document.get("id", ""))
+        return RunRequest(inputs, outputs, document.get("parameters", {}), document.get("id", ""))
 
     def _content(self, name: str, value: Any) -> Array:
         """A tensor from a file: a value, {"content": [...], "shape": [...]} or {"b64": "..."}."""
@@ -132,7 +132,7 @@ class Form:
 
     # -- samples --------------------------------------------------------------------------------------------------
 
-    def completed(self, request: Request, sample: str | None) -> Request:
+    def completed(self, request: RunRequest, sample: str | None) -> RunRequest:
         """The request with all required inputs, made up as `sample` says. Raises InputError where one is missing."""
         missing = [
             spec for spec in self._signature.inputs.values() if spec.name not in request.inputs and not spec.optional

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from shoal.client.asked import Asked, takes
-from shoal.client.call import MAX_RELOADS, Call
+from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import Connection
+from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.sync import connect
@@ -45,8 +45,8 @@ class AsyncClient:
 
     # --- inference ---
 
-    @takes(Asked)
-    async def infer(self, asked: Asked) -> Result:
+    @takes(RequestArguments)
+    async def infer(self, asked: RequestArguments) -> Result:
         """Like `Client.infer`. A coroutine that is cancelled cancels its request."""
         num_reloads = 0
         while True:
@@ -61,8 +61,8 @@ class AsyncClient:
                     raise
                 await _in_executor(call.connection.catch_up)
 
-    @takes(Asked)
-    async def stream(self, asked: Asked) -> AsyncIterator[Result]:
+    @takes(RequestArguments)
+    async def stream(self, asked: RequestArguments) -> AsyncIterator[Result]:
         """Like `Client.stream`: `async for result in client.stream(…)`."""
         call, news = await self._submit(asked, is_stream=True)
         with call:
@@ -71,12 +71,12 @@ class AsyncClient:
                 if (result := call.next_result()) is not None:
                     yield result
 
-    async def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[Call, "_News"]:
+    async def _submit(self, asked: RequestArguments, *, is_stream: bool = False) -> tuple[ClientCall, "_Wakeup"]:
         session = await self._connected()
-        news = _News(asyncio.get_running_loop())
+        news = _Wakeup(asyncio.get_running_loop())
 
-        def submit() -> Call:
-            return session.submit(asked, news.tell, is_stream=is_stream)
+        def submit() -> ClientCall:
+            return session.submit(asked, news.notify, is_stream=is_stream)
 
         return await _in_executor(submit) if session.needs_time(asked) else submit(), news
 
@@ -170,14 +170,14 @@ class AsyncClient:
         await self.close()
 
 
-async def _await(call: Call, news: "_News") -> None:
+async def _await(call: ClientCall, news: "_Wakeup") -> None:
     deadline_s = news.loop.time() + call.limit_s
     while not call.has_news:
         if not await news.wait(deadline_s):
             raise call.late()
 
 
-class _News:
+class _Wakeup:
     """Wakes one coroutine, mostly from the loop's thread, sometimes from an executor's."""
 
     __slots__ = ("_future", "_thread", "loop")
@@ -187,7 +187,7 @@ class _News:
         self._thread = threading.get_ident()
         self._future: asyncio.Future[bool] = loop.create_future()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the coroutine, or let its next `wait` return at once."""
         if threading.get_ident() == self._thread:
             self._settle(True)
@@ -199,7 +199,7 @@ class _News:
             self._future.set_result(came)
 
     async def wait(self, deadline_s: float) -> bool:
-        """Wait for a call of `tell` since the last wait. False at the loop's time `deadline_s`."""
+        """Wait for a call of `notify` since the last wait. False at the loop's time `deadline_s`."""
         timer = self.loop.call_at(deadline_s, self._settle, False)
         try:
             came = await self._future

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client.asked import Asked
+from shoal.client.request_arguments import RequestArguments
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.request import InferResponse, Parameters, unpack_response
 from shoal.shm.layout import unpack_span
 from shoal.star.models import ModelEntry, client_shape
-from shoal.star.outgoing import Ask, Input, Outgoing, aligned, check
+from shoal.star.outgoing import Input, OutgoingRequest, RawRequest, aligned, check
 
 Array: TypeAlias = NDArray[Any]
 #: The most kept forms, and kept headers (ours).
-MAX_FORMS = 256
+MAX_TEMPLATES = 256
 #: Bytes below which a copy is quicker than an array over the block.
 _SMALL_NBYTES = 2048
 _DATATYPES: dict[np.dtype[Any], Datatype] = {each.dtype: each for each in ALL if each not in (BF16, BYTES)}
@@ -34,7 +34,7 @@ class Lent(NamedTuple):
     offset: int
 
 
-class Form(NamedTuple):
+class ArraysTemplate(NamedTuple):
     """The kept result of validating a request without strings: its tensors' places in the block, and the header."""
 
     entry: ModelEntry
@@ -76,7 +76,9 @@ def as_arrays(entry: ModelEntry, inputs: Mapping[str, Any]) -> dict[str, Array]:
     return arrays
 
 
-def prepare(entry: ModelEntry, arrays: Mapping[str, Array], asked: Asked, lent: Mapping[str, Lent]) -> Outgoing:
+def prepare(
+    entry: ModelEntry, arrays: Mapping[str, Array], asked: RequestArguments, lent: Mapping[str, Lent]
+) -> OutgoingRequest:
     """Validate a request against its model. Raises InvalidArgumentError, mostly in Triton's words."""
     tensors = []
     for name, array in arrays.items():
@@ -95,7 +97,7 @@ def prepare(entry: ModelEntry, arrays: Mapping[str, Array], asked: Asked, lent: 
     sequence = (asked.sequence_id, asked.flags) if asked.sequence_id else (0, 0)
     outputs, parameters = tuple(asked.outputs or ()), dict(asked.parameters or {})
     return check(
-        entry, Ask(asked.request_id, tensors, outputs, parameters, asked.priority, asked.timeout_us, *sequence)
+        entry, RawRequest(asked.request_id, tensors, outputs, parameters, asked.priority, asked.timeout_us, *sequence)
     )
 
 
@@ -109,8 +111,10 @@ def _elements(name: str, array: Array) -> list[bytes]:
         raise InvalidArgumentError(f"an element of input '{name}' is neither bytes nor text") from None
 
 
-def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, span: int) -> Form | None:
-    """The form of a request that was written into `block`; None if similar requests may have other places."""
+def template_of(
+    outgoing: OutgoingRequest, arrays: Mapping[str, Array], block: memoryview, span: int
+) -> ArraysTemplate | None:
+    """The template of a request that was written into `block`; None if similar requests may have other places."""
     ask = outgoing.ask
     if ask.id or ask.parameters or ask.correlation_id or ask.flags:
         return None
@@ -126,7 +130,7 @@ def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, 
         offset += aligned(array.nbytes)
     start, nbytes = unpack_span(span)
     header = block[start : start + nbytes].tobytes()
-    return Form(
+    return ArraysTemplate(
         outgoing.entry, start + nbytes, tuple(places), header, span, outgoing.rows, outgoing.shape_key, None in places
     )
 

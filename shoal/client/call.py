@@ -9,9 +9,9 @@ A waiting thread or coroutine is woken by `notify`, and then takes the responses
 """
 
 from shoal import errors
-from shoal.client.arrays import MAX_FORMS, Array, Opened, copied, open_response, viewed
-from shoal.client.asked import Asked
+from shoal.client.arrays import MAX_TEMPLATES, Array, Opened, copied, open_response, viewed
 from shoal.client.connection import Connection, Waiter
+from shoal.client.request_arguments import RequestArguments
 from shoal.client.result import Result
 from shoal.errors import TimedOutError
 from shoal.memo import Memo
@@ -31,7 +31,7 @@ class Responses:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         # Changed by open and forget; each entry is one object: a thread that misses another's entry only parses again.
-        self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_FORMS)
+        self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_TEMPLATES)
 
     def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:
         """A parsed response header. Raises ShoalError: the reported failure, or InternalError if malformed."""
@@ -50,12 +50,12 @@ class Responses:
         self._opened.entries.clear()
 
 
-class Call:
+class ClientCall:
     """One request. Leaving its `with` before it is done cancels it."""
 
     __slots__ = ("_asked", "_entry", "_responses", "connection", "limit_s", "waiter")
 
-    def __init__(self, responses: Responses, asked: Asked, entry: ModelEntry, waiter: Waiter) -> None:
+    def __init__(self, responses: Responses, asked: RequestArguments, entry: ModelEntry, waiter: Waiter) -> None:
         self.connection = responses.connection
         self.waiter = waiter
         self._responses = responses
@@ -116,7 +116,7 @@ class Call:
             f"Request timeout expired: no answer from model '{self._entry.name}' within {self.limit_s:g} s"
         )
 
-    def __enter__(self) -> "Call":
+    def __enter__(self) -> "ClientCall":
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:

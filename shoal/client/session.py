@@ -1,4 +1,4 @@
-"""Requests over one connection: arguments in, a Call out. Shared by Client and AsyncClient."""
+"""Requests over one connection: arguments in, a ClientCall out. Shared by Client and AsyncClient."""
 
 import time
 from collections.abc import Callable
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import errors
-from shoal.client import arrays as forms
-from shoal.client.arrays import Form, Lent
-from shoal.client.asked import Asked
-from shoal.client.call import Call, Responses
+from shoal.client import arrays as tensors
+from shoal.client.arrays import ArraysTemplate, Lent
+from shoal.client.call import ClientCall, Responses
 from shoal.client.connection import Connection, Waiter
+from shoal.client.request_arguments import RequestArguments
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
@@ -21,7 +21,7 @@ from shoal.options import MIB
 from shoal.shm.layout import unpack_span
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
-from shoal.star.outgoing import Outgoing
+from shoal.star.outgoing import OutgoingRequest
 
 #: Larger tensors get blocks of their own, in or outside the slab, so that a request's own block always fits the slab.
 BESIDE_NBYTES = 1 * MIB
@@ -38,7 +38,7 @@ class Session:
         self._responses = Responses(connection)
         # Changed by submit; each entry is one object, and a thread that misses another's entry only validates again.
         self._num_changes = -1
-        self._forms = Memo[Any, Form]("client_request", forms.MAX_FORMS)
+        self._templates = Memo[Any, ArraysTemplate]("client_request", tensors.MAX_TEMPLATES)
 
     def empty(self, model: str, name: str, shape: tuple[int, ...], version: str = "") -> NDArray[Any]:
         """An uninitialised array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
@@ -79,7 +79,7 @@ class Session:
     def _find(self, model: str, version: str) -> ModelEntry:
         return self.connection.models.lookup(model, version or None)
 
-    def needs_time(self, asked: Asked) -> bool:
+    def needs_time(self, asked: RequestArguments) -> bool:
         """Whether `submit` may wait for the supervisor: for a model that is not known to be ready, or a large array."""
         try:
             self._find(asked.model, asked.version)
@@ -90,24 +90,24 @@ class Session:
             for array in asked.inputs.values()
         )
 
-    def submit(self, asked: Asked, notify: Callable[[], None], *, is_stream: bool = False) -> Call:
+    def submit(self, asked: RequestArguments, notify: Callable[[], None], *, is_stream: bool = False) -> ClientCall:
         """Validate and submit a request; `notify` is called when a reply has arrived. Raises ShoalError."""
         connection = self.connection
         if connection.models.num_changes != self._num_changes:
             self._num_changes = connection.models.num_changes
-            self._forms.entries.clear()
+            self._templates.entries.clear()
             self._responses.forget()
         key = self._key(asked)
-        form = self._forms.entries.get(key) if key is not None else None
-        if form is None:
+        template = self._templates.entries.get(key) if key is not None else None
+        if template is None:
             return self._submit_checked(key, asked, notify, is_stream=is_stream)
-        _check_kind(form.entry, is_stream=is_stream)
-        block = connection.allocate(form.nbytes, form.entry.model_id)
+        _check_kind(template.entry, is_stream=is_stream)
+        block = connection.allocate(template.nbytes, template.entry.model_id)
         arrays = tuple(asked.inputs.values())
-        span = form.write(block.memory, arrays)
-        return self._hand_over(asked, form, block, span, Waiter(notify, arrays if form.lends else None))
+        span = template.write(block.memory, arrays)
+        return self._hand_over(asked, template, block, span, Waiter(notify, arrays if template.lends else None))
 
-    def _key(self, asked: Asked) -> Any:
+    def _key(self, asked: RequestArguments) -> Any:
         """The key of a validated request, equal for requests that look alike; None if the request must be validated."""
         if not asked.is_plain:
             return None
@@ -123,34 +123,43 @@ class Session:
                 key.append(where)
         return tuple(key)
 
-    def _submit_checked(self, key: Any, asked: Asked, notify: Callable[[], None], *, is_stream: bool) -> Call:
+    def _submit_checked(
+        self, key: Any, asked: RequestArguments, notify: Callable[[], None], *, is_stream: bool
+    ) -> ClientCall:
         connection = self.connection
         entry = self.find(asked.model, asked.version)
         _check_kind(entry, is_stream=is_stream)
-        arrays = forms.as_arrays(entry, asked.inputs)
+        arrays = tensors.as_arrays(entry, asked.inputs)
         lent = {name: where for name, array in arrays.items() if (where := self._memory.find(array)) is not None}
-        outgoing = forms.prepare(entry, arrays, asked, lent)
+        outgoing = tensors.prepare(entry, arrays, asked, lent)
         for name, array in arrays.items():
             if array.nbytes > BESIDE_NBYTES and name not in lent and array.dtype.kind not in "OSU":
                 datatype = entry.signature.inputs[name].datatype
                 arrays[name] = copy = self._memory.copy(array, datatype, self._allocate_beside)
                 lent[name] = self._memory.find(copy) or Lent(0, 0)
-                outgoing = forms.prepare(entry, arrays, asked, lent)
+                outgoing = tensors.prepare(entry, arrays, asked, lent)
         block = connection.allocate(outgoing.nbytes, outgoing.entry.model_id)
         span = outgoing.write(block.memory)
         if unpack_span(span)[1] > MAX_HEADER_BYTES:
             connection.shared.free(block.ref)
             raise InvalidArgumentError(f"names and parameters of a request may have at most {MAX_HEADER_BYTES} bytes")
-        if key is not None and (form := forms.form_of(outgoing, arrays, block.memory, span)) is not None:
-            self._forms.keep(key, form)
+        if key is not None and (template := tensors.template_of(outgoing, arrays, block.memory, span)) is not None:
+            self._templates.keep(key, template)
         return self._hand_over(asked, outgoing, block, span, Waiter(notify, arrays if lent else None))
 
-    def _hand_over(self, asked: Asked, checked: Form | Outgoing, block: Block, span: int, waiter: Waiter) -> Call:
+    def _hand_over(
+        self,
+        asked: RequestArguments,
+        checked: ArraysTemplate | OutgoingRequest,
+        block: Block,
+        span: int,
+        waiter: Waiter,
+    ) -> ClientCall:
         entry, start_ns = checked.entry, time.monotonic_ns()
         # A stream's timeout limits each response, and not a decoupled model's execution.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
         self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
-        return Call(self._responses, asked, entry, waiter)
+        return ClientCall(self._responses, asked, entry, waiter)
 
 
 def _check_kind(entry: ModelEntry, *, is_stream: bool) -> None:

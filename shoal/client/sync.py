@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from shoal.client.asked import Asked, takes
-from shoal.client.call import MAX_RELOADS, Call
+from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import Connection
+from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.socket_path import client_paths
@@ -64,14 +64,15 @@ class Client:
 
     # --- inference ---
 
-    @takes(Asked)
-    def infer(self, asked: Asked) -> Result:
+    @takes(RequestArguments)
+    def infer(self, asked: RequestArguments) -> Result:
         """Send a request to a model that answers once; returns its outputs by name, those in `outputs` or all.
 
-        `inputs` are arrays by name, with the datatypes and shapes in `model_metadata` (see shoal.client.asked). They
-        are read before this returns, and stay the caller's; those from `empty` are not copied. Outputs are the caller's
-        own arrays or, with copy=False, read-only views of the server's memory (see Result). `timeout` is in seconds;
-        the default is the server's --request-timeout-secs. Raises TimedOutError after it, and as every call.
+        `inputs` are arrays by name, with the datatypes and shapes in `model_metadata` (see
+        shoal.client.request_arguments). They are read before this returns, and stay the caller's; those from `empty`
+        are not copied. Outputs are the caller's own arrays or, with copy=False, read-only views of the server's memory
+        (see Result). `timeout` is in seconds; the default is the server's --request-timeout-secs. Raises TimedOutError
+        after it, and as every call.
         """
         num_reloads = 0
         while True:
@@ -86,8 +87,8 @@ class Client:
                     raise
                 call.connection.catch_up()
 
-    @takes(Asked)
-    def stream(self, asked: Asked) -> Iterator[Result]:
+    @takes(RequestArguments)
+    def stream(self, asked: RequestArguments) -> Iterator[Result]:
         """Send a request to a model that may answer any number of times (decoupled); yields the answers as they come.
 
         Arguments and errors as of `infer`; `timeout` is for each answer. The request is cancelled if the iterator is
@@ -99,7 +100,7 @@ class Client:
         weakref.finalize(answers, call.connection.let_go_of, call.waiter).atexit = False
         return answers
 
-    def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[Call, threading.Lock]:
+    def _submit(self, asked: RequestArguments, *, is_stream: bool = False) -> tuple[ClientCall, threading.Lock]:
         sleeper = threading.Lock()
         sleeper.acquire()
 
@@ -216,7 +217,7 @@ def connect(place: str | None) -> Connection:
     )
 
 
-def _answers(call: Call, sleeper: threading.Lock) -> Iterator[Result]:
+def _answers(call: ClientCall, sleeper: threading.Lock) -> Iterator[Result]:
     with call:
         while not call.is_done:
             _await(call, sleeper)
@@ -224,6 +225,6 @@ def _answers(call: Call, sleeper: threading.Lock) -> Iterator[Result]:
                 yield result
 
 
-def _await(call: Call, sleeper: threading.Lock) -> None:
+def _await(call: ClientCall, sleeper: threading.Lock) -> None:
     if not call.connection.wait(call.waiter, sleeper, time.monotonic() + call.limit_s):
         raise call.late()

@@ -27,7 +27,7 @@ from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
-from shoal.star.outgoing import Outgoing
+from shoal.star.outgoing import OutgoingRequest
 from shoal.star.place import Place, take_place
 from shoal.star.refusal import refusal
 from shoal.star.shared_port import SharedPort
@@ -48,7 +48,7 @@ class HeldBlock(np.ndarray[Any, np.dtype[np.uint8]]):
     finalizer."""
 
 
-class Answer(NamedTuple):
+class HeldResponse(NamedTuple):
     """A model's response, and the block its tensors lie in: held for as long as an array over it is."""
 
     response: InferResponse
@@ -57,21 +57,21 @@ class Answer(NamedTuple):
 
 
 #: Called once per response, with the response, an error, or None for an end without either; and whether it is the last.
-OnAnswer: TypeAlias = Callable[[Answer | ShoalError | None, bool], None]
+OnAnswer: TypeAlias = Callable[[HeldResponse | ShoalError | None, bool], None]
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class SubmittedRequest:
     """A submitted request without its last reply yet."""
 
-    outgoing: Outgoing
+    outgoing: OutgoingRequest
     on_answer: OnAnswer | None  # None once the caller has given up
     deadline_ns: int
     is_unwanted: Callable[[], bool]
     keep: object  # objects that must stay until the last reply
 
 
-class Client:
+class StarClient:
     """A worker's place in the star, for its model's calls; `start` it once."""
 
     #: The clock of deadlines, in ns.
@@ -86,20 +86,20 @@ class Client:
         self._lock = self._shared.lock
         self._changed = threading.Condition(self._lock)
         # Changed under the lock: number → request; block → number of requests that name it.
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, SubmittedRequest] = {}
         self._lent: dict[int, int] = {}
         self._held_nbytes = 0  # bytes of responses that lie in other processes' memory
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: responses for which `on_answer` is yet to be called.
-        self._untold: list[tuple[OnAnswer | None, Answer | ShoalError | None, bool]] = []
+        self._undelivered: list[tuple[OnAnswer | None, HeldResponse | ShoalError | None, bool]] = []
         self._looked_ns = 0
 
     # --- submitting, in any thread ---
 
     def submit(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingRequest,
         on_answer: OnAnswer,
         deadline_ns: int,
         is_unwanted: Callable[[], bool] = lambda: False,
@@ -112,7 +112,7 @@ class Client:
         `deadline_ns` is monotonic; `is_unwanted` is polled, and cancels the request once it returns True. Raises
         ShoalError if there is no memory; all later failures go to `on_answer`.
         """
-        opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, keep)
+        opened = SubmittedRequest(outgoing, on_answer, deadline_ns, is_unwanted, keep)
         block = self._shared.allocate(outgoing.nbytes, outgoing.entry.model_id)
         try:
             number = self._push(opened, block, outgoing.write(block.memory), parent)
@@ -122,7 +122,7 @@ class Client:
         self._release_unused()
         return number
 
-    def _push(self, opened: Open, block: Block, header: int, parent: int) -> int:
+    def _push(self, opened: SubmittedRequest, block: Block, header: int, parent: int) -> int:
         outgoing, ask = opened.outgoing, opened.outgoing.ask
         with self._lock:
             try:
@@ -215,13 +215,13 @@ class Client:
         request = self._open.get(reply.number)
         if request is None:
             return
-        self._untold.append((request.on_answer, self._answer(request, reply), reply.is_final))
+        self._undelivered.append((request.on_answer, self._answer(request, reply), reply.is_final))
         if reply.is_final:
             del self._open[reply.number]
 
     def _look(self) -> float:
         """Pass on responses, and end late and unwanted requests; returns the seconds until the next call."""
-        self._tell_answers()
+        self._deliver()
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns >= TICK_S * 1e9:
             self._looked_ns = now_ns
@@ -229,12 +229,12 @@ class Client:
         self._release_unused()
         return TICK_S if self._open or self._unused else IDLE_S
 
-    def _tell_answers(self) -> None:
-        untold, self._untold = self._untold, []
-        for on_answer, answer, is_final in untold:
-            _tell(on_answer, answer, is_final)
+    def _deliver(self) -> None:
+        undelivered, self._undelivered = self._undelivered, []
+        for on_answer, answer, is_final in undelivered:
+            _notify(on_answer, answer, is_final)
 
-    def _answer(self, request: Open, reply: Reply) -> Answer | ShoalError | None:
+    def _answer(self, request: SubmittedRequest, reply: Reply) -> HeldResponse | ShoalError | None:
         block, header = reply.block, reply.header
         if block is None or header is None:
             if reply.is_empty:
@@ -252,7 +252,7 @@ class Client:
         if reply.status:
             return errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         try:
-            return Answer(unpack_response(header, nbytes), held, ref)
+            return HeldResponse(unpack_response(header, nbytes), held, ref)
         except ShoalError as error:
             return error
 
@@ -278,11 +278,11 @@ class Client:
             with suppress(RingFullError):  # the ring is full: the request is executed in vain
                 self._port.cancel(number)
             self._port.flush()
-        _tell(on_answer, error, True)
+        _notify(on_answer, error, True)
         self._release_unused()
 
 
-def _tell(on_answer: OnAnswer | None, answer: Answer | ShoalError | None, is_final: bool) -> None:
+def _notify(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
     if on_answer is not None:
         try:
             on_answer(answer, is_final)
@@ -290,7 +290,7 @@ def _tell(on_answer: OnAnswer | None, answer: Answer | ShoalError | None, is_fin
             _log.exception("an answer could not be handed to who waits for it")
 
 
-def join() -> Client:
+def join() -> StarClient:
     """Join the star as a client, beside the worker that the process is; returns when all models are known.
 
     Raises ShoalError if the supervisor refuses or has no memory, OSError or EOFError if it is gone.
@@ -300,6 +300,6 @@ def join() -> Client:
     place, welcome, seq = take_place(CallerConnected, asks_for_segments=True)
     os.close(welcome.counters)
     place.settle(seq)
-    client = Client(place)
+    client = StarClient(place)
     client.start()
     return client

@@ -18,7 +18,7 @@ from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import WholeSlabs
 
 
-class OversizeBlocks:
+class ClientOversizeBlocks:
     """The oversize segments of one client. `send` sends the supervisor a message, from any thread."""
 
     def __init__(self, send: Callable[[Message], None], wait_s: float) -> None:
@@ -74,7 +74,7 @@ class OversizeBlocks:
             return news.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             with self._lock:
-                # `hear` removes the entry: if it is gone, the answer has just arrived.
+                # `receive` removes the entry: if it is gone, the answer has just arrived.
                 return None if waiting.pop(key, None) is not None else news.get_nowait()
 
     def _late(self, nbytes: int) -> UnavailableError:
@@ -83,7 +83,7 @@ class OversizeBlocks:
             "(--request-timeout-secs)"
         )
 
-    def hear(self, message: shared.PayloadNews) -> None:
+    def receive(self, message: shared.PayloadNews) -> None:
         """Pass on the supervisor's answer about a segment; takes over its descriptor."""
         with self._lock:
             if isinstance(message, shared.PayloadReady):

@@ -24,7 +24,7 @@ class NoAnswerError(UnavailableError):
     """The supervisor has not answered in time: the requested change may still happen."""
 
 
-class Questions:
+class OpenQuestions:
     """The open questions of one client. `send` sends the supervisor a message, from any thread."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
@@ -62,7 +62,7 @@ class Questions:
         for number, waiter in waiting.items():
             waiter.put(QuestionAnswered(number, why.wire, str(why)))
 
-    def hear(self, answer: QuestionAnswered) -> None:
+    def receive(self, answer: QuestionAnswered) -> None:
         """Pass on an answer; it is dropped if its thread has given up."""
         with self._lock:
             waiter = self._waiting.pop(answer.question, None)

@@ -20,9 +20,9 @@ from shoal.messages.to_client import TO_CLIENT, QuestionAnswered, ToClient
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
-from shoal.star.oversize import OversizeBlocks
+from shoal.star.oversize import ClientOversizeBlocks
 from shoal.star.place import REPLIES_FIRST, Apply, Place
-from shoal.star.questions import Questions
+from shoal.star.questions import OpenQuestions
 
 #: Messages after which a reply whose segment was missing can be opened, or never will be.
 SEGMENT_NEWS = (shared.SegmentAnnounced, shared.SegmentMissing)
@@ -55,12 +55,12 @@ class SharedPort:
         self._apply = apply
         self._look = look
         self._channel_lock = threading.Lock()
-        self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
-        self._questions = Questions(self._send)
+        self._oversize = ClientOversizeBlocks(self._send, place.request_timeout_s)
+        self._questions = OpenQuestions(self._send)
         #: Handlers of messages that a thread waits for; `apply` gets the others.
         self.handlers = table(
-            *[on(kind, self._oversize.hear) for kind in shared.PAYLOAD_NEWS],
-            on(QuestionAnswered, self._questions.hear),
+            *[on(kind, self._oversize.receive) for kind in shared.PAYLOAD_NEWS],
+            on(QuestionAnswered, self._questions.receive),
         )
         # Changed under the lock: messages of REPLIES_FIRST that arrived while a reply waited for its segment.
         self._put_off: list[tuple[ToClient, int]] = []

@@ -1,7 +1,7 @@
 """The client of a test's star, for the test and its models: requests go through a real port, replies become responses.
 
-Models use this client as they use `shoal.star.client.Client` in a worker. All methods run under the star's lock, in the
-thread that submits or lets time pass. Responses are copied, so that no memory stays in use.
+Models use this client as they use `shoal.star.client.StarClient` in a worker. All methods run under the star's lock, in
+the thread that submits or lets time pass. Responses are copied, so that no memory stays in use.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ from shoal.shm.layout import NO_DIGEST
 from shoal.shm.pieces import whole
 from shoal.shm.port import Port, Reply
 from shoal.shm.ring import RingFullError
-from shoal.star.client import Answer, HeldBlock, OnAnswer
+from shoal.star.client import HeldBlock, HeldResponse, OnAnswer
 from shoal.star.models import ModelTable
-from shoal.star.outgoing import Outgoing
+from shoal.star.outgoing import OutgoingRequest
 from shoal.star.questions import Ask
 from shoal.star.refusal import refusal
 from shoal.star.request_digest import request_digest
@@ -31,7 +31,7 @@ from shoal.testing.simulation import Simulation
 class OpenRequest:
     """A submitted request without its last reply yet."""
 
-    outgoing: Outgoing
+    outgoing: OutgoingRequest
     on_answer: OnAnswer | None  # None: a call that its model has cancelled
     is_unwanted: Callable[[], bool]
     keep: object  # objects that must stay until the last reply
@@ -57,7 +57,7 @@ class LocalClient:
 
     def submit(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingRequest,
         on_answer: OnAnswer,
         deadline_ns: int = 0,
         is_unwanted: Callable[[], bool] = lambda: False,
@@ -116,7 +116,7 @@ class LocalClient:
                 self._port.release(reply.number, reply.part, prompt=False)
         self._port.flush()
 
-    def _answer(self, request: OpenRequest, reply: Reply) -> Answer | ShoalError | None:
+    def _answer(self, request: OpenRequest, reply: Reply) -> HeldResponse | ShoalError | None:
         block, header, ask = reply.block, reply.header, request.outgoing.ask
         if reply.is_empty:
             return None
@@ -130,7 +130,7 @@ class LocalClient:
             response = unpack_response(header, len(block))
         except ShoalError as error:
             return error
-        return Answer(response, HeldBlock((len(block),), np.uint8, bytes(whole(block))), 0)
+        return HeldResponse(response, HeldBlock((len(block),), np.uint8, bytes(whole(block))), 0)
 
     # --- tensors of executing requests that models pass on ---
 

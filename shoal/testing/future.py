@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from shoal.errors import ShoalError
 from shoal.request import Parameters
-from shoal.star.client import Answer
-from shoal.star.outgoing import Outgoing
+from shoal.star.client import HeldResponse
+from shoal.star.outgoing import OutgoingRequest
 from shoal.testing.tensors import as_arrays
 from shoal.workers.tensors import Array
 
@@ -51,7 +51,7 @@ class Future:
     """A submitted request. `responses` and `errors` grow while the server runs; `result` and `results` let it run."""
 
     def __init__(
-        self, outgoing: Outgoing, run_until: Callable[[Callable[[], bool]], None], *, raise_errors: bool
+        self, outgoing: OutgoingRequest, run_until: Callable[[Callable[[], bool]], None], *, raise_errors: bool
     ) -> None:
         self._outgoing = outgoing
         self._run_until = run_until
@@ -62,10 +62,10 @@ class Future:
         self.errors: list[ShoalError] = []
         self.done = False
 
-    def hear(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
+    def deliver(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
         """Add a response or an error; None for an end without either."""
         try:
-            if isinstance(answer, Answer):
+            if isinstance(answer, HeldResponse):
                 entry, ask = self._outgoing.entry, self._outgoing.ask
                 arrays, parameters = as_arrays(entry, answer), answer.response.parameters
                 self.responses.append(Response(entry.name, entry.version, ask.id, arrays, parameters))

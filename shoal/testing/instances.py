@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-from shoal.batcher.peers import Model, Worker
+from shoal.batcher.peers import ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.instances import FAST_NS
 from shoal.control import Channel
 from shoal.errors import InvalidArgumentError
@@ -23,7 +23,7 @@ from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.loop import Loop, as_shoal_error
 from shoal.workers.memory import Memory
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sequences import SequenceTensors
@@ -31,14 +31,14 @@ from shoal.workers.sequences import SequenceTensors
 _Result = TypeVar("_Result")
 
 
-class Instance(Loop):
+class InlineInstance(Loop):
     """One instance of a loaded model: a worker's loop, run step by step."""
 
     def __init__(
         self,
         simulation: Simulation,
         version: ModelVersion,
-        model: Model,
+        model: ScheduledModel,
         name: str,
         backend: Backend,
         execution_ns: int,
@@ -55,7 +55,7 @@ class Instance(Loop):
         self._simulation = simulation
         self._version = version
         self._execution_ns = execution_ns
-        self.worker = Worker(owner, link, self.view, simulation.bell, model)
+        self.worker = WorkerPeer(owner, link, self.view, simulation.bell, model)
         #: The loop of the instance's coroutines; None if it has none.
         self.event_loop = backend.virtual_loop if isinstance(backend, InlinePythonBackend) else None
         #: Whether a thread executes this instance now. Changed by the star.
@@ -162,7 +162,7 @@ class InlineMemory(Memory):
                 return None
 
 
-class NoOversizeBlocks(OversizeBlocks):
+class NoOversizeBlocks(WorkerOversizeBlocks):
     """A stand-in for oversize segments, which are never needed, since the slab is large."""
 
     def __init__(self) -> None:

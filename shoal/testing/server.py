@@ -11,11 +11,11 @@ from shoal.frontend.v2.infer import parse_settings
 from shoal.model_config.messages import Config
 from shoal.options import ServerOptions
 from shoal.star.models import ModelEntry
-from shoal.star.outgoing import Ask, check
+from shoal.star.outgoing import RawRequest, check
 from shoal.testing.future import Batch, Future, Response, as_raised
-from shoal.testing.models import Models
+from shoal.testing.models import SimulatedModels
 from shoal.testing.repository import Repository
-from shoal.testing.star import Star
+from shoal.testing.star import SimulatedStar
 from shoal.testing.tensors import parse_inputs
 
 
@@ -49,8 +49,8 @@ class Server:
         options = ServerOptions(backend_config={each: dict(said) for each, said in (backend_config or {}).items()})
         repository = Repository(Path(path))
         self._raise_errors = raise_errors
-        self._star = Star(patience_s, cache_bytes)
-        self._models = Models(repository, options, execution_ms or {}, self._star)
+        self._star = SimulatedStar(patience_s, cache_bytes)
+        self._models = SimulatedModels(repository, options, execution_ms or {}, self._star)
         try:
             for name in repository.names() if models is None else models:
                 if name not in self.models:  # an ensemble has loaded it
@@ -123,7 +123,7 @@ class Server:
         entry = self._lookup(model, version)
         own = {"sequence_id": sequence_id, "sequence_start": sequence_start, "sequence_end": sequence_end}
         said = parse_settings({**own, "priority": priority, "timeout": timeout_us, **(parameters or {})})
-        ask = Ask(
+        ask = RawRequest(
             checked_id(request_id),
             parse_inputs(entry.signature, inputs),
             tuple(outputs),
@@ -136,7 +136,7 @@ class Server:
         )
         outgoing = check(entry, ask)
         future = Future(outgoing, self._star.run_until, raise_errors=self._raise_errors)
-        number = self._star.client.submit(outgoing, future.hear, is_call=False)
+        number = self._star.client.submit(outgoing, future.deliver, is_call=False)
         if future.errors:
             raise as_raised(future.errors[0], raise_errors=self._raise_errors)
         future.on_cancel = lambda: self._star.client.cancel(number)

@@ -10,7 +10,7 @@ from functools import partial
 from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
-from shoal.batcher.peers import Client, Model
+from shoal.batcher.peers import ClientPeer, ScheduledModel
 from shoal.messages.from_batcher import WorkerRetired
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.reasons import Reason
@@ -23,7 +23,7 @@ from shoal.shm.segment import SegmentView
 from shoal.testing.client import LocalClient, OpenRequest
 from shoal.testing.event_loop import VirtualEventLoop
 from shoal.testing.future import StuckError
-from shoal.testing.instances import Instance
+from shoal.testing.instances import InlineInstance
 from shoal.testing.segments import MAX_IN_FLIGHT, SLAB_NBYTES, create_segment
 from shoal.testing.simulation import BATCHER, CLIENT, Simulation, Work
 
@@ -31,19 +31,19 @@ from shoal.testing.simulation import BATCHER, CLIENT, Simulation, Work
 _LOOK_S = 0.005
 
 
-class Star(Simulation):
+class SimulatedStar(Simulation):
     """The batcher, the client and the instances of a test; see `Simulation` for the clock."""
 
     def __init__(self, patience_s: float, cache_bytes: int) -> None:
         """`patience_s`: real seconds for which a thread waits without a sign of models' threads, before StuckError."""
         super().__init__()
         self._patience_s = patience_s
-        self._instances: dict[int, Instance] = {}  # by owner
+        self._instances: dict[int, InlineInstance] = {}  # by owner
         self._executing: Counter[int] = Counter()  # thread → executions that it is in the middle of
         self.exchange = Exchange(0, 1 << 30)
         own, view = create_segment(layout.CLIENT, CLIENT, SLAB_NBYTES)
         link, link_view = create_segment(layout.LINK, CLIENT, 0)
-        self._client = self.exchange.clients[CLIENT] = Client(CLIENT, link, view, self.bell, is_front_end=True)
+        self._client = self.exchange.clients[CLIENT] = ClientPeer(CLIENT, link, view, self.bell, is_front_end=True)
         self._port = Port(own, link_view, self.bell, MAX_IN_FLIGHT)
         self.segments.add(CLIENT, view)
         self.client = LocalClient(self, self._port)
@@ -64,7 +64,7 @@ class Star(Simulation):
         self.exchange.cached.name(version.model_id, revision, self.now_ns)
         return self.exchange.cached
 
-    def add_model(self, model: Model, instances: Sequence[Instance]) -> None:
+    def add_model(self, model: ScheduledModel, instances: Sequence[InlineInstance]) -> None:
         """Accept requests to a model, and give batches to its instances."""
         with self.changed:
             if isinstance(model, Ensemble):
@@ -80,7 +80,7 @@ class Star(Simulation):
         self.segments.add(owner, view)
         self._port.add_segment(owner, view)
 
-    def remove_model(self, model: Model) -> None:
+    def remove_model(self, model: ScheduledModel) -> None:
         """Fail the requests that are queued for a model, or left to its coroutines and threads. An executing instance
         answers first; then, or at once, the model is unloaded."""
         with self.changed:
@@ -93,7 +93,7 @@ class Star(Simulation):
             self.admit()
         self._do_left()
 
-    def _remove(self, instance: Instance) -> None:
+    def _remove(self, instance: InlineInstance) -> None:
         """Fail the requests that an instance has not answered; the next thread that waits unloads the model."""
         self.exchange.remove_worker(instance.worker.owner, self.now_ns, Reason.NOT_READY)
         self.admit()  # replies in the instance's segment are read before it goes
@@ -239,7 +239,7 @@ class Star(Simulation):
             if loop.due_ns is not None:
                 yield loop.due_ns
 
-    def _execute(self, instance: Instance) -> None:
+    def _execute(self, instance: InlineInstance) -> None:
         try:
             # A model that is executed while another waits must not be taken for part of that one's calls.
             copy_context().run(instance.execute)

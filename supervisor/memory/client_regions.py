@@ -36,7 +36,7 @@ class ClientRegions:
         """The verbs by which front ends register and unregister regions."""
         return {"register_region": self._register, "unregister_region": self._unregister}
 
-    def tell(self, client: Participant) -> None:
+    def send_to(self, client: Participant) -> None:
         """Send all registered regions to a front end that has joined."""
         for region in self._regions.values():
             client.member.send(_message(region))

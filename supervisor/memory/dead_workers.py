@@ -15,7 +15,7 @@ from shoal.messages.message import Message
 from shoal.messages.to_batcher import RetireWorker, WorkerDied, WorkerReady
 from shoal.reasons import Reason
 from shoal.supervisor.event_loop import Future
-from shoal.supervisor.memory.joined import Joined
+from shoal.supervisor.memory.joined import Participants
 from shoal.supervisor.memory.participant import Participant, worker_joined
 from shoal.supervisor.processes.members import Member
 
@@ -23,7 +23,7 @@ from shoal.supervisor.processes.members import Member
 class DeadWorkers:
     """The dead workers of a star, by owner id; `release` frees a worker's segments for single payloads."""
 
-    def __init__(self, star: Joined, release: Callable[[Participant], None]) -> None:
+    def __init__(self, star: Participants, release: Callable[[Participant], None]) -> None:
         self._star = star
         self._release = release
         # Changed by add and as readers let go: worker, and message for a batcher; the batcher that serves, or None.
@@ -55,12 +55,12 @@ class DeadWorkers:
     def introductions(self, results_of: Callable[[Participant], Sequence[Message]]) -> list[Message]:
         """The messages that introduce dead workers to a successor before it serves, as workers that get nothing more.
         `results_of` returns the messages about a worker's segments for single payloads."""
-        told: list[Message] = []
+        messages: list[Message] = []
         for worker, _ in self._dead.values():
             if worker.is_ready:
-                told += [worker_joined(worker), WorkerReady(worker.owner), RetireWorker(worker.owner)]
-                told += results_of(worker)
-        return told
+                messages += [worker_joined(worker), WorkerReady(worker.owner), RetireWorker(worker.owner)]
+                messages += results_of(worker)
+        return messages
 
     def _report(self, owner: int, batcher: Member) -> None:
         worker, gone = self._dead[owner]
@@ -76,7 +76,7 @@ class DeadWorkers:
         self._passed_on[worker.owner] = worker
         loans = self._star.loans
         await loans.end_when_read(worker.owner, self._star.joined, self._star.acknowledgements)
-        loans.tell_end(worker.owner)
+        loans.send_end(worker.owner)
         self._release(worker)
         del self._passed_on[worker.owner]
         worker.close()

@@ -40,7 +40,7 @@ class GpuMemory:
     def left(self, number: int, placement: Placement) -> None:
         """Log the memory that an instance's worker has given back; unknown for a worker that died unasked."""
         if self._thread is not None:
-            self._ask(lambda: self._tell(number, placement))
+            self._ask(lambda: self._log_returned(number, placement))
 
     def close(self) -> None:
         """End the thread after its pending measurements, or after a second without an answer from a GPU."""
@@ -65,7 +65,7 @@ class GpuMemory:
         if used is not None:
             self._before.setdefault(number, (gpu, used))
 
-    def _tell(self, number: int, placement: Placement) -> None:
+    def _log_returned(self, number: int, placement: Placement) -> None:
         if number not in self._before:
             return
         gpu, before = self._before.pop(number)

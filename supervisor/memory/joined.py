@@ -16,7 +16,7 @@ from shoal.supervisor.processes.members import Acknowledgements, Member, Recipie
 
 
 @dataclass(slots=True)
-class Joined:
+class Participants:
     """The batcher, clients and workers by owner id, and the segments that are lent to some of them."""
 
     options: ServerOptions
@@ -45,7 +45,7 @@ class Joined:
         """Front ends that have been sent all segments and are announced."""
         return [client for client in self.joined if client.is_front_end]
 
-    def tell_clients(self, message: Message) -> None:
+    def send_to_clients(self, message: Message) -> None:
         """Send a message to every client that has joined."""
         for client in self.joined:
             client.member.send(message)
@@ -64,11 +64,11 @@ class Joined:
                 for each in messages:
                     client.member.send(each)
             else:
-                told = recipients if client.is_front_end else briefly
-                told += [(client.member, each) for each in messages]
+                group = recipients if client.is_front_end else briefly
+                group += [(client.member, each) for each in messages]
         return self.acknowledgements.announce(recipients, briefly=briefly)
 
-    def tell_batcher(self, message: Message) -> None:
+    def send_to_batcher(self, message: Message) -> None:
         """Send the batcher, if there is one, a message that need not be acknowledged."""
         if self.batcher is not None:
             self.batcher.send(message)

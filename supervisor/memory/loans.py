@@ -37,7 +37,7 @@ class Loans:
         """Forget a segment's loans; returns the borrowers, which must be sent its end."""
         return self._borrowers.pop(owner, ())
 
-    def tell_end(self, owner: int) -> None:
+    def send_end(self, owner: int) -> None:
         """End the loans of a segment: send borrowers its end without waiting for them."""
         for borrower in self.end(owner):
             borrower.send(SegmentGone(owner))
@@ -46,7 +46,7 @@ class Loans:
         self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements
     ) -> Future[None]:
         """Let clients read what lies in a dead process's segment, and unmap it. When the future is done, the caller
-        must end loans that were made meanwhile (`tell_end`), and close the segment.
+        must end loans that were made meanwhile (`send_end`), and close the segment.
 
         Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
         """

@@ -32,7 +32,7 @@ from shoal.supervisor.event_loop import Future, Task, shared
 from shoal.supervisor.memory.batcher_memory import BatcherMemory
 from shoal.supervisor.memory.counter_memory import CounterMemory
 from shoal.supervisor.memory.dead_workers import DeadWorkers
-from shoal.supervisor.memory.joined import Joined
+from shoal.supervisor.memory.joined import Participants
 from shoal.supervisor.memory.memory_plan import (
     batcher_geometry,
     caller_geometry,
@@ -59,7 +59,7 @@ Welcome = Callable[..., ClientWelcomed]
 
 
 @dataclass(slots=True)
-class Star(Joined):
+class Star(Participants):
     """The batcher in the middle, clients and workers around it."""
 
     # Changed by the join_ and leave_ methods.
@@ -121,7 +121,7 @@ class Star(Joined):
     async def _free_batcher_memory(self, ended: int, read: Future[None]) -> None:
         """Close a dead batcher's own segment once clients have read the answers that lie there."""
         await read
-        self.loans.tell_end(ended)
+        self.loans.send_end(ended)
         self.batcher_memory.close(ended)
 
     def leave_batcher(self, member: Member) -> None:
@@ -141,18 +141,18 @@ class Star(Joined):
         successor = self.batcher
         assert successor is not None
         late = self.joined
-        told: list[Message] = [client_joined(each, is_late=each.is_joined) for each in self.clients.values()]
+        messages: list[Message] = [client_joined(each, is_late=each.is_joined) for each in self.clients.values()]
         for worker in self.workers.values():
             if worker.is_joined:
-                told.append(worker_joined(worker))
+                messages.append(worker_joined(worker))
             if worker.is_ready:
-                told.append(WorkerReady(worker.owner))
+                messages.append(WorkerReady(worker.owner))
             if worker.is_retiring:
-                told.append(RetireWorker(worker.owner))
-            told += self.payloads.results_of(worker)
-        told += self.dead_workers.introductions(self.payloads.results_of)
-        told += self.payloads.requests_to_ensembles()
-        self._introduced = self.acknowledgements.announce([(successor, message) for message in told])
+                messages.append(RetireWorker(worker.owner))
+            messages += self.payloads.results_of(worker)
+        messages += self.dead_workers.introductions(self.payloads.results_of)
+        messages += self.payloads.requests_to_ensembles()
+        self._introduced = self.acknowledgements.announce([(successor, message) for message in messages])
         return self.loop.start(self._resume(successor, late, self._introduced))
 
     async def _resume(self, successor: Member, late: Sequence[Participant], introduced: Future[None]) -> None:
@@ -173,9 +173,9 @@ class Star(Joined):
             caught_up = partial(successor.send, WorkerCaughtUp(worker.owner))
             self.loop.after(self.acknowledgements.announce([(worker.member, BatcherReplaced())]), caught_up)
 
-    async def _await_client(self, client: Participant, successor: Member, heard: Future[None]) -> None:
+    async def _await_client(self, client: Participant, successor: Member, acknowledged: Future[None]) -> None:
         """Await that a client has sent a successor its open requests and held replies, and report that to it."""
-        await heard
+        await acknowledged
         # Otherwise the client stays late until the next batcher, or is dead.
         if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
@@ -260,7 +260,7 @@ class Star(Joined):
     async def _free_client(self, client: Participant, forgotten: Future[None]) -> None:
         """Workers unmap a dead client's segments once the batcher has forgotten its requests."""
         await forgotten
-        self.loans.tell_end(client.owner)
+        self.loans.send_end(client.owner)
         self.payloads.release_all(client)
         client.close()
 
@@ -303,12 +303,12 @@ class Star(Joined):
     def admit_worker(self, worker: Participant) -> None:
         """Let the batcher send batches to a worker: the batcher and all front ends have mapped its memory."""
         worker.is_ready = True
-        self.tell_batcher(WorkerReady(worker.owner))
+        self.send_to_batcher(WorkerReady(worker.owner))
 
     def retire_worker(self, worker: Participant) -> None:
         """Stop giving batches to a worker; the batcher reports when the worker has finished those it has."""
         worker.is_retiring = True
-        self.tell_batcher(RetireWorker(worker.owner))
+        self.send_to_batcher(RetireWorker(worker.owner))
 
     def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
         """Remove a dead worker; `reason` and `detail` go into the replies to requests that it was executing."""

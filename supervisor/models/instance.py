@@ -23,7 +23,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, first, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.worker import Worker
@@ -31,7 +31,7 @@ from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.death import last_words
 from shoal.supervisor.processes.hangs import Execution
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.progress import Progress, rss_bytes
+from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 from shoal.supervisor.processes.restarts import Restarts, Verdict
 from shoal.supervisor.processes.worker_program import load_message
 
@@ -47,7 +47,7 @@ class Instance:
         version: ModelVersion,
         placement: Placement,
         model_file: Path | None,
-        host: Host,
+        context: InstanceContext,
         on_state: Callable[["Instance"], None],
     ) -> None:
         """`on_state` is called when the instance has come up, has died, or is FAILED, before clients are told."""
@@ -55,15 +55,15 @@ class Instance:
         self.version = version
         self.placement = placement
         self._model_file = model_file
-        self._host = host
+        self._context = context
         self._on_state = on_state
-        self._leaving: Future[None] = host.loop.future()  # done when the instance is to end
+        self._leaving: Future[None] = context.loop.future()  # done when the instance is to end
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
         self.num_starts = 0  # with those of the instances that it replaced
         self.num_recycles = 0
         self._restarts = Restarts()
-        self.worker = Worker(number, version, host)  # the one that runs, or the last one
+        self.worker = Worker(number, version, context)  # the one that runs, or the last one
         self.rss_when_up_bytes = 0  # resident memory before the first batch
         self.has_been_up = False  # the instance has been ready for batches at least once
         self.is_failed = False  # died too often and has not come up since, even if started again
@@ -84,7 +84,7 @@ class Instance:
         return self.worker.owner
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> WorkerProgress | None:
         """The worker's progress through its batches, while the instance is up."""
         return self.worker.progress
 
@@ -120,7 +120,7 @@ class Instance:
         """Prepare a worker, whose process is started in the next pass of `run`."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
-        self.worker = Worker(self.number, self.version, self._host)
+        self.worker = Worker(self.number, self.version, self._context)
 
     async def run(self) -> None:
         """Serve with one worker after another, once started, until `stop` or `retire`.
@@ -145,10 +145,10 @@ class Instance:
 
     async def _run_worker(self, worker: Worker) -> int:
         """Start a worker's process, bring it up, and wait for its end; returns its exit code, 0 if it never started."""
-        limit_s = self._host.options.model_load_timeout_secs
+        limit_s = self._context.options.model_load_timeout_secs
         try:
             exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
-            worker.up = self._host.loop.start(self._bring_up(worker))
+            worker.up = self._context.loop.start(self._bring_up(worker))
             if not await first(worker.up, exited, limit_s=limit_s):
                 worker.fail(
                     InternalError(
@@ -163,9 +163,9 @@ class Instance:
 
     async def _bring_up(self, worker: Worker) -> None:
         """Take a worker from its connection to its first batch; cancelled where its process ends before."""
-        member, star = await shared(worker.joined), self._host.star
+        member, star = await shared(worker.joined), self._context.star
         self.state = InstanceState.LOADING
-        member.send(load_message(self.version, self.placement, self._model_file, self._host))
+        member.send(load_message(self.version, self.placement, self._model_file, self._context))
         loaded = await shared(worker.loaded)
         self.version.has_ready_check |= loaded.has_ready_check
         try:
@@ -192,7 +192,7 @@ class Instance:
 
         Each step is taken even if another fails. Returns what follows if the instance goes on.
         """
-        host, reason, detail = self._host, Reason.INSTANCE_DIED, 0
+        context, reason, detail = self._context, Reason.INSTANCE_DIED, 0
         with contained(self):
             worker.finish()
         was, self.state = self.state, InstanceState.DOWN
@@ -201,9 +201,9 @@ class Instance:
             if was is InstanceState.UP and is_missed:
                 self._on_state(self)  # clients first: they ask next if the model is ready
         with contained(self):
-            host.metrics.leave(self.number)
+            context.metrics.leave(self.number)
         with contained(self):
-            host.gpu_memory.left(self.number, self.placement)
+            context.gpu_memory.left(self.number, self.placement)
         with contained(self):
             if worker.child is not None:
                 death = worker.death(code, was.value, self._limit_ms, self.placement)
@@ -211,15 +211,15 @@ class Instance:
                 reason, detail = death.reason, death.detail(self.version.groups, self.placement)
         if worker.participant is not None:
             with contained(self):
-                host.readiness.hear(worker.owner, is_ready=False)
+                context.readiness.receive(worker.owner, is_ready=False)
             with contained(self):
-                host.star.leave_worker(worker.participant, reason, detail)
+                context.star.leave_worker(worker.participant, reason, detail)
         if worker.member is not None:
             worker.member.hang_up()
         child, output = worker.child, worker.output
         if is_missed and child and output and (words := last_words(output.tail)):
             _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
-        now_s, has_completed = host.loop.now_s(), worker.progress is not None and worker.progress.has_completed
+        now_s, has_completed = context.loop.now_s(), worker.progress is not None and worker.progress.has_completed
         worker.participant = worker.progress = None
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
         return self._restarts.died(now_s, served_s, has_completed=has_completed)
@@ -259,11 +259,13 @@ class Instance:
         worker = self.worker
         if worker.child is None or worker.child.is_over:
             return
-        self._host.gpu_memory.leaving(self.number, self.placement)
+        self._context.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and worker.member is not None:
             worker.member.send(StopWorker())
             niceness.give_way(worker.pid)
-            limit_s = max(1, self._host.options.exit_timeout_secs)  # at least a second, since models are unloaded, too
+            limit_s = max(
+                1, self._context.options.exit_timeout_secs
+            )  # at least a second, since models are unloaded, too
             self._unless_over(worker, limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
         else:
             worker.up.cancel()
@@ -274,8 +276,8 @@ class Instance:
         resolve(self._leaving, None)
         worker = self.worker
         if self.state is InstanceState.UP and worker.participant is not None:
-            self._host.star.retire_worker(worker.participant)
-            limit_s = self._host.options.request_timeout_secs
+            self._context.star.retire_worker(worker.participant)
+            limit_s = self._context.options.request_timeout_secs
             self._unless_over(worker, limit_s, "keeps requests open, %g s after the last; it is ended", self.stop)
         else:
             self.stop()
@@ -289,7 +291,7 @@ class Instance:
                 _log.error("worker %s (pid %d) " + complaint, self.name, worker.pid, limit_s)
                 then()
 
-        self._host.loop.call_after(limit_s, look)
+        self._context.loop.call_after(limit_s, look)
 
     def pin(self, placement: Placement) -> None:
         """Pin the worker to these cores; the number of its threads stays."""
@@ -320,4 +322,4 @@ class Instance:
     @property
     def _limit_ms(self) -> int:
         own = execution_timeout_ms(self.version.config)
-        return self._host.options.model_execution_timeout_secs * 1000 if own is None else own
+        return self._context.options.model_execution_timeout_secs * 1000 if own is None else own

@@ -17,10 +17,10 @@ from shoal.messages.to_client import ModelForgotten
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
-from shoal.repository.plan import Plan, plan
+from shoal.repository.plan import LoadPlan, plan
 from shoal.supervisor.event_loop import Lock, Task, gather, shared
 from shoal.supervisor.failure_domains import contained, report
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.versions import Versions
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Model:
         self._turn = Lock()
         # Changed by loads and unloads: by number, the copy of each version that clients know; the problem, instead of
         # all versions, of a model whose versions are unknown.
-        self.versions: dict[int, Served] = {}
+        self.versions: dict[int, ServedVersion] = {}
         self.problem: ModelVersion | None = None
         self._num_loads = 0  # loads under way, and waiting for their turn
         self._given: FoundModel | None = None  # what serves, where a request gave its configuration
@@ -64,7 +64,7 @@ class Model:
         return self.is_loading or any(not each.version.is_unloaded for each in self.versions.values())
 
     @property
-    def serving(self) -> dict[int, Served]:
+    def serving(self) -> dict[int, ServedVersion]:
         """The versions that answer requests."""
         return {number: each for number, each in self.versions.items() if each.version.state is VersionState.READY}
 
@@ -99,7 +99,7 @@ class Model:
 
     async def _load(self, found: FoundModel) -> None:
         failure: ShoalError | None = None
-        replaced: Sequence[Served] = ()
+        replaced: Sequence[ServedVersion] = ()
         try:
             async with self._turn:
                 try:
@@ -146,10 +146,10 @@ class Model:
         for served in self.serving.values():
             served.version.reason = f"serving what was loaded before: {reason}"
 
-    async def _bring_up(self, found: FoundModel, todo: Plan) -> dict[int, Served]:
+    async def _bring_up(self, found: FoundModel, todo: LoadPlan) -> dict[int, ServedVersion]:
         """Bring up fresh and resized versions; returns the fresh ones. Raises ShoalError where one is not up; the fresh
         ones then end. A version that cannot come up leaves the others time to do so; an unexpected error does not."""
-        fresh, reasons, begin = dict[int, Served](), dict[int, str](), self._all_versions.loop.begin
+        fresh, reasons, begin = dict[int, ServedVersion](), dict[int, str](), self._all_versions.loop.begin
         flows = [begin(self._bring_up_version(found, number, fresh, reasons)) for number in todo.fresh]
         flows += [begin(self._resize(found, number, reasons)) for number in todo.resized]
         try:
@@ -175,7 +175,7 @@ class Model:
         raise InvalidArgumentError(f"load failed for model '{self.identifier}': {sentences}")
 
     async def _bring_up_version(
-        self, found: FoundModel, number: int, fresh: dict[int, Served], reasons: dict[int, str]
+        self, found: FoundModel, number: int, fresh: dict[int, ServedVersion], reasons: dict[int, str]
     ) -> None:
         """Bring up a version, and add each copy that is tried to `fresh`; where the last one does not come up, add the
         reason to `reasons`."""
@@ -191,7 +191,7 @@ class Model:
                 if not num_left:
                     reasons[number] = errors.index_reason(error)
 
-    def _show(self, number: int, served: Served) -> None:
+    def _show(self, number: int, served: ServedVersion) -> None:
         """Make a version public, and retire the older copy, even one whose instances die again and again."""
         known = self.versions.get(number)
         if known is not None and known.is_there:
@@ -199,7 +199,7 @@ class Model:
         self._publicise(number, served)
         self.problem = None
 
-    def _publicise(self, number: int, served: Served) -> None:
+    def _publicise(self, number: int, served: ServedVersion) -> None:
         """Make a version public in place of an older copy."""
         if number in self.versions:
             self.versions[number].is_public = False
@@ -214,7 +214,7 @@ class Model:
         except ShoalError as error:
             reasons[number] = errors.index_reason(error)
 
-    def _switch(self, found: FoundModel, todo: Plan, fresh: dict[int, Served]) -> Sequence[Served]:
+    def _switch(self, found: FoundModel, todo: LoadPlan, fresh: dict[int, ServedVersion]) -> Sequence[ServedVersion]:
         """Switch clients from old versions to new ones, without an await; returns the versions to retire."""
         replaced = [each for number, each in self.versions.items() if number not in found.versions and each.is_there]
         for served in replaced:
@@ -236,7 +236,7 @@ class Model:
 
     async def unload(self) -> None:
         """Accept no more requests; returns when all clients have applied that. Accepted requests are still answered."""
-        leaving: Sequence[Served] = ()
+        leaving: Sequence[ServedVersion] = ()
         try:
             async with self._turn:
                 leaving, messages = self._withdraw()
@@ -245,7 +245,7 @@ class Model:
         finally:
             self._retire(leaving)
 
-    def _withdraw(self) -> tuple[Sequence[Served], list[Message]]:
+    def _withdraw(self) -> tuple[Sequence[ServedVersion], list[Message]]:
         """Mark all versions as UNLOADING; returns these, and the messages that announce the change to clients."""
         self._given = None
         leaving = [each for each in self.versions.values() if each.is_there]
@@ -260,7 +260,7 @@ class Model:
             self.problem = None
         return leaving, messages
 
-    def _retire(self, leaving: Sequence[Served]) -> None:
+    def _retire(self, leaving: Sequence[ServedVersion]) -> None:
         """Retire versions: clients know of that or, after an unexpected error, learn of it when the batcher refuses
         their requests."""
         for served in leaving:

@@ -11,12 +11,12 @@ from shoal import errors
 from shoal.errors import InternalError, NoModelError, NotFoundError, ShoalError
 from shoal.messages.to_client import ModelChanged
 from shoal.model_config.ensemble import steps
-from shoal.repository.found import FoundModel, Poll
+from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Task, gather
 from shoal.supervisor.failure_domains import report
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.versions import Versions
@@ -29,20 +29,20 @@ class Models:
 
     def __init__(
         self,
-        host: Host,
+        context: InstanceContext,
         roster: Roster,
         on_changed: Callable[[], None],
         discard: Callable[[Path], None],
         forget: Callable[[Collection[Path]], None],
     ) -> None:
-        self.all_versions = Versions(host, roster, self.find_composing, on_changed, discard, forget)
+        self.all_versions = Versions(context, roster, self.find_composing, on_changed, discard, forget)
         # Changed by loads.
         self.models: dict[ModelIdentifier, Model] = {}
         self._failures: dict[ModelIdentifier, object] = {}  # the circumstances under which the last load failed
 
     # --- what a load request or a poll wants ---
 
-    async def load_all(self, poll: Poll) -> None:
+    async def load_all(self, poll: PollResult) -> None:
         """Load every model of a poll; returns when each has loaded or failed."""
         for identifier, reason in poll.problems.items():
             self.add_problem(identifier, NoModelError(reason))

@@ -45,7 +45,7 @@ class Readiness:
         current = self._rounds.get(model_id) or self._begin(model_id)
         return bool(current.missing) and await shared(current.is_ready)
 
-    def hear(self, owner: int, *, is_ready: bool) -> None:
+    def receive(self, owner: int, *, is_ready: bool) -> None:
         """Handle a worker's answer; a worker that has ended counts as not ready."""
         model_id = self._owing.pop(owner, 0)
         current = self._rounds.get(model_id)

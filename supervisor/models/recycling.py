@@ -13,8 +13,8 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served import Served
-from shoal.supervisor.processes.progress import Progress, rss_bytes
+from shoal.supervisor.models.served_version import ServedVersion
+from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Recycling:
         self._retry_s = {number: retry_s for number, retry_s in self._retry_s.items() if number in numbers}
         self._too_large &= numbers
 
-    def _judge(self, served: Served, limits: RecyclingLimits) -> None:
+    def _judge(self, served: ServedVersion, limits: RecyclingLimits) -> None:
         for instance in tuple(served.instances):
             progress = instance.progress
             if progress is None or self._retry_s.get(instance.number, 0.0) > self._loop.now_s():
@@ -67,7 +67,7 @@ class Recycling:
                 self._retry_s[instance.number] = self._loop.now_s() + RETRY_S
                 self._replace(served, instance, why)
 
-    def _why(self, instance: Instance, progress: Progress, limits: RecyclingLimits) -> str:
+    def _why(self, instance: Instance, progress: WorkerProgress, limits: RecyclingLimits) -> str:
         """The limit that an instance has reached, in words; empty where it has reached none."""
         if limits.max_requests:
             jitter = self._jitters.setdefault(instance.number, self._draw(limits.max_requests_jitter))
@@ -87,7 +87,7 @@ class Recycling:
                 )  # fmt: skip
         return ""
 
-    def _replace(self, served: Served, instance: Instance, why: str) -> None:
+    def _replace(self, served: ServedVersion, instance: Instance, why: str) -> None:
         try:
             is_replaced = served.replace(instance)
         except ShoalError as error:

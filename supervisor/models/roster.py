@@ -1,6 +1,6 @@
 """Every instance of the server: finds a connecting worker's instance, and ends workers over their execution limit.
 
-Runs in the supervisor. Why an instance exists, and to which version it belongs, is decided in served.py.
+Runs in the supervisor. Why an instance exists, and to which version it belongs, is decided in served_version.py.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.scan import model_file
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import contained
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.processes.hangs import Hangs
@@ -48,14 +48,18 @@ class Roster:
         return sum(each.state not in done for each in self._instances.values())
 
     def enrol(
-        self, version: ModelVersion, placements: Sequence[Placement], host: Host, on_state: Callable[[Instance], None]
+        self,
+        version: ModelVersion,
+        placements: Sequence[Placement],
+        context: InstanceContext,
+        on_state: Callable[[Instance], None],
     ) -> list[Instance]:
         """Make instances, not started. Raises ShoalError, and makes none, where there are not enough descriptors for
         all, or no model file for one."""
-        host.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
-        files = [_file_of(version, placement, host) for placement in placements]
+        context.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
+        files = [_file_of(version, placement, context) for placement in placements]
         made = [
-            Instance(next(self._numbers), version, placement, file, host, on_state)
+            Instance(next(self._numbers), version, placement, file, context, on_state)
             for placement, file in zip(placements, files, strict=True)
         ]
         self._instances.update({instance.number: instance for instance in made})
@@ -73,18 +77,18 @@ class Roster:
             return
         instance.join(member)
 
-    def report_metrics(self, host: Host) -> Future[None]:
+    def report_metrics(self, context: InstanceContext) -> Future[None]:
         """Let workers whose models have metrics of their own report what has changed. The future is done when they
         have, or when one takes too long, as a model that holds its interpreter does: later scrapes do not wait for that
         worker until it has answered."""
-        acknowledgements = host.star.acknowledgements
+        acknowledgements = context.star.acknowledgements
         reporters: list[Recipient] = []
         for instance in self:
             worker = instance.participant
             if worker is not None:
                 with contained(instance):
                     worker.member.drain()  # these messages may be the worker's first metrics
-                if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
+                if context.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
                     reporters.append((worker.member, ReportMetrics()))
         return acknowledgements.announce((), briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
@@ -112,7 +116,7 @@ class Roster:
         return look.next_ns / 1e9
 
 
-def _file_of(version: ModelVersion, placement: Placement, host: Host) -> Path | None:
-    path = python_backend_file(version.config["backend"], Path(host.options.backend_directory))
+def _file_of(version: ModelVersion, placement: Placement, context: InstanceContext) -> Path | None:
+    path = python_backend_file(version.config["backend"], Path(context.options.backend_directory))
     capability = placement.gpu.compute_capability if placement.gpu else ""
     return path or model_file(version.version_dir, version.config, placement.instance_name, capability)

@@ -21,12 +21,12 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, resolve
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import ServedVersion
 
 
-class Model(Protocol):
+class ComposingModel(Protocol):
     """The model that a step names (implemented in model.py)."""
 
     identifier: ModelIdentifier
@@ -34,34 +34,34 @@ class Model(Protocol):
     @property
     def is_loading(self) -> bool: ...
     @property
-    def versions(self) -> Mapping[int, Served]: ...
+    def versions(self) -> Mapping[int, ServedVersion]: ...
     @property
-    def serving(self) -> Mapping[int, Served]: ...
+    def serving(self) -> Mapping[int, ServedVersion]: ...
     @property
     def rows(self) -> Sequence[ModelVersion]: ...
 
 
 #: Finds the model that a name means in the ensemble's own repository; None where none or several could be meant.
-Find = Callable[[ModelIdentifier], Model | None]
+Find = Callable[[ModelIdentifier], ComposingModel | None]
 
 
-class ServedEnsemble(Served):
+class ServedEnsemble(ServedVersion):
     """A version of an ensemble. Other processes see one instance, which is up while each of its models has one."""
 
     def __init__(
         self,
         version: ModelVersion,
         source: Source,
-        host: Host,
+        context: InstanceContext,
         roster: Roster,
         announce: Callable[[Sequence[Message]], object],
         find: Find,
     ) -> None:
-        super().__init__(version, source, host, roster, announce)
+        super().__init__(version, source, context, roster, announce)
         self._find = find
         self._own_labels = version.labels
         # Changed by look: the versions of the steps, in order; whether `_start` has been called.
-        self._composing: list[Served] = []
+        self._composing: list[ServedVersion] = []
         self._has_begun = False
 
     async def _start(self) -> None:
@@ -110,7 +110,7 @@ class ServedEnsemble(Served):
             self._refuse_cycles((self.version.identifier,))
             composing = self._resolve(waits=True)
             if composing is not None:
-                self._host.star.give_batcher_memory()
+                self._context.star.give_batcher_memory()
         except ShoalError as error:
             self.fail(error)
             return
@@ -120,15 +120,15 @@ class ServedEnsemble(Served):
         if composing is not None:
             self._has_come_up = True
             self._compose(composing)
-            star = self._host.star
+            star = self._context.star
             star.payloads.ensembles.add(self.version.model_id)
             added = star.acknowledgements.announce(star.to_batcher(self._batcher_message()))
-            self._host.loop.after(added, self._come_up)
+            self._context.loop.after(added, self._come_up)
 
     def _come_up(self) -> None:
         """Finish the load: the batcher has the ensemble, and requests may arrive."""
         if self.version.state is VersionState.LOADING and not self.is_ending:
-            self.version.load_seconds = self._host.loop.now_s() - self._started_s
+            self.version.load_seconds = self._context.loop.now_s() - self._started_s
             resolve(self.loaded, None)
 
     def _look_again(self) -> None:
@@ -145,7 +145,7 @@ class ServedEnsemble(Served):
         were_up, has_changed = version.num_instances_up, composing != self._composing
         if has_changed:
             self._compose(composing)
-            self._host.star.tell_batcher(EnsembleRelinked(version.model_id, *self._composition, self.revision))
+            self._context.star.send_to_batcher(EnsembleRelinked(version.model_id, *self._composition, self.revision))
         else:
             self._count()
         if self._is_broken:
@@ -154,7 +154,7 @@ class ServedEnsemble(Served):
             return
         self.changed()
 
-    def _resolve(self, *, waits: bool) -> list[Served] | None:
+    def _resolve(self, *, waits: bool) -> list[ServedVersion] | None:
         """The versions that the steps mean now; None, with `waits`, where one of them is still being loaded.
 
         Raises InvalidArgumentError where one is missing, or their tensors do not agree.
@@ -196,7 +196,7 @@ class ServedEnsemble(Served):
             if identifier not in path:
                 self._refuse_cycles((*path, identifier))
 
-    def _compose(self, composing: list[Served]) -> None:
+    def _compose(self, composing: list[ServedVersion]) -> None:
         self._composing = composing
         config = self.version.config
         outputs = {tensor["name"] for tensor in config["output"]}
@@ -237,7 +237,7 @@ class ServedEnsemble(Served):
         )
 
 
-def _missing(ensemble: str, model: Model, wanted: int) -> str:
+def _missing(ensemble: str, model: ComposingModel, wanted: int) -> str:
     """Triton's sentence for a step whose version is not loaded, with the reason."""
     depends = f"ensemble '{ensemble}' depends on '{model.identifier}'"
     if wanted != LATEST and model.serving:

@@ -20,10 +20,10 @@ from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
 from shoal.supervisor.event_loop import Future, Semaphore, gather, shared
 from shoal.supervisor.failure_domains import contained
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
+from shoal.supervisor.models.served_version import ServedVersion
 
 
 class Versions:
@@ -35,24 +35,24 @@ class Versions:
 
     def __init__(
         self,
-        host: Host,
+        context: InstanceContext,
         roster: Roster,
         find: Find,
         on_changed: Callable[[], None],
         discard: Callable[[Path], None],
         forget: Callable[[Collection[Path]], None],
     ) -> None:
-        self.loop = host.loop
-        self._host = host
+        self.loop = context.loop
+        self._context = context
         self._roster = roster
         self._find = find
         self._on_changed = on_changed
         self._discard = discard
         self._forget = forget
         self._ids = itertools.count(1)
-        self._slots = Semaphore(host.options.model_load_thread_count)
+        self._slots = Semaphore(context.options.model_load_thread_count)
         # Changed as versions are created and end.
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, ServedVersion] = {}
         self._free_rows = deque(range(MAX_ROWS))
         self._borrowed: dict[Path, int] = {}
         self._is_stopping = False
@@ -60,9 +60,9 @@ class Versions:
     @property
     def num_retries(self) -> int:
         """The number of further attempts, at once, to load a version whose load has failed."""
-        return self._host.options.model_load_retry_count
+        return self._context.options.model_load_retry_count
 
-    def create(self, found: FoundModel, number: int) -> Served:
+    def create(self, found: FoundModel, number: int) -> ServedVersion:
         """Make a version, not started and not public. Raises UnavailableError where there are too many, or the server
         stops."""
         if self._is_stopping:
@@ -76,8 +76,8 @@ class Versions:
         version = ModelVersion(
             found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
         )
-        arguments = version, source_of(found, number), self._host, self._roster, self.announce
-        served = ServedEnsemble(*arguments, self._find) if is_ensemble(found.config) else Served(*arguments)
+        arguments = version, source_of(found, number), self._context, self._roster, self.announce
+        served = ServedEnsemble(*arguments, self._find) if is_ensemble(found.config) else ServedVersion(*arguments)
         with contained(served):
             self.loop.after(served.ended, lambda: self._release(served))
         self._served[version.model_id] = served
@@ -93,7 +93,7 @@ class Versions:
         version.move(VersionState.UNAVAILABLE, reason)
         return version
 
-    def slot_for(self, served: Served) -> AbstractAsyncContextManager[None]:
+    def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]:
         """A place among the versions that load at once. An ensemble needs none: it waits for others, and must not keep
         them waiting."""
         return nullcontext() if isinstance(served, ServedEnsemble) else self._slots
@@ -106,30 +106,30 @@ class Versions:
             if isinstance(served, ServedEnsemble):
                 with contained(served):  # first: what follows may end a version that is one of the ensemble's steps
                     served.look()
-        applied = self._host.star.announce_to_clients(messages)
+        applied = self._context.star.announce_to_clients(messages)
         self._on_changed()
         return applied
 
     def settle(self) -> Future[None]:
         """A future that is done when clients and the batcher have applied everything sent so far."""
-        return self._host.star.announce_to_clients([Ping()])
+        return self._context.star.announce_to_clients([Ping()])
 
     async def settle_retired(self) -> None:
         """Return once all versions retired before that have no open request are ending. The batcher reports such
         versions after the message that it is handling: after its first acknowledgement, but before the second."""
-        star = self._host.star
+        star = self._context.star
         for _ in range(2):
             await star.acknowledgements.announce(star.to_batcher(Ping()))
 
-    def tell_batcher(self) -> None:
+    def introduce(self) -> None:
         """Send a successor every version that has a queue."""
         for served in self._served.values():
-            served.tell_batcher()
+            served.introduce()
 
-    def tell_batcher_again(self) -> None:
+    def introduce_retiring(self) -> None:
         """Send a successor, which has been sent the workers, the versions that retire."""
         for served in self._served.values():
-            served.tell_batcher_again()
+            served.introduce_retiring()
 
     def on_drained(self, model_id: int) -> None:
         """End a retiring version: the batcher has no more requests of it."""
@@ -155,11 +155,11 @@ class Versions:
 
     # --- the end ---
 
-    def _release(self, served: Served) -> None:
+    def _release(self, served: ServedVersion) -> None:
         version = served.version
         self._served.pop(version.model_id, None)
-        self._host.metrics.forget(version.model_id)
-        self._host.star.payloads.ensembles.discard(version.model_id)
+        self._context.metrics.forget(version.model_id)
+        self._context.star.payloads.ensembles.discard(version.model_id)
         self._free_rows.append(version.row)
         self._give_back(version.version_dir.parent)
         self._forget([each.version.version_dir for each in self._served.values()])

@@ -14,37 +14,37 @@ from shoal.model_config.autocomplete import ModelIO
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Future, resolve
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child
 from shoal.supervisor.processes.death import Death
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.output import Output
-from shoal.supervisor.processes.progress import Progress
+from shoal.supervisor.processes.output import ChildOutput
+from shoal.supervisor.processes.progress import WorkerProgress
 from shoal.supervisor.processes.worker_program import reported_model_io, worker_program
 
 
 class Worker:
     """A worker process, its connection and its place in the star."""
 
-    def __init__(self, number: int, version: ModelVersion, host: Host) -> None:
+    def __init__(self, number: int, version: ModelVersion, context: InstanceContext) -> None:
         """`number` is the number of the instance."""
         self._number = number
         self._version = version
-        self._host = host
-        self.joined: Future[Member] = host.loop.future()
-        self.found_io: Future[ModelIO] = host.loop.future()
-        self.loaded: Future[ModelLoaded] = host.loop.future()
-        self.mapped: Future[MemoryMapped] = host.loop.future()
+        self._context = context
+        self.joined: Future[Member] = context.loop.future()
+        self.found_io: Future[ModelIO] = context.loop.future()
+        self.loaded: Future[ModelLoaded] = context.loop.future()
+        self.mapped: Future[MemoryMapped] = context.loop.future()
         # Changed as the process begins, connects, comes up and ends.
         self.child: Child | None = None
         self._num_oom_kills = 0  # at the process's start
-        self.output: Output | None = None
-        self.up: Future[None] = host.loop.future()  # the task that brings the worker up
+        self.output: ChildOutput | None = None
+        self.up: Future[None] = context.loop.future()  # the task that brings the worker up
         self.member: Member | None = None
         self.participant: Participant | None = None  # the worker's place in the star
-        self.progress: Progress | None = None  # the worker's progress through its batches, while it is up
+        self.progress: WorkerProgress | None = None  # the worker's progress through its batches, while it is up
         self.up_since_s = 0.0
         self.is_over_limit = False  # a batch has run for too long, and the worker is being ended for that
         self.error: ShoalError | None = None  # why the worker ends, or could not be started
@@ -54,7 +54,7 @@ class Worker:
             on(Refused, self._on_refused),
             on(MemoryMapped, lambda message: resolve(self.mapped, message)),
             on(MetricsReported, self._on_metrics),
-            on(ReadyAnswered, lambda message: host.readiness.hear(self.owner, is_ready=message.is_ready)),
+            on(ReadyAnswered, lambda message: context.readiness.receive(self.owner, is_ready=message.is_ready)),
             on(PayloadWanted, self._on_payload),
             on(PayloadMapped, self._on_payload),
             on(PayloadReleased, self._on_payload),
@@ -74,17 +74,17 @@ class Worker:
     def begin(self, placement: Placement, *, gives_way: bool) -> Future[int]:
         """Start the process, and read what it prints; the future is the process's exit code, or an OSError where it
         cannot be started. Raises OSError where that is known at once."""
-        self._num_oom_kills = self._host.oom_kills.count()
-        kind, program = worker_program(self._number, self._version, placement, self._host, gives_way=gives_way)
-        self.child = self._host.zygotes.spawn(kind, program, captured=True)
-        self.output = Output(self._host.loop, placement.instance_name, self.child)
+        self._num_oom_kills = self._context.oom_kills.count()
+        kind, program = worker_program(self._number, self._version, placement, self._context, gives_way=gives_way)
+        self.child = self._context.zygotes.spawn(kind, program, captured=True)
+        self.output = ChildOutput(self._context.loop, placement.instance_name, self.child)
         self.output.start()
         return self.child.exited
 
     def came_up(self, participant: Participant) -> None:
         """Prepare for the first batch: restore the process's priority, and read its progress from now on."""
-        self.up_since_s = self._host.loop.now_s()
-        self.progress = Progress(participant.read_only_fd, participant.link_fd)
+        self.up_since_s = self._context.loop.now_s()
+        self.progress = WorkerProgress(participant.read_only_fd, participant.link_fd)
         niceness.join_in(self.pid)
 
     def signal(self, number: int) -> None:
@@ -103,15 +103,15 @@ class Worker:
         self.error = errors.from_wire(message.wire, message.sentence)
 
     def _on_metrics(self, message: MetricsReported) -> None:
-        self._host.metrics.add(self._version.model_id, self._number, message.families)
+        self._context.metrics.add(self._version.model_id, self._number, message.families)
 
     def _on_payload(self, message: PayloadWanted | PayloadMapped | PayloadReleased) -> None:
         if self.participant is not None:
-            self._host.star.payloads.hear(self.participant, message)
+            self._context.star.payloads.receive(self.participant, message)
 
     def _on_segment_wanted(self, message: SegmentWanted) -> None:
         if self.participant is not None:
-            self._host.star.lend(self.participant, message.owner)
+            self._context.star.lend(self.participant, message.owner)
 
     # --- the worker's end ---
 
@@ -126,7 +126,7 @@ class Worker:
     def death(self, code: int, activity: str, limit_ms: int, placement: Placement) -> Death:
         """A description of this worker's end; `activity` is what it was doing, where it was not up."""
         assert self.child is not None
-        oom_kills, progress = self._host.oom_kills, self.progress
+        oom_kills, progress = self._context.oom_kills, self.progress
         if progress is not None:
             activity = f"executing batch {progress.number}" if progress.busy_since_ns else "idle"
         return Death(

@@ -19,7 +19,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.children import Child, Program
+from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.silence import Silence, observe
@@ -49,7 +49,7 @@ class Batchers:
     ) -> None:
         self._loop = loop
         self._zygotes = zygotes
-        self._program = Program("batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: control_address})
+        self._program = ChildProgram("batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: control_address})
         self._star = star
         self._on_active = on_active
         # Changed as processes join and end.
@@ -75,7 +75,7 @@ class Batchers:
         """From now on keep a second batcher ready, and kill an active one whose loop stands still: the server
         serves."""
         self._loop.start(self._fill_place())
-        self._hear()
+        self._reset_silence()
         self._loop.every(PING_S, self._look)
 
     async def _fill_place(self) -> None:
@@ -173,27 +173,27 @@ class Batchers:
             return
         self._num_refusals = 0
         self._silence.look(self._loop.now_s(), observe(member.pid))  # CPU time used before does not count
-        self._hear()
+        self._reset_silence()
 
     def _look(self, late_s: float) -> None:
         if late_s > PING_S:
-            self._hear()  # this process itself was held up, and with it perhaps the machine: no fault of the batcher's
+            self._reset_silence()  # this process was held up, perhaps with the machine: no fault of the batcher's
         if self.active is None or self.is_stopping:
             return
         if self._silence.look(self._loop.now_s(), observe(self.active.pid)) >= SILENCE_S:
             _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
-            self._hear()
+            self._reset_silence()
             self._kill(self.active.pid)
         else:
-            self._loop.after(self._star.acknowledgements.announce([(self.active, Ping())]), self._hear)
+            self._loop.after(self._star.acknowledgements.announce([(self.active, Ping())]), self._reset_silence)
 
     def _kill(self, pid: int) -> None:
         for child in self._children:
             if child.pid == pid:
                 child.signal(signal.SIGKILL)
 
-    def _hear(self) -> None:
-        self._silence.hear(self._loop.now_s())
+    def _reset_silence(self) -> None:
+        self._silence.reset(self._loop.now_s())
 
     def _leave(self, child: Child, code: int) -> None:
         """Handle the end of a batcher's process: without an await, the next one takes an active one's place."""

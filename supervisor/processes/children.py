@@ -31,7 +31,7 @@ _RUNNING: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ChildProgram:
     """The command of a child process: `python -m module…`, with `environment` added to the supervisor's own."""
 
     role: str
@@ -44,7 +44,7 @@ class Program:
 class Child:
     """A child process, from the request for it to its end: a fork takes a while, and may be replaced by an exec."""
 
-    def __init__(self, loop: EventLoop, program: Program, pipes: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, loop: EventLoop, program: ChildProgram, pipes: Sequence[tuple[int, int]]) -> None:
         self.program = program
         #: The reading ends of the child's stdout and stderr where these are captured: they must be read.
         self.outputs: list[IO[bytes]] = [os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes]
@@ -161,7 +161,7 @@ class Child:
         self.exited.set_result(code)
 
 
-def prepare(loop: EventLoop, program: Program, *, captured: bool) -> Child:
+def prepare(loop: EventLoop, program: ChildProgram, *, captured: bool) -> Child:
     """Make a child that is not started yet. Raises OSError where the system refuses."""
     pipes = list[tuple[int, int]]()
     try:
@@ -186,7 +186,7 @@ def spawn(
     gives_way: bool = False,
 ) -> Child:
     """Exec `python -m module…`, with `environment` added to this process's. Raises OSError if the system refuses."""
-    child = prepare(loop, Program(role, module, environment, pass_fds, gives_way), captured=captured)
+    child = prepare(loop, ChildProgram(role, module, environment, pass_fds, gives_way), captured=captured)
     child.execute()
     return child
 

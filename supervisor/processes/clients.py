@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Clients:
-    """The joins of all clients that are the server's own. `tell_news` sends a front end what only front ends need;
+    """The joins of all clients that are the server's own. `send_settings` sends a front end what only front ends need;
     `gives_up` decides whether the server ends for a client that cannot have its memory."""
 
     def __init__(
@@ -36,14 +36,14 @@ class Clients:
         models: Models,
         questions: Questions,
         front_ends: FrontEnds,
-        tell_news: Callable[[Participant], None],
+        send_settings: Callable[[Participant], None],
         gives_up: Callable[[Exception], bool],
     ) -> None:
         self._star = star
         self._models = models
         self._questions = questions
         self._front_ends = front_ends
-        self._tell_news = tell_news
+        self._send_settings = send_settings
         self._gives_up = gives_up
         # Changed as front ends join.
         self._num_refused = 0  # in a row
@@ -64,7 +64,7 @@ class Clients:
                 await sleep(pause_s)
             else:
                 self._num_refused = 0
-                self._tell_news(client)
+                self._send_settings(client)
                 await self.send_models(client)
                 if member.is_open:
                     self._front_ends.on_client_started()
@@ -109,11 +109,11 @@ class Clients:
 
 def client_handlers(star: Star, questions: Questions, client: Participant) -> Handlers:
     """The handlers of all messages that a client or a guest may send."""
-    hear_payload = partial(star.payloads.hear, client)
+    receive_payload = partial(star.payloads.receive, client)
     return table(
         on(QuestionAsked, partial(questions.take, client.member)),
         on(SegmentWanted, lambda message: star.lend_to_client(client, message.owner)),
-        on(PayloadWanted, hear_payload),
-        on(PayloadMapped, hear_payload),
-        on(PayloadReleased, hear_payload),
+        on(PayloadWanted, receive_payload),
+        on(PayloadMapped, receive_payload),
+        on(PayloadReleased, receive_payload),
     )

@@ -116,7 +116,7 @@ class Member:
     def drain(self) -> None:
         """Handle the messages that the process sent before its end; close the connection at a malformed one."""
         try:
-            while self._hear():
+            while self._receive():
                 """On to the next."""
         except MessageError as error:
             self._close_malformed(error)
@@ -174,7 +174,7 @@ class Member:
     def _on_readable(self) -> None:
         with contained(self.domain):
             try:
-                self._hear()
+                self._receive()
             except MessageError as error:
                 self.on_malformed(error)
 
@@ -182,7 +182,7 @@ class Member:
         _log.warning("%s is closed: %s", self.title, error)
         self.hang_up()
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         """Handle one message of the process; False where there is none. Raises MessageError where it is malformed."""
         if not self._is_open:
             return False

@@ -22,7 +22,7 @@ from shoal.messages.shared import LogChanged, LogSettings
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
 from shoal.repository.cloud_cache import Slot
-from shoal.repository.found import FoundModel, Poll
+from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.processes.children import Child, spawn
@@ -45,7 +45,7 @@ class OpenOrder:
     found: list[FoundModel] = field(default_factory=list)
 
 
-class Repository:
+class RepositoryPoller:
     """All model repositories of the server, read by one process."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Repository:
         self._child: Child | None = None
         self._member: Member | None = None
         self._orders: dict[int, OpenOrder] = {}
-        self._heard_s = 0.0
+        self._answered_s = 0.0
 
     def start(self) -> None:
         """Start the process, which then begins its imports."""
@@ -84,7 +84,7 @@ class Repository:
     def join(self, member: Member) -> None:
         """Take in the process, which has connected, and send it the waiting orders."""
         self._member = member
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         member.listen(self.handlers)
         options = self._options
         member.send(
@@ -115,7 +115,7 @@ class Repository:
 
     # --- questions ---
 
-    def poll(self, names: Collection[str] | None) -> Future[Poll]:
+    def poll(self, names: Collection[str] | None) -> Future[PollResult]:
         """A poll of all models; only those in `names` (None: all) are read."""
         return self._order(to_poller.Poll(next(self._numbers), None if names is None else list(names)), _read_poll)
 
@@ -161,7 +161,7 @@ class Repository:
         silence."""
         asked_s, limit_s = self._loop.now_s(), self._options.model_load_timeout_secs
         while not result.done():
-            patience_s = max(asked_s, self._heard_s) + limit_s - self._loop.now_s()
+            patience_s = max(asked_s, self._answered_s) + limit_s - self._loop.now_s()
             if patience_s <= 0:
                 sentence = (
                     "the reader of model repositories was silent for %d s (--model-load-timeout-secs); it is killed"
@@ -174,17 +174,17 @@ class Repository:
     # --- answers ---
 
     def _on_found(self, answer: to_poller.ModelFound) -> None:
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         if answer.order in self._orders:
             self._orders[answer.order].found.append(FoundModel.from_message(answer))
 
     def _on_done(self, answer: Answer) -> None:
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         if (order := self._orders.pop(answer.order, None)) is not None and not order.result.done():
             order.result.set_result(order.read(answer, order.found))
 
     def _on_refused(self, answer: to_poller.OrderRefused) -> None:
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         self._refuse(answer.order, errors.from_wire(answer.wire, answer.sentence))
 
     def _refuse(self, number: int, error: ShoalError) -> None:
@@ -201,11 +201,11 @@ class Repository:
             self._refuse(number, InternalError(sentence))
 
 
-def _read_poll(answer: Answer, found: list[FoundModel]) -> Poll:
+def _read_poll(answer: Answer, found: list[FoundModel]) -> PollResult:
     assert isinstance(answer, to_poller.Polled)
     problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer.problems}
     identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer.identifiers)
-    return Poll({model.identifier: model for model in found}, problems, identifiers)
+    return PollResult({model.identifier: model for model in found}, problems, identifiers)
 
 
 async def _log_refusal(result: Future[None]) -> None:

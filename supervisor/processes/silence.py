@@ -31,7 +31,7 @@ class Silence:
         self._cpu_s = 0.0
         self._silent_s = 0.0
 
-    def hear(self, now_s: float) -> None:
+    def reset(self, now_s: float) -> None:
         """End the silence: the process has given a sign of life, or must be excused."""
         self._since_s = now_s
         self._silent_s = 0.0

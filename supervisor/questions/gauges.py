@@ -16,12 +16,12 @@ from shoal.shm.slab import taken_nbytes
 from shoal.supervisor.ledger import shared_bytes, title_of
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.progress import Progress, rss_bytes
+from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 
 Figures = dict[str, Any]
 
 
-class Instance(Protocol):
+class ObservedInstance(Protocol):
     """The attributes of a model instance that are read for its figures."""
 
     @property
@@ -37,12 +37,12 @@ class Instance(Protocol):
     @property
     def pid(self) -> int: ...
     @property
-    def progress(self) -> Progress | None: ...
+    def progress(self) -> WorkerProgress | None: ...
     @property
     def participant(self) -> Participant | None: ...
 
 
-def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns: int) -> Figures:
+def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int, now_ns: int) -> Figures:
     """All figures of the supervisor for /metrics, as msgpack can carry them."""
     # While a version is reloaded there are two instances of one name: the figures are those of the one that serves.
     by_name = {}
@@ -59,7 +59,7 @@ def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns
     }
 
 
-def _instance(instance: Instance, now_ns: int) -> Figures:
+def _instance(instance: ObservedInstance, now_ns: int) -> Figures:
     """The figures of one instance; without a worker that is up it has neither batches nor memory."""
     figures: Figures = {
         "model": instance.version.name,

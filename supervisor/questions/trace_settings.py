@@ -14,14 +14,14 @@ from shoal.messages.to_client import TraceSettingsChanged
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.tracer import Tracer
+from shoal.supervisor.processes.tracer import TracerProcess
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import GLOBAL, OFF, TraceSettings, describe
 
 _log = logging.getLogger(__name__)
 
 
-class Tracing:
+class TraceControl:
     """The trace settings, and the tracer that they call for."""
 
     def __init__(
@@ -29,7 +29,9 @@ class Tracing:
     ) -> None:
         self._config = config
         self._star = star
-        self.tracer = Tracer(loop, control_address, log_settings, config, star.acknowledgements, self._on_collected)
+        self.tracer = TracerProcess(
+            loop, control_address, log_settings, config, star.acknowledgements, self._on_collected
+        )
         # Changed by questions, and as traces are collected.
         self._settings = TraceSettings(config.setting)
 
@@ -38,7 +40,7 @@ class Tracing:
         setting = self._config.setting
         if setting.level != OFF and setting.fault:
             _log.warning("nothing is traced: %s", setting.fault)
-        self._tell_tracer()
+        self._send_to_tracer()
 
     async def close(self) -> None:
         """End tracing, after the last front end: everything is written."""
@@ -51,14 +53,14 @@ class Tracing:
             self._settings.change(model, changes)
             message = self._message()
             await self._star.acknowledgements.announce([(each.member, message) for each in self._star.front_ends])
-            await shared(self._tell_tracer())
+            await shared(self._send_to_tracer())
         return describe(self._settings.of(model), self._config.options)
 
-    def tell(self, client: Participant) -> None:
+    def send_to(self, client: Participant) -> None:
         """Send a front end that has joined the trace settings."""
         client.member.send(self._message())
 
-    def _tell_tracer(self) -> Future[None]:
+    def _send_to_tracer(self) -> Future[None]:
         return self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on])
 
     def _message(self) -> TraceSettingsChanged:
@@ -72,4 +74,4 @@ class Tracing:
         """Count traces collected under a setting; when its count is reached, front ends are sent that."""
         if self._settings.collected(revision, count):
             for client in self._star.front_ends:
-                self.tell(client)
+                self.send_to(client)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgpack
 
-from shoal.batcher.peers import Model
+from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.shm import layout
 from shoal.shm.layout import BATCH_ITEM, DONE, RELEASE, REPLY, REQUEST, Geometry, P
@@ -17,7 +17,7 @@ NUM_BLOCKS = 2
 FP32 = 11  # its wire number
 
 
-class Larder(Star):
+class CachingStar(Star):
     """A cache of two blocks, a model that uses it, a front end and a worker."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Larder(Star):
         self.exchange.clients[CLIENT].is_front_end = True
         self.slab = Slab(self.worker.own)
 
-    def add_cached(self, model_id: int, config: dict[str, Any], max_queue: int = 100) -> Model:
+    def add_cached(self, model_id: int, config: dict[str, Any], max_queue: int = 100) -> ScheduledModel:
         model = self.add_model(model_id, config, max_queue)
         assert self.exchange.cached is not None
         self.exchange.cached.name(model_id, f"m:{model_id}", 0)
@@ -43,7 +43,7 @@ class Larder(Star):
 
     def ask(self, number: int, digest: tuple[int, int] = DIGEST, client: End | None = None, **words: int) -> None:
         block, priority = layout.pack_ref(CLIENT, 3, 1), words.get("priority", 0)
-        (client or self.client).say(
+        (client or self.client).send(
             REQUEST,
             number,
             words.get("model", MODEL),
@@ -68,7 +68,7 @@ class Larder(Star):
 
     def items(self) -> list[tuple[int, ...]]:
         """What the worker is given."""
-        return [record for record in self.worker.heard() if record[0] == BATCH_ITEM]
+        return [record for record in self.worker.received() if record[0] == BATCH_ITEM]
 
     def answer(self, item: tuple[int, ...], value: bytes = b"abcd", status: int = 0, kind: int = DONE) -> int:
         """The worker answers; returns its result's block, whose header stands behind a tensor that begins at 200."""
@@ -77,7 +77,7 @@ class Larder(Star):
         header = packed(((("Y", FP32, (1,), 200, len(value)),), {"q": 1}))
         block.memory[200 : 200 + len(value)] = value
         block.memory[3000 : 3000 + len(header)] = header
-        self.worker.say(kind, item[1], item[2], status, block.ref, 3000 << 32 | len(header), 10, 20, 40, 70)
+        self.worker.send(kind, item[1], item[2], status, block.ref, 3000 << 32 | len(header), 10, 20, 40, 70)
         self.step()
         return block.ref
 
@@ -87,9 +87,9 @@ class Larder(Star):
 
     def replies(self) -> list[tuple[int, int, int]]:
         """(number, block, reason) of each."""
-        heard = self.client.heard()
-        assert {record[0] for record in heard} <= {REPLY}
-        return [(record[P.NUMBER], record[P.BLOCK], record[P.REASON]) for record in heard]
+        received = self.client.received()
+        assert {record[0] for record in received} <= {REPLY}
+        return [(record[P.NUMBER], record[P.BLOCK], record[P.REASON]) for record in received]
 
     def read(self, reply: tuple[int, ...]) -> bytes:
         """The tensor in a reply that lies in the batcher's memory."""
@@ -101,7 +101,7 @@ class Larder(Star):
         return bytes(block[start : start + size])
 
     def release(self, number: int) -> None:
-        self.client.say(RELEASE, number)
+        self.client.send(RELEASE, number)
         self.step()
 
     @property

@@ -84,7 +84,7 @@ def test_figures_go_on_where_they_were() -> None:
     star, client, worker = one_of_each(BATCHING)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    answer(worker, worker.heard()[0])
+    answer(worker, worker.received()[0])
     star.exchange.step(now_ns=600)
     ask(client, 2)
     star.exchange.step(now_ns=700)
@@ -95,7 +95,7 @@ def test_figures_go_on_where_they_were() -> None:
     successor = star.model(MODEL)
     assert (cell(successor, "success_count"), cell(successor, "pending_count")) == (1, 1)
     assert [sum(histogram) for histogram in successor.row.histograms] == [1] * 5
-    for item in worker.heard():
+    for item in worker.received():
         answer(worker, item)
     star.exchange.step(now_ns=900)
     assert cell(successor, "execution_count") == 2
@@ -128,8 +128,8 @@ def test_a_batch_size_seen_before_keeps_its_entry() -> None:
 STEPS = st.lists(
     st.sampled_from(
         [
-            *("ask", "answer", "answer_one", "give_back", "release", "step", "serve", "tell"),
-            *("succeed", "succeed_unheard", "succeed_untold"),
+            *("ask", "answer", "answer_one", "give_back", "release", "step", "serve", "send_message"),
+            *("succeed", "succeed_unread", "succeed_uninformed"),
             *(f"die_{number}" for number in range(1, 7)),
         ]
     ),
@@ -159,20 +159,20 @@ def test_what_a_client_said_to_a_successor_that_died_counts_once(is_part: bool) 
     number = submit(port, MODEL, port.allocate(100), HEADER, 100)
     port.flush()
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
-    worker.say(RESPONSE if is_part else DONE, item[B.KEY], item[B.BATCH], 0, result.ref, HEADER)
+    (item,) = worker.received()
+    worker.send(RESPONSE if is_part else DONE, item[B.KEY], item[B.BATCH], 0, result.ref, HEADER)
     star.exchange.step(now_ns=600)
     (reply,) = port.poll()
     star.succeed()
     for _ in range(2):
         port.resubmit()
-    worker.say(HAVE, 0, 0, 0, result.ref)
+    worker.send(HAVE, 0, 0, 0, result.ref)
     star.exchange.resume(now_ns=700)
-    assert FREE not in [record[0] for record in worker.heard()]
+    assert FREE not in [record[0] for record in worker.received()]
     port.release(number, reply.part)
     port.flush()
     star.exchange.step(now_ns=800)
-    assert [record[:4] for record in worker.heard() if record[0] == FREE] == [(FREE, 0, 0, result.ref)]
+    assert [record[:4] for record in worker.received() if record[0] == FREE] == [(FREE, 0, 0, result.ref)]
 
 
 # --- batches whose answers come one by one: decoupled models, executions split for lack of the GPU's memory ---
@@ -183,7 +183,7 @@ def given_a_batch(num: int) -> tuple[Star, End, End, list[tuple[int, ...]]]:
     star, client, worker = one_of_each(BATCHING)
     ask(client, *range(1, num + 1))
     star.exchange.step(now_ns=500)
-    return star, client, worker, worker.heard()
+    return star, client, worker, worker.received()
 
 
 def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> None:
@@ -205,7 +205,7 @@ def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> 
     assert replies(client) == [(4, Reason.NONE)]
     ask(client, 5)
     star.exchange.step(now_ns=900)
-    (fifth,) = worker.heard()
+    (fifth,) = worker.received()
     assert (fifth[B.BATCH], cell(star.model(MODEL), "execution_count")) == (2, 1)
     answer(worker, fifth)
     star.exchange.step(now_ns=1_000)
@@ -218,11 +218,11 @@ def test_an_answer_that_its_order_kept_back_is_not_executed_again() -> None:
     )
     ask(client, 1, 2)
     star.exchange.step(1_000)
-    first, second = worker.heard()
+    first, second = worker.received()
     worker.begin(first[B.BATCH])
     answer(worker, second)
     star.exchange.step(2_000)
-    assert client.heard() == []
+    assert client.received() == []
 
     star.succeed()
     ask(client, 1, 2)
@@ -230,8 +230,8 @@ def test_an_answer_that_its_order_kept_back_is_not_executed_again() -> None:
     answer(worker, first)
     star.exchange.step(4_000)
 
-    assert not [record for record in worker.heard() if record[0] == BATCH_ITEM]
-    assert sorted([reply[P.NUMBER] for reply in client.heard()]) == [1, 2]
+    assert not [record for record in worker.received() if record[0] == BATCH_ITEM]
+    assert sorted([reply[P.NUMBER] for reply in client.received()]) == [1, 2]
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
@@ -244,10 +244,10 @@ def test_a_successor_looks_unasked_only_into_rings_of_workers_that_it_awaits_som
     assert star.exchange.busy == {}
     star.exchange.succession.expect_worker(WORKER)  # it has no blocks
     star.exchange.step(now_ns=700)
-    worker.say(HAVE, 0, 0, 0, pack_ref(WORKER, 2, 1))
+    worker.send(HAVE, 0, 0, 0, pack_ref(WORKER, 2, 1))
     star.exchange.succession.expect_worker(WORKER)
     star.exchange.step(800, [])
-    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, pack_ref(WORKER, 2, 1))]
+    assert [record[:4] for record in worker.received()] == [(FREE, 0, 0, pack_ref(WORKER, 2, 1))]
     assert star.exchange.busy == {}
     star.exchange.succession.expect_worker(WORKER + 1)  # dead meanwhile
     star.exchange.step(now_ns=900)

@@ -18,10 +18,10 @@ from shoal.messages.shared import Refused
 from shoal.request import unpack_request
 from shoal.shm import layout
 from shoal.star import client as module
-from shoal.star.client import Answer, join
+from shoal.star.client import HeldResponse, join
 from shoal.star.models import ModelEntry
 from tests.batcher.star import CLIENT
-from tests.client.surroundings import WAIT_S, Surroundings
+from tests.client.client_harness import WAIT_S, ClientHarness
 from tests.messages import receive
 
 FAR = 1 << 62
@@ -31,12 +31,12 @@ class Told:
     """What a client was told of one request."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Answer | ShoalError | None, bool]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[HeldResponse | ShoalError | None, bool]] = queue.SimpleQueue()
 
-    def __call__(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
+    def __call__(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
         self._queue.put((answer, is_final))
 
-    def next(self) -> tuple[Answer | ShoalError | None, bool]:
+    def next(self) -> tuple[HeldResponse | ShoalError | None, bool]:
         return self._queue.get(timeout=WAIT_S)
 
     @property
@@ -48,20 +48,20 @@ Fixture = Callable[..., ModelEntry]
 
 
 @pytest.fixture
-def around(make_entry: Fixture) -> Iterator[Surroundings]:
-    around = Surroundings(make_entry("m", 0, [("A", "TYPE_FP32", [-1])]))
+def around(make_entry: Fixture) -> Iterator[ClientHarness]:
+    around = ClientHarness(make_entry("m", 0, [("A", "TYPE_FP32", [-1])]))
     yield around
     around.step()
     assert around.is_all_returned()
 
 
-def values(answer: Answer | ShoalError | None) -> Any:
-    assert isinstance(answer, Answer), answer
+def values(answer: HeldResponse | ShoalError | None) -> Any:
+    assert isinstance(answer, HeldResponse), answer
     (ref,) = answer.response.outputs
     return np.ndarray(ref.shape, np.float32, answer.block, ref.offset)
 
 
-def test_an_answer_is_held_for_as_long_as_an_array_looks_into_it(around: Surroundings) -> None:
+def test_an_answer_is_held_for_as_long_as_an_array_looks_into_it(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.arange(3, dtype=np.float32)), told, FAR)
     item = around.batch()
@@ -80,7 +80,7 @@ def test_an_answer_is_held_for_as_long_as_an_array_looks_into_it(around: Surroun
     assert around.is_all_returned()
 
 
-def test_beyond_what_may_be_held_answers_are_copies(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_what_may_be_held_answers_are_copies(around: ClientHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_HELD_NBYTES", 4096)
     answers = []
     for number in range(3):
@@ -93,22 +93,22 @@ def test_beyond_what_may_be_held_answers_are_copies(around: Surroundings, monkey
         around.step()
     assert around.star.exchange.holders.num_held == 1
     assert [values(answer).tolist() for answer in answers] == [[0], [1], [2]]
-    assert [isinstance(answer, Answer) and bool(answer.ref) for answer in answers] == [True, False, False]
+    assert [isinstance(answer, HeldResponse) and bool(answer.ref) for answer in answers] == [True, False, False]
     with pytest.raises(ValueError, match="read-only"):
         values(answers[2])[0] = 1
     answers.clear()
     assert around.is_all_returned()
-    around.worker.heard()
+    around.worker.received()
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     around.answer(around.batch(), np.zeros(1, np.float32))
     answer, _ = told.next()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, HeldResponse)
     assert answer.ref  # there is room again
     del answer, told
 
 
-def test_an_array_cannot_be_written_to(around: Surroundings) -> None:
+def test_an_array_cannot_be_written_to(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     around.answer(around.batch(), np.zeros(1, np.float32))
@@ -116,26 +116,26 @@ def test_an_array_cannot_be_written_to(around: Surroundings) -> None:
         values(told.next()[0])[0] = 1
 
 
-def test_a_models_sentence_is_the_answer(around: Surroundings) -> None:
+def test_a_models_sentence_is_the_answer(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     item = around.batch()
     block = around.slab.allocate(10)
     assert block is not None
     block.memory[:2] = b"no"
-    around.worker.say(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], UnavailableError.wire, block.ref, 2)
+    around.worker.send(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], UnavailableError.wire, block.ref, 2)
     around.step()
     error, is_final = told.next()
     assert (type(error), str(error), is_final) == (UnavailableError, "no", True)
 
 
-def test_many_answers_to_one_request(around: Surroundings) -> None:
+def test_many_answers_to_one_request(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     item = around.batch()
     for number in range(3):
         around.answer(item, np.full(1, number, np.float32), layout.RESPONSE)
-    around.worker.say(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH])
+    around.worker.send(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH])
     around.step()
     assert [(values(answer).tolist(), is_final) for answer, is_final in (told.next() for _ in range(3))] == [
         ([number], False) for number in range(3)
@@ -143,7 +143,7 @@ def test_many_answers_to_one_request(around: Surroundings) -> None:
     assert told.next() == (None, True)
 
 
-def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: Surroundings) -> None:
+def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, time.monotonic_ns())
     error, is_final = told.next()
@@ -151,12 +151,12 @@ def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: Surroun
     assert str(error) == "Request timeout expired: no answer from model 'm' in time"
     around.step()  # the batcher hears of the request and of its end
     assert around.star.exchange.num_open <= 1
-    if items := around.worker.heard():  # it was quicker than the end
+    if items := around.worker.received():  # it was quicker than the end
         around.answer(items[0], np.zeros(1, np.float32))
     assert told.is_empty
 
 
-def test_what_nobody_wants_is_cancelled(around: Surroundings) -> None:
+def test_what_nobody_wants_is_cancelled(around: ClientHarness) -> None:
     told, unwanted = Told(), threading.Event()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR, unwanted.is_set)
     item = around.batch()
@@ -167,7 +167,7 @@ def test_what_nobody_wants_is_cancelled(around: Surroundings) -> None:
     assert told.is_empty
 
 
-def test_lent_blocks_are_waited_for(around: Surroundings) -> None:
+def test_lent_blocks_are_waited_for(around: ClientHarness) -> None:
     told, ref, keep = Told(), 12345, object()
     array = np.zeros(100, np.float32)
     around.client.submit(around.ask(array, ref=ref, offset=64), told, FAR, keep=keep)
@@ -194,7 +194,7 @@ def test_lent_blocks_are_waited_for(around: Surroundings) -> None:
     assert not waiting.is_alive()
 
 
-def test_threads_get_their_own_answers(around: Surroundings) -> None:
+def test_threads_get_their_own_answers(around: ClientHarness) -> None:
     found: dict[int, list[float]] = {}
 
     def call(number: int) -> None:
@@ -209,7 +209,7 @@ def test_threads_get_their_own_answers(around: Surroundings) -> None:
     while any(thread.is_alive() for thread in threads):
         assert time.monotonic() < end
         around.step()
-        for item in around.worker.heard():
+        for item in around.worker.received():
             if item[0] == layout.BATCH_ITEM:
                 block, span = around.port.slab.open(item[layout.B.BLOCK]), item[layout.B.HEADER]
                 (asked,) = unpack_request(block[span >> 32 :][: span & 0xFFFFFFFF], len(block)).inputs
@@ -218,7 +218,7 @@ def test_threads_get_their_own_answers(around: Surroundings) -> None:
 
 
 def test_of_thousands_of_answers_that_are_let_go_the_batcher_is_woken_and_requests_still_find_room(
-    around: Surroundings,
+    around: ClientHarness,
 ) -> None:
     answers = []
     for number in range(4):
@@ -236,14 +236,14 @@ def test_of_thousands_of_answers_that_are_let_go_the_batcher_is_woken_and_reques
     assert around.is_all_returned()
 
 
-def test_a_request_for_which_the_ring_has_no_room_is_refused_and_takes_no_memory(around: Surroundings) -> None:
+def test_a_request_for_which_the_ring_has_no_room_is_refused_and_takes_no_memory(around: ClientHarness) -> None:
     around.crowd(0)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         around.client.submit(around.ask(np.zeros(1, np.float32)), Told(), FAR)
     assert (around.port.slab.num_taken, around.port.counts["requests_open"]) == (0, 0)
 
 
-def test_a_request_is_given_up_although_the_ring_has_no_room_to_say_so(around: Surroundings) -> None:
+def test_a_request_is_given_up_although_the_ring_has_no_room_to_say_so(around: ClientHarness) -> None:
     told = Told()
     number = around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     item = around.batch()

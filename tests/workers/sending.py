@@ -7,11 +7,11 @@ from typing import Any
 from shoal.datatypes import FP32
 from shoal.model_config.autocomplete import ModelIO
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import ResponseSender
 from shoal.workers.tensors import Output
-from tests.workers.surroundings import CONFIG, Batcher, loop_of, rows
+from tests.workers.worker_harness import CONFIG, Batcher, loop_of, rows
 
 DONE, RESPONSE, READY, RESCHEDULE = 7, 12, 13, 14
 
@@ -26,10 +26,10 @@ class Sending(Backend):
         self.loop: Any = None
         self.raised: Exception | None = None
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         return ModelIO((), ())
 
-    def load(self, model: Model, device: Device) -> None: ...
+    def load(self, model: BackendModel, device: Device) -> None: ...
 
     def unload(self) -> None: ...
 

@@ -16,7 +16,7 @@ from shoal.shm.slab import Slab
 from shoal.workers.loop import Loop
 from tests.messages import receive
 from tests.request_headers import request_header
-from tests.workers.surroundings import WIRE, Batcher, loop_of, rows
+from tests.workers.worker_harness import WIRE, Batcher, loop_of, rows
 
 LENDER = 77
 

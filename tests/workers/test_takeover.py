@@ -19,11 +19,11 @@ from shoal.shm.segment import SegmentView
 from shoal.shm.slab import Slab, SlabView
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from tests.batcher.star import CLIENT, MODEL, WORKER, one_of_each
 from tests.messages import receive
 from tests.request_headers import request_header
-from tests.workers.surroundings import VARIABLE, Returning
+from tests.workers.worker_harness import VARIABLE, Returning
 
 #: More than the worker's slab has.
 LARGE = np.arange(100_000, dtype=np.float32)[None]
@@ -38,7 +38,7 @@ class Pair:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.supervisor, self.channel = map(Channel, ends)
         self.batcher_bell = Doorbell.create()
-        oversize = OversizeBlocks(self.channel)
+        oversize = WorkerOversizeBlocks(self.channel)
         self.memory = Memory(worker.own, worker.link_view, worker.bell, self.batcher_bell, oversize)
         self.memory.segments.add(CLIENT, self.client.own_view)
         backend = Returning(lambda _inputs: {"OUTPUT0": LARGE})
@@ -54,7 +54,7 @@ class Pair:
         assert block is not None
         block.memory[16 : 16 + len(header)] = header
         self._requests[number] = (REQUEST, number, MODEL, block.ref, 16 << 32 | len(header), 1, 0, 0, 0, 0, 0, 100)
-        self.client.say(*self._requests[number])
+        self.client.send(*self._requests[number])
 
     def listen(self) -> None:
         """Obey the next message; where it is of a new batcher, that serves at once."""
@@ -68,7 +68,7 @@ class Pair:
         self.star.succeed()
         self.star.exchange.blocks.add_result(RESULT, WORKER)
         for record in self._requests.values():
-            self.client.say(*record)
+            self.client.send(*record)
         self.supervisor.send(BatcherReplaced())
 
     def grant(self) -> SlabView:
@@ -100,7 +100,7 @@ def test_a_segment_that_is_still_awaited_is_not_freed_by_a_successor(pair: Pair)
     pair.supervisor.send(PayloadReady(RESULT))
     pair.loop.step()
     pair.star.exchange.step(now_ns=800)
-    (reply,) = pair.client.heard()
+    (reply,) = pair.client.received()
     assert (reply[P.NUMBER], reply[P.REASON]) == (1, Reason.NONE)
     pair.loop.step()  # takes back whatever the successor has freed
     assert pair.memory.oversize.refs == [reply[P.BLOCK]]

@@ -20,7 +20,7 @@ from shoal.workers.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class BackendModel:
     """The model that a backend loads. `config` may be incomplete in `describe`, never in `load`."""
 
     name: str
@@ -49,14 +49,14 @@ class Device:
 class Backend(ABC):
     """One model instance in one framework. A framework is imported by the module of its backend, and only by that."""
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs that the model's file declares; empty if the file declares none. Raises ShoalError
         if the file cannot be read."""
         del model, device
         return ModelIO((), ())
 
     @abstractmethod
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Load the model, and check it against its configuration. Raises ShoalError if it cannot be loaded or does not
         fit.
 
@@ -126,11 +126,11 @@ class BatchedBackend(Backend):
             self._execute_ragged(requests, answers, self.ragged)
             return
         if len(requests) == 1 and self.stage is None:
-            inputs, rows = requests[0].inputs, requests[0].form.rows
+            inputs, rows = requests[0].inputs, requests[0].parsed.rows
         else:
             requests = joinable(requests, answers)
             inputs = gather(requests, self.stage)
-            rows = sum([request.form.rows for request in requests])
+            rows = sum([request.parsed.rows for request in requests])
         shapes = self.known_outputs(inputs, rows)
         placed = None if shapes is None else answers.place(requests, shapes)
         answers.input_end_ns = time.monotonic_ns()
@@ -154,10 +154,10 @@ class BatchedBackend(Backend):
 def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:
     """The requests whose inputs can be joined with those of the first one. The batcher sends only such requests; any
     other is failed with an internal error."""
-    first, joined = requests[0].form, []
+    first, joined = requests[0].parsed, []
     for request in requests:
-        reason = "" if request.form is first else why_not_joined(first, request.form, ragged)
-        if not (reason or request.form.is_plain):
+        reason = "" if request.parsed is first else why_not_joined(first, request.parsed, ragged)
+        if not (reason or request.parsed.is_plain):
             reason = _why_unreadable(request)
         if reason:
             answers.fail(request.position, InternalError(log_prefix(request.id) + reason))

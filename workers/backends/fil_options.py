@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends import parameters
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 
 #: Parameter model_type → the file in a version directory, unless default_model_filename says otherwise.
 FILENAMES = {
@@ -47,7 +47,7 @@ class ForestSettings:
         return self.is_classifier and not self.predict_proba
 
 
-def forest_settings(model: Model, device: Device) -> ForestSettings:
+def forest_settings(model: BackendModel, device: Device) -> ForestSettings:
     """The settings of `model`. Raises InvalidArgumentError for an invalid value."""
     model_type = model.parameter("model_type") or "xgboost"
     if model_type not in FILENAMES:
@@ -71,7 +71,7 @@ def forest_settings(model: Model, device: Device) -> ForestSettings:
     )
 
 
-def _is_classifier(model: Model) -> bool:
+def _is_classifier(model: BackendModel) -> bool:
     """Whether the forest is a classifier, which no file says for certain: as in Triton, the parameter is required.
     Its name is `output_class` in releases before 25.09."""
     for key in ("is_classifier", "output_class"):
@@ -83,7 +83,7 @@ def _is_classifier(model: Model) -> bool:
     )
 
 
-def _num_threads(model: Model, num_cores: int) -> int:
+def _num_threads(model: BackendModel, num_cores: int) -> int:
     """The number of threads: the worker's cores, or fewer if `cpu_nthread` is set, which Triton reads but does not
     document."""
     value = model.parameter("cpu_nthread")
@@ -91,17 +91,17 @@ def _num_threads(model: Model, num_cores: int) -> int:
     return min(asked, num_cores) if asked > 0 else num_cores
 
 
-def _switch(model: Model, key: str) -> bool:
+def _switch(model: BackendModel, key: str) -> bool:
     words = {"true": True, "false": False}
     return bool(parameters.flag(model, key, model.parameter(key), words, "'true' or 'false'", _expected))
 
 
-def _expected(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+def _expected(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
     """The error for an invalid value, in Triton's words."""
     return InvalidArgumentError(f"Expected {expected} for parameter '{key}', got: '{value}', in model '{model.name}'")
 
 
-def _check_choice(model: Model, key: str, choices: Collection[str]) -> None:
+def _check_choice(model: BackendModel, key: str, choices: Collection[str]) -> None:
     value = model.parameter(key)
     if value and value not in choices:
         raise parameters.invalid(model, key, f"one of {', '.join(choices)}", value)

@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.answers import Answers
 from shoal.workers.backends import parameters
-from shoal.workers.backends.backend import BatchedBackend, Device, Model, joinable
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device, joinable
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
@@ -35,7 +35,7 @@ class IdentityBackend(BatchedBackend):
         self._rows = 1
         self._delay_s = 0.0
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Pair inputs with outputs. Raises InvalidArgumentError if the pairs do not match."""
         del device
         signature = Signature.from_config(model.config)
@@ -64,14 +64,14 @@ class IdentityBackend(BatchedBackend):
             self._execute_each(requests, answers)
             return
         if self._has_optional:
-            self._rows = sum([request.form.rows for request in requests])
+            self._rows = sum([request.parsed.rows for request in requests])
         BatchedBackend.execute(self, requests, answers)  # super() would take 1k instructions more
 
     def _execute_each(self, requests: Sequence[Request], answers: Answers) -> None:
         """Answer requests of different shapes one by one."""
         time.sleep(self._delay_s)
         for request in joinable(requests, answers, self._ragged):
-            self._rows = request.form.rows
+            self._rows = request.parsed.rows
             answers.add(request, self._copy(request.inputs))
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -120,7 +120,7 @@ def _check_pair(source: TensorSpec, target: TensorSpec) -> None:
         )
 
 
-def _delay_s(model: Model) -> float:
+def _delay_s(model: BackendModel) -> float:
     delay_ms = parameters.whole_number(model, "execute_delay_ms", model.parameter("execute_delay_ms"))
     multiplier = parameters.whole_number(
         model, "instance_wise_delay_multiplier", model.parameter("instance_wise_delay_multiplier")

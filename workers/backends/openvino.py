@@ -24,7 +24,7 @@ from shoal.errors import InternalError, UnavailableError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.backends import file_checks
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_settings
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
@@ -53,7 +53,7 @@ class OpenvinoBackend(BatchedBackend):
         self._fixed_rows = 0  # rows that every execution must have; 0 = any number
         self._pads_batches = False
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs of the file. They determine max_batch_size only if their layouts name the batch
         dimension."""
         self._read(model, openvino_settings(model, device))
@@ -69,7 +69,7 @@ class OpenvinoBackend(BatchedBackend):
             inputs, outputs = _with_batch(inputs), _with_batch(outputs)
         return ModelIO(inputs, outputs, fills_max_batch_size=says_batch)
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Shape, check and compile the model. Raises InvalidArgumentError if file and configuration disagree."""
         settings, signature = openvino_settings(model, device), Signature.from_config(model.config)
         file_checks.refuse_optional(signature, "OpenVINO")
@@ -93,7 +93,7 @@ class OpenvinoBackend(BatchedBackend):
         """Release the compiled model."""
         self._request = self._model = self._core = None
 
-    def _read(self, model: Model, settings: OpenvinoSettings) -> None:
+    def _read(self, model: BackendModel, settings: OpenvinoSettings) -> None:
         if self._model is not None:
             return
         if not os.path.exists(model.file):

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from shoal.errors import InvalidArgumentError
-from shoal.workers.backends.backend import Model
+from shoal.workers.backends.backend import BackendModel
 
 #: The error for a parameter with an invalid value: of model, key, expected value and value. A framework may have its
 #: own sentence.
-Refusal: TypeAlias = Callable[[Model, str, str, str], InvalidArgumentError]
+Refusal: TypeAlias = Callable[[BackendModel, str, str, str], InvalidArgumentError]
 
 THREADS = "a number of threads, 0 for the default"
 # Python accepts more as numbers: 1_000, digits of other scripts, nan.
@@ -17,13 +17,13 @@ _WHOLE_NUMBER = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+def invalid(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
     """The error for an invalid value, for frameworks without a sentence of their own."""
     return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
 
 
 def whole_number(
-    model: Model, key: str, value: str | None, expected: str = "a whole number", refusal: Refusal = invalid
+    model: BackendModel, key: str, value: str | None, expected: str = "a whole number", refusal: Refusal = invalid
 ) -> int:
     """A parameter's value as a number; 0 if it is not set. Raises the error that `refusal` returns if the text has
     other characters than digits."""
@@ -34,7 +34,7 @@ def whole_number(
     return int(value)
 
 
-def number(model: Model, key: str, value: str | None, default: float) -> float:
+def number(model: BackendModel, key: str, value: str | None, default: float) -> float:
     """A parameter's value as a float; `default` if it is not set. Raises InvalidArgumentError if the text is no
     number."""
     if not value:
@@ -45,7 +45,7 @@ def number(model: Model, key: str, value: str | None, default: float) -> float:
 
 
 def flag(
-    model: Model,
+    model: BackendModel,
     key: str,
     value: str | None,
     words: Mapping[str, bool],

@@ -42,7 +42,7 @@ class Http2Connection(Sending):
         #: Opens a stream for a call of a known form; see Receiving.open_whole.
         self.open_whole = self._receiving.open_whole
         #: Counts received bytes that are not consumed; see Bodies.keep.
-        self.keep_received = self._receiving.bodies.keep
+        self.keep_received = self._receiving.data_frames.keep
         # Changed by `ping`.
         self._num_pings = self._num_sent_at_ping = 0
         #: Whether the client broke a rule of the connection: the output is to be sent, then it is closed. Changed by
@@ -78,25 +78,25 @@ class Http2Connection(Sending):
 
         The caller may receive these bytes directly, instead of by `receive`, and then calls `received_directly`.
         """
-        bodies = self._receiving.bodies
-        if self.is_failed or not (bodies.is_within_frame or self._receiving.is_between_frames):
+        data_frames = self._receiving.data_frames
+        if self.is_failed or not (data_frames.is_within_frame or self._receiving.is_between_frames):
             return None
-        return bodies.expected
+        return data_frames.expected
 
     def received_directly(self, nbytes: int, num_alike: int = 0) -> list[Event]:
         """Count `nbytes` bytes of the `expected` data that were received directly, with which `num_alike` frames
         have begun. Returns an event if the stream ends with them."""
         events: list[Event] = []
-        bodies = self._receiving.bodies
-        bodies.received_directly(nbytes, num_alike, events)
-        self._receiving.is_between_frames = not bodies.is_within_frame
+        data_frames = self._receiving.data_frames
+        data_frames.received_directly(nbytes, num_alike, events)
+        self._receiving.is_between_frames = not data_frames.is_within_frame
         return events
 
     def credit(self, stream_id: int, nbytes: int) -> None:
         """Note that `nbytes` bytes of a stream's data are consumed: its client may send as many more."""
         stream = self.streams.open.get(stream_id)
         if stream is not None:
-            self._receiving.bodies.credit(stream, nbytes)
+            self._receiving.data_frames.credit(stream, nbytes)
 
     def ping(self) -> bool:
         """Send a ping, to be answered by PingAcked. False where as many pings as may go out in a row have gone out,

@@ -20,7 +20,7 @@ from shoal.errors import (
 )
 from shoal.frontend.grpc import infer
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.submission import HEADER_BYTES, Asked
+from shoal.frontend.grpc.submission import HEADER_BYTES, SubmittedMessage
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import R
 from shoal.shm.port import Reply
@@ -46,9 +46,9 @@ def test_only_id_and_tensors_of_a_known_request_are_new(lane: Lane) -> None:
         _, asked = lane.ask(request)
         assert lane.seen() == lane.road(request)
         assert (asked.id, asked.prepared.id, asked.found.entry.name) == (id_, id_, "grid")
-        assert asked.form is not None
+        assert asked.template is not None
         lane.finish()
-    assert len(lane.grpc._forms.entries) == 1
+    assert len(lane.grpc._templates.entries) == 1
 
 
 @pytest.mark.parametrize("received", [False, True], ids=["private", "in-a-block"])
@@ -207,7 +207,7 @@ def test_what_is_kept_is_bounded(lane: Lane) -> None:
     request.parameters["n"].string_param = "x" * 5000
     lane.ask(request)
     lane.seen()
-    assert 0 < len(lane.grpc._forms.entries) < 513
+    assert 0 < len(lane.grpc._templates.entries) < 513
     assert len(lane.grpc._latest.entries) == 1
 
 
@@ -241,7 +241,7 @@ def test_whatever_is_asked_lane_and_road_give_workers_the_same(lane: Lane) -> No
         for received in (False, True, False):
             _, asked = lane.ask(request, received=received)
             assert lane.seen() == expected
-            assert (asked.form is not None) is (
+            assert (asked.template is not None) is (
                 bool(raws) and not any(each.datatype == "BYTES" for each in request.inputs)
             )
             lane.finish()
@@ -252,7 +252,9 @@ def test_whatever_is_asked_lane_and_road_give_workers_the_same(lane: Lane) -> No
 OUT = TensorRef("OUT_A", 11, (1, 2), 0, 8)
 
 
-def replied(lane: Lane, response: InferResponse, data: bytes = ONE, id_: str = "7", **more: Any) -> tuple[Asked, Reply]:
+def replied(
+    lane: Lane, response: InferResponse, data: bytes = ONE, id_: str = "7", **more: Any
+) -> tuple[SubmittedMessage, Reply]:
     request = grid(id_=id_)
     for name in more:
         request.outputs.add(name=name)
@@ -261,7 +263,7 @@ def replied(lane: Lane, response: InferResponse, data: bytes = ONE, id_: str = "
     return asked, lane.reply(number, response, data)
 
 
-def check_response(lane: Lane, asked: Asked, reply: Reply, response: InferResponse) -> None:
+def check_response(lane: Lane, asked: SubmittedMessage, reply: Reply, response: InferResponse) -> None:
     """As the road would answer, and each of its ways."""
     assert reply.block is not None
     for stream, final in ((False, True), (True, False), (True, True)):

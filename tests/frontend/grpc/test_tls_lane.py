@@ -12,7 +12,7 @@ import pytest
 
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.tls_lane import TlsLane
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Host
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 from shoal.tls import server_context
 from tests.certificates import Certificates
 from tests.frontend.grpc.connection_pair import plain_ends
@@ -62,7 +62,7 @@ class Lane:
         place: Any = SimpleNamespace(port=star.port)
         front_end: Any = SimpleNamespace(state=star.state, place=place)
         files = str(certificates.server_cert), str(certificates.server_key)
-        host = Host([], -1, lambda: True, lambda: None)
+        host = GunicornHandle([], -1, lambda: True, lambda: None)
         self.lane = TlsLane(front_end, host, server_context(*files, "", False))
         self.lane.now_s = 1000.0
         self._context = ssl.create_default_context(cafile=certificates.root)
@@ -103,7 +103,7 @@ def lane(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Iterato
         handshake.close()
     for connection in list(lane.connections.values()):
         lane.lane.close(connection)
-    lane.lane._doors.end()
+    lane.lane._sources.end()
 
 
 def test_a_client_has_a_place_among_connections_when_its_handshake_is_complete(lane: Lane) -> None:

@@ -15,7 +15,7 @@ from shoal.frontend.http.request_id import cut_id, is_only_id
 from shoal.frontend.http.submission import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
-from tests.frontend.lane_star import ONE, Star, binary, inputs, used_form
+from tests.frontend.lane_star import ONE, Star, binary, inputs, used_template
 
 NUMBERS = b'{"name":"A","datatype":"FP32","shape":[1,2],"data":[1,2]}'
 
@@ -107,14 +107,16 @@ def outcome_on_the_lane(star: Star, json: bytes, tail: bytes | None, *, received
     return seen
 
 
-@given(form=st.sampled_from(FORMS), ids=st.lists(st.sampled_from(IDS), min_size=1, max_size=5), kind=st.integers(0, 2))
+@given(
+    template=st.sampled_from(FORMS), ids=st.lists(st.sampled_from(IDS), min_size=1, max_size=5), kind=st.integers(0, 2)
+)
 @settings(max_examples=400)
 def test_each_request_keeps_its_id_whatever_came_before(
-    long_lived: Star, form: bytes, ids: list[bytes], kind: int
+    long_lived: Star, template: bytes, ids: list[bytes], kind: int
 ) -> None:
     tensor, tail = (NUMBERS, None) if kind == 0 else (binary("A", "FP32", [1, 2], 8), ONE)
     for id_ in ids:
-        json = form.replace(b"%i", tensor).replace(b"%b", id_)
+        json = template.replace(b"%i", tensor).replace(b"%b", id_)
         expected = outcome_on_the_road(long_lived, json, tail)
         assert outcome_on_the_lane(long_lived, json, tail, received=kind == 2) == expected, json
     assert long_lived.port.slab.num_taken == 0
@@ -128,7 +130,7 @@ def test_only_the_first_of_requests_that_count_with_ids_is_parsed(star: Star, ta
     for number in (7, 8, 9, 10, 1234567):
         pending = star.submit("grid", inputs(tensor, more=b',"id":"%d"' % number + wants_binary), tail)
         assert star.seen()[5] == str(number)
-        requests_known.append(used_form(pending))
+        requests_known.append(used_template(pending))
         reply = star.reply(pending.number, InferResponse((TensorRef("OUT_A", 11, (1, 2), 0, 8),), {}), ONE)
         answers_known.append(star.submission.known_response(pending.asked, reply) is not None)
         star.submission.response(pending.asked, reply)

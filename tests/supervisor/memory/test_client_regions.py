@@ -13,12 +13,12 @@ from shoal.messages.to_client import QuestionAnswered, RegionRegistered, RegionU
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
-from tests.supervisor.sky import Sky
+from tests.supervisor.star_rig import StarRig
 
 KEY = f"shoal-test-supervisor-{os.getpid()}"
 
 
-class Office(Sky):
+class Office(StarRig):
     """A star with everybody joined whose front end a asks."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def test_and_when_it_is_gone_everywhere(office: Office, name: str, left: list[st
     # Who joins later hears of those that are left.
     process, client = office.join_client()
     process.heard()
-    office.regions.tell(client)
+    office.regions.send_to(client)
     assert process.heard() == [news(each) for each in left]
 
 

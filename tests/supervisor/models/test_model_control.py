@@ -14,9 +14,9 @@ from shoal.supervisor.event_loop import EventLoop, Future, Task
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model_control import ModelControl
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.repository import RepositoryPoller
 from tests.supervisor.served_version import CONFIG, Version
-from tests.supervisor.sky import OPTIONS
+from tests.supervisor.star_rig import OPTIONS
 
 ARGUMENTS = {"model": "m", "repository": "/registered"}
 
@@ -37,21 +37,21 @@ class Poller:
 
 def test_a_removal_that_meets_an_unexpected_error_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Version("", OPTIONS)
-    loop = made.sky.loop
-    models = Models(made.host, made.roster, lambda: None, lambda _: None, lambda _: None)
+    loop = made.rig.loop
+    models = Models(made.context, made.roster, lambda: None, lambda _: None, lambda _: None)
     control = ModelControl(
-        loop, replace(OPTIONS, model_control_mode="explicit"), cast(Repository, Poller(loop)), models
+        loop, replace(OPTIONS, model_control_mode="explicit"), cast(RepositoryPoller, Poller(loop)), models
     )
 
     def ask(verb: str) -> Task[Any]:
         asked = loop.begin(control.verbs[verb](ARGUMENTS))
-        made.sky.settle()
+        made.rig.settle()
         return asked
 
     registered = ask("register")
     for instance in made.roster:
         made.bring_up(instance)
-    made.sky.settle()
+    made.rig.settle()
     assert registered.exception() is None
     with monkeypatch.context() as broken:
         broken.setattr(Star, "announce_to_clients", lambda _star, _messages: 1 / 0)
@@ -62,7 +62,7 @@ def test_a_removal_that_meets_an_unexpected_error_can_be_tried_again(monkeypatch
     models.all_versions.on_drained(version.model_id)
     for instance in made.roster:
         made.end(instance)
-    made.sky.settle()
+    made.rig.settle()
     assert removed.exception() is None
     assert isinstance(ask("unregister").exception(), NotFoundError)
     made.close()

@@ -10,7 +10,7 @@ import pytest
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes import zygotes as zygotes_module
-from shoal.supervisor.processes.children import Child, Program
+from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.zygotes import FORK_S, IMPORT_S, Zygotes
 from tests.supervisor.clock import ClockLoop
@@ -38,7 +38,7 @@ def children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
-class Surroundings:
+class Harness:
     """A loop, zygotes that know one module, and what became of the children."""
 
     def __init__(self, clock: ClockLoop) -> None:
@@ -51,7 +51,7 @@ class Surroundings:
     def spawn(
         self, kind: str = "test", variable: str = "7", *, captured: bool = False, gives_way: bool = False
     ) -> Child:
-        program = Program("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, gives_way=gives_way)
+        program = ChildProgram("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, gives_way=gives_way)
         child = self.zygotes.spawn(kind, program, captured=captured)
         self.loop.after(child.exited, lambda: self._codes.append(child.exited.result()))
         return child
@@ -72,57 +72,55 @@ class Surroundings:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ClockLoop) -> Iterator[Surroundings]:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ClockLoop) -> Iterator[Harness]:
     (tmp_path / "child_of_zygote.py").write_text(SOURCE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    surroundings = Surroundings(clock)
-    yield surroundings
-    surroundings.zygotes.stop()
-    surroundings.clock.until(lambda: not surroundings.children())
+    harness = Harness(clock)
+    yield harness
+    harness.zygotes.stop()
+    harness.clock.until(lambda: not harness.children())
 
 
-def test_children_are_forked_watched_and_accounted_for(
-    surroundings: Surroundings, capfd: pytest.CaptureFixture[str]
-) -> None:
-    child = surroundings.spawn()
+def test_children_are_forked_watched_and_accounted_for(harness: Harness, capfd: pytest.CaptureFixture[str]) -> None:
+    child = harness.spawn()
     assert child.pid == 0  # nobody has waited for it
-    assert surroundings.run() == FORKED
+    assert harness.run() == FORKED
     assert child.pid > 0
     assert child.peak_rss_bytes > 1 << 20
     assert capfd.readouterr() == ("out 7\n", "err\n")
 
 
-def test_what_a_killed_child_wrote_is_captured(surroundings: Surroundings) -> None:
-    child = surroundings.spawn(variable="killed", captured=True)
-    assert surroundings.run() == -signal.SIGKILL
+def test_what_a_killed_child_wrote_is_captured(harness: Harness) -> None:
+    child = harness.spawn(variable="killed", captured=True)
+    assert harness.run() == -signal.SIGKILL
     assert [pipe.read() for pipe in child.outputs] == [b"out killed\n", b"err\n"]
     for pipe in child.outputs:
         pipe.close()
 
 
-def test_nothing_is_left_open(surroundings: Surroundings, num_descriptors: Callable[[], int]) -> None:
-    surroundings.spawn()
-    surroundings.run()
+def test_nothing_is_left_open(harness: Harness, num_descriptors: Callable[[], int]) -> None:
+    harness.spawn()
+    harness.run()
     before = num_descriptors()
     for _ in range(3):
-        surroundings.spawn()
-        assert surroundings.run() == FORKED
+        harness.spawn()
+        assert harness.run() == FORKED
     assert num_descriptors() == before
 
 
-def test_a_signal_before_the_beginning_is_the_end(surroundings: Surroundings) -> None:
-    surroundings.spawn().signal(signal.SIGKILL)
-    assert surroundings.run() == -signal.SIGKILL
+def test_a_signal_before_the_beginning_is_the_end(harness: Harness) -> None:
+    harness.spawn().signal(signal.SIGKILL)
+    assert harness.run() == -signal.SIGKILL
 
 
-def test_a_kind_without_a_zygote_is_execd(surroundings: Surroundings) -> None:
-    surroundings.spawn("python")
-    assert surroundings.run() == EXECUTED
-    assert not surroundings.children()
+def test_a_kind_without_a_zygote_is_execd(harness: Harness) -> None:
+    harness.spawn("python")
+    assert harness.run() == EXECUTED
+    assert not harness.children()
 
 
 def test_a_dead_zygote_is_replaced_and_meanwhile_children_are_execd(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[tuple[float, Callable[[], None]]] = []
 
@@ -130,49 +128,49 @@ def test_a_dead_zygote_is_replaced_and_meanwhile_children_are_execd(
         if callback.__name__ == "start":
             pauses.append((delay_s, callback))  # it is over when the test says so
         else:
-            EventLoop.call_after(surroundings.loop, delay_s, callback)
+            EventLoop.call_after(harness.loop, delay_s, callback)
 
-    monkeypatch.setattr(surroundings.loop, "call_after", call_after)
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
+    monkeypatch.setattr(harness.loop, "call_after", call_after)
+    harness.spawn()
+    assert harness.run() == FORKED
     for num_deaths in (1, 2):
-        os.kill(surroundings.zygote_pid(), signal.SIGKILL)
-        surroundings.clock.until(lambda: bool(pauses))
+        os.kill(harness.zygote_pid(), signal.SIGKILL)
+        harness.clock.until(lambda: bool(pauses))
         pause_s, start = pauses.pop()
         assert pause_s == backoff_s(num_deaths)
         assert f"it is started again in {pause_s:g} s" in caplog.text
-        surroundings.spawn()
-        assert surroundings.run() == EXECUTED
+        harness.spawn()
+        assert harness.run() == EXECUTED
         start()
-        surroundings.spawn()
-        assert surroundings.run() == FORKED
+        harness.spawn()
+        assert harness.run() == FORKED
 
 
-def test_whoever_waits_for_a_zygote_that_dies_is_execd(surroundings: Surroundings) -> None:
+def test_whoever_waits_for_a_zygote_that_dies_is_execd(harness: Harness) -> None:
     for _ in range(2):
-        surroundings.spawn()
-    os.kill(surroundings.zygote_pid(), signal.SIGKILL)  # it is still importing
-    assert [surroundings.run(), surroundings.run()] == [EXECUTED, EXECUTED]
+        harness.spawn()
+    os.kill(harness.zygote_pid(), signal.SIGKILL)  # it is still importing
+    assert [harness.run(), harness.run()] == [EXECUTED, EXECUTED]
 
 
 def test_a_zygote_that_stands_still_is_killed_and_the_child_execd(
-    surroundings: Surroundings, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
-    stopped = surroundings.zygote_pid()
+    harness.spawn()
+    assert harness.run() == FORKED
+    stopped = harness.zygote_pid()
     os.kill(stopped, signal.SIGSTOP)
-    surroundings.spawn()
-    surroundings.clock.pass_time(FORK_S - 1)
+    harness.spawn()
+    harness.clock.pass_time(FORK_S - 1)
     assert caplog.text == ""
-    surroundings.clock.pass_time(1)
-    assert surroundings.run() == EXECUTED
-    surroundings.clock.until(lambda: f"(pid {stopped}) was killed by signal 9" in caplog.text)
+    harness.clock.pass_time(1)
+    assert harness.run() == EXECUTED
+    harness.clock.until(lambda: f"(pid {stopped}) was killed by signal 9" in caplog.text)
     assert "has not forked within 10 s; it is killed" in caplog.text
 
 
 def test_a_child_whose_turn_has_not_come_is_waited_for(
-    surroundings: Surroundings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "pass")
     passes = os.open(tmp_path / "pass", os.O_RDWR)
@@ -182,77 +180,73 @@ passes = os.open({str(tmp_path / "pass")!r}, os.O_RDWR)
 os.register_at_fork(before=lambda: os.read(passes, 1))
 """
     (tmp_path / "child_of_zygote.py").write_text(gate + SOURCE)
-    surroundings.spawn()
+    harness.spawn()
     os.write(passes, b"..")  # the zygote's fork, and that of the middle
-    assert surroundings.run() == FORKED
+    assert harness.run() == FORKED
     for _ in range(2):
-        surroundings.spawn()
+        harness.spawn()
     for _ in range(2):
-        surroundings.clock.pass_time(FORK_S - 1)  # for the second, too long since the order
+        harness.clock.pass_time(FORK_S - 1)  # for the second, too long since the order
         os.write(passes, b"..")
-        assert surroundings.run() == FORKED
+        assert harness.run() == FORKED
     os.close(passes)
     assert caplog.text == ""
 
 
-def test_a_zygote_that_never_gets_ready_is_killed(surroundings: Surroundings, tmp_path: Path) -> None:
+def test_a_zygote_that_never_gets_ready_is_killed(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "child_of_zygote.py").write_text(
         f"import signal, sys\nif __name__ != '__main__': signal.pause()\nsys.exit({EXECUTED})"
     )
-    surroundings.spawn()
-    surroundings.clock.pass_time(IMPORT_S)
-    assert surroundings.run() == EXECUTED
+    harness.spawn()
+    harness.clock.pass_time(IMPORT_S)
+    assert harness.run() == EXECUTED
 
 
 def test_the_processes_of_an_unfit_zygote_are_execd(
-    surroundings: Surroundings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "child_of_zygote.py").write_text("import sys\nif __name__ != '__main__': import nothing\nsys.exit(9)")
     for _ in range(2):
-        surroundings.spawn()
-        assert surroundings.run() == 9
-    surroundings.clock.until(lambda: not surroundings.children())
+        harness.spawn()
+        assert harness.run() == 9
+    harness.clock.until(lambda: not harness.children())
     why = "its imports failed with ModuleNotFoundError: No module named 'nothing'"
     assert [record.getMessage() for record in caplog.records] == [f"zygote 'test': {why}; its processes are exec'd"]
 
 
-def test_nothing_is_open_once_they_are_told_to_stop(
-    surroundings: Surroundings, num_descriptors: Callable[[], int]
-) -> None:
+def test_nothing_is_open_once_they_are_told_to_stop(harness: Harness, num_descriptors: Callable[[], int]) -> None:
     before = num_descriptors()
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
-    surroundings.zygotes.stop()  # its death is on the way, and nobody may be left to hear of it
+    harness.spawn()
+    assert harness.run() == FORKED
+    harness.zygotes.stop()  # its death is on the way, and nobody may be left to hear of it
     assert num_descriptors() == before + 1  # the pidfd, which the loop has
 
 
-def test_after_the_stop_no_zygote_follows(surroundings: Surroundings) -> None:
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
-    surroundings.zygotes.stop()
-    surroundings.clock.until(lambda: not surroundings.children())
-    surroundings.spawn()
-    assert surroundings.run() == EXECUTED
+def test_after_the_stop_no_zygote_follows(harness: Harness) -> None:
+    harness.spawn()
+    assert harness.run() == FORKED
+    harness.zygotes.stop()
+    harness.clock.until(lambda: not harness.children())
+    harness.spawn()
+    assert harness.run() == EXECUTED
 
 
-def test_whoever_is_started_gives_way_once_somebody_serves(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_is_started_gives_way_once_somebody_serves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
     monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))
     monkeypatch.setattr(niceness, "join_in", lambda pid: told.append(("join in", pid)))
     monkeypatch.setattr(zygotes_module, "_WORKER", "child_of_zygote")  # its zygote is one for workers
-    early = surroundings.spawn(gives_way=True)
-    assert surroundings.run() == FORKED
-    zygote = surroundings.zygote_pid()
+    early = harness.spawn(gives_way=True)
+    assert harness.run() == FORKED
+    zygote = harness.zygote_pid()
     assert told == [("join in", zygote), ("join in", early.pid)]
-    surroundings.zygotes.give_way()
-    late = surroundings.spawn(gives_way=True)
-    assert surroundings.run() == FORKED
+    harness.zygotes.give_way()
+    late = harness.spawn(gives_way=True)
+    assert harness.run() == FORKED
     assert told[2:] == [("give way", zygote), ("give way", late.pid)]
-    execd = surroundings.spawn("another", gives_way=True)
-    assert surroundings.run() == EXECUTED
+    execd = harness.spawn("another", gives_way=True)
+    assert harness.run() == EXECUTED
     assert told[4:] == [("give way", execd.pid)]
     os.kill(zygote, signal.SIGKILL)
-    surroundings.clock.until(lambda: len(told) == 6)
-    assert told[5] == ("give way", surroundings.zygote_pid())
+    harness.clock.until(lambda: len(told) == 6)
+    assert told[5] == ("give way", harness.zygote_pid())

@@ -12,10 +12,10 @@ from shoal.messages.shared import LogChanged, LogSettings
 from shoal.messages.to_client import QuestionAnswered
 from shoal.messages.to_worker import MemoryGranted
 from shoal.options import ServerOptions
-from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions
-from tests.supervisor.sky import Sky
+from tests.supervisor.star_rig import StarRig
 
 SETTINGS: LogSettings = {
     "log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default",
@@ -31,14 +31,14 @@ class Tracer:
         self.num_told += 1
 
 
-class Office(Sky):
+class Office(StarRig):
     """A star with everybody joined whose front end a asks for changes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.settings = SETTINGS.copy()
         self.star.log_settings = self.settings
-        repository = Repository(self.loop, ServerOptions(), "@nowhere", self.settings, {})
+        repository = RepositoryPoller(self.loop, ServerOptions(), "@nowhere", self.settings, {})
         self.tracer = Tracer()
         settings = LogControl(self.settings, self.star, repository, self.tracer)
         self._questions = Questions(self.loop, {"log_settings": settings.change})

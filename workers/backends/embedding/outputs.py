@@ -18,7 +18,7 @@ _NONE: Array = np.empty(0, np.intp)
 PIECE_NBYTES = 16 << 20
 
 
-class Found(NamedTuple):
+class PendingLookUp(NamedTuple):
     """A look-up whose rows have been found and not yet copied."""
 
     ids: Array  # flat
@@ -38,7 +38,7 @@ class Found(NamedTuple):
         return int(self.ends[bag - 1]) if bag else 0
 
 
-class Output:
+class EmbeddingOutput:
     """One output: `find` looks up the ids, which gives the output's shape; `take` then copies the rows into its
     memory."""
 
@@ -67,7 +67,7 @@ class Output:
         if len(look.unknown):
             raise self._unknown(unknown_id)
 
-    def find(self, inputs: Mapping[str, Array], ends_of_ragged: Mapping[str, Array]) -> Found:
+    def find(self, inputs: Mapping[str, Array], ends_of_ragged: Mapping[str, Array]) -> PendingLookUp:
         """Look up the ids of a batch. `ends_of_ragged` has, for inputs whose rows have different lengths, where each
         row ends.
 
@@ -100,9 +100,9 @@ class Output:
                 lacking = np.setdiff1d(lacking, padding, assume_unique=True)
         if damaged:
             lacking = np.union1d(lacking, np.setdiff1d(list(damaged), padding, assume_unique=True))
-        return Found(ids, rows, lacking, damaged, padding, zeros, ends, shape + self._rows.row_shape)
+        return PendingLookUp(ids, rows, lacking, damaged, padding, zeros, ends, shape + self._rows.row_shape)
 
-    def take(self, found: Found, out: Array) -> None:
+    def take(self, found: PendingLookUp, out: Array) -> None:
         """Copy the found rows, or the sums or means of the bags, into `out`, which has the shape `found.shape`."""
         if self._look_up.is_pooled:
             self._pool(found, out)
@@ -112,7 +112,7 @@ class Output:
         if len(found.zeros):
             rows[found.zeros] = 0
 
-    def _pool(self, found: Found, out: Array) -> None:
+    def _pool(self, found: PendingLookUp, out: Array) -> None:
         row_shape = self._rows.row_shape
         width = int(np.prod(row_shape, dtype=np.intp))
         sums: Array = np.zeros((len(found.ends), width), self._work)
@@ -129,7 +129,7 @@ class Output:
             sums /= np.maximum(num_ids_of(found.ends, found.padding), 1)[:, None].astype(self._work)
         np.copyto(out.reshape(-1, width), sums, casting="same_kind")
 
-    def why_lacking(self, found: Found, position: int) -> ShoalError:
+    def why_lacking(self, found: PendingLookUp, position: int) -> ShoalError:
         """The error for the id at a position that has no usable row."""
         if position in found.damaged:
             return InternalError(found.damaged[position])

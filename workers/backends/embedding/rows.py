@@ -12,7 +12,7 @@ from shoal.workers.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TableSpec:
     """The configured datatypes, row dims and scale of a table."""
 
     ids: Datatype
@@ -22,7 +22,7 @@ class Form:
     stored: Datatype  # of rows in a store, which does not record it
 
 
-class Look(NamedTuple):
+class FoundRows(NamedTuple):
     """A table's answer to a look-up of ids; positions refer to the ids and ascend."""
 
     rows: Any  # for `take`, one element per id; can be sliced
@@ -43,7 +43,7 @@ class Rows(ABC):
         """Use the files that have replaced this table's, if any; called between two batches, never within one."""
 
     @abstractmethod
-    def find(self, ids: Array) -> Look:
+    def find(self, ids: Array) -> FoundRows:
         """Look up ids, an array of one dimension."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ import numpy as np
 from shoal.datatypes import BF16, format_shape
 from shoal.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.workers.backends.embedding.replaceable import Replaceable, place
-from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
+from shoal.workers.backends.embedding.rows import FoundRows, Rows, TableSpec, check_type, convert
 from shoal.workers.tensors import Array
 
 #: Keys → the value of each, None for a key without one.
@@ -30,7 +30,7 @@ GetMany: TypeAlias = Callable[[list[bytes]], Sequence[bytes | None]]
 REDIS_TIMEOUT_S = 1.0
 
 
-class Store(NamedTuple):
+class OpenStore(NamedTuple):
     """An opened store."""
 
     get_many: GetMany
@@ -41,25 +41,25 @@ class StoreRows(Rows):
     """A table in a store. Its construction raises InvalidArgumentError if its rows cannot be converted to the
     output's datatype."""
 
-    def __init__(self, what: str, form: Form, key: str, store: Store) -> None:
-        _check_form(what, form)
+    def __init__(self, what: str, spec: TableSpec, key: str, store: OpenStore) -> None:
+        _check_spec(what, spec)
         prefix, _, suffix = key.partition("{id}")
         self._what = what
-        self._form = form
+        self._spec = spec
         self._prefix, self._suffix = prefix.encode(), suffix.encode()
-        self._row_nbytes = int(np.prod(form.row_dims, dtype=object)) * form.stored.itemsize
+        self._row_nbytes = int(np.prod(spec.row_dims, dtype=object)) * spec.stored.itemsize
         self._store = store
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """The configured shape: a store does not record shapes."""
-        return self._form.row_dims
+        return self._spec.row_dims
 
     def refresh(self) -> None:
         """Open the store's file again if another one has taken its path."""
         self._store.refresh()
 
-    def find(self, ids: Array) -> Look:
+    def find(self, ids: Array) -> FoundRows:
         """Look up ids: the values of their rows, zeros for an id without one. Each distinct id is requested once."""
         elements = ids.tolist()
         distinct = list(dict.fromkeys(elements))
@@ -75,34 +75,34 @@ class StoreRows(Rows):
             elif len(value) != self._row_nbytes:
                 damaged[position] = self._no_row(text % (self._prefix, elements[position], self._suffix), value)
                 rows[position] = zeros
-        return Look(rows, np.array(unknown, np.intp), damaged)
+        return FoundRows(rows, np.array(unknown, np.intp), damaged)
 
     def take(self, found: list[bytes], out: Array) -> None:
         """Convert found values into `out`."""
-        stored, scale = self._form.stored, self._form.scale
+        stored, scale = self._spec.stored, self._spec.scale
         rows: Array = np.ndarray((len(found), *self.row_shape), stored.dtype, b"".join(found))
-        if stored is BF16 and self._form.output is not BF16:
+        if stored is BF16 and self._spec.output is not BF16:
             rows = (rows.astype(np.uint32) << 16).view(np.float32)
         convert(rows, None if scale is None else np.array(scale, np.float32), out)
 
     def _no_row(self, key: bytes, value: bytes) -> str:
         return (
             f"{self._what}: the value of '{key.decode(errors='replace')}' has {len(value)} bytes, a row of shape "
-            f"{format_shape(self.row_shape)} and {self._form.stored.config_name} has {self._row_nbytes}"
+            f"{format_shape(self.row_shape)} and {self._spec.stored.config_name} has {self._row_nbytes}"
         )
 
 
-def _check_form(what: str, form: Form) -> None:
-    if -1 in form.row_dims:
+def _check_spec(what: str, spec: TableSpec) -> None:
+    if -1 in spec.row_dims:
         raise InvalidArgumentError(f"{what}: a store does not tell how long a row is; the output's dims must")
-    if (form.stored is BF16) != (form.output is BF16) and form.output.dtype.kind != "f":  # both are words to numpy
+    if (spec.stored is BF16) != (spec.output is BF16) and spec.output.dtype.kind != "f":  # both are words to numpy
         raise InvalidArgumentError(
-            f"{what} holds {form.stored.config_name}, which cannot be given as {form.output.config_name}"
+            f"{what} holds {spec.stored.config_name}, which cannot be given as {spec.output.config_name}"
         )
-    check_type(what, form.stored.dtype, form.scale is not None, form.output)
+    check_type(what, spec.stored.dtype, spec.scale is not None, spec.output)
 
 
-def open_store(table: str, directory: str, what: str) -> Store:
+def open_store(table: str, directory: str, what: str) -> OpenStore:
     """The store that a table's setting names. Raises UnsupportedError if the store's package is not installed,
     InvalidArgumentError or UnavailableError if it cannot be opened."""
     scheme, _, place_ = table.partition(":")
@@ -114,8 +114,8 @@ def open_store(table: str, directory: str, what: str) -> Store:
         def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
             return opened.current(keys)
 
-        return Store(get_many, opened.refresh)
-    return Store(_open_redis(what, table), lambda: None)
+        return OpenStore(get_many, opened.refresh)
+    return OpenStore(_open_redis(what, table), lambda: None)
 
 
 def public_name(table: str) -> str:

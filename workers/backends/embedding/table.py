@@ -26,7 +26,7 @@ from numpy.lib import format as npy
 from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.workers.backends.embedding.replaceable import Replaceable
-from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
+from shoal.workers.backends.embedding.rows import FoundRows, Rows, TableSpec, check_type, convert
 from shoal.workers.tensors import Array
 
 VECTORS, IDS, SCALES = "vectors.npy", "ids.npy", "scales.npy"
@@ -57,9 +57,9 @@ class _Mapped(NamedTuple):
 class TableRows(Rows):
     """A table in numpy's files, which can be replaced."""
 
-    def __init__(self, path: str, what: str, form: Form) -> None:
+    def __init__(self, path: str, what: str, spec: TableSpec) -> None:
         self._what = what
-        self._files = Replaceable(path, what, partial(open_table, form=form))
+        self._files = Replaceable(path, what, partial(open_table, spec=spec))
         # Changed by take.
         self._is_cold = True  # the last look-up had to wait for the disk, or this will be the first
         self._num_faults = 0
@@ -80,21 +80,21 @@ class TableRows(Rows):
                     f"{self._what} was cut short while it is read; replace it by rename, do not write into it"
                 )
 
-    def find(self, ids: Array) -> Look:
+    def find(self, ids: Array) -> FoundRows:
         """Look up ids: the numbers of their rows, 0 for an id without one."""
         table = self._files.current
         if table.ids is not None:
-            return Look(*_find_sorted(table.ids, ids), {})
+            return FoundRows(*_find_sorted(table.ids, ids), {})
         # As unsigned, negative ids are beyond any row, but in 64 bits only: as a byte -1 is 255, which may be a row.
         unsigned = ids.astype(_INT64, copy=False).view(_UINT64) if ids.dtype.kind == "i" else ids
         num_rows = len(table.vectors)
         # The greatest by its position: numpy's max itself runs Python, 11k instructions against 4k.
         if not len(ids) or unsigned.item(unsigned.argmax()) < num_rows:
-            return Look(ids, _NONE, {})
+            return FoundRows(ids, _NONE, {})
         unknown = np.flatnonzero(unsigned >= num_rows)
         rows = ids.copy()
         rows[unknown] = 0
-        return Look(rows, unknown, {})
+        return FoundRows(rows, unknown, {})
 
     def take(self, found: Array, out: Array) -> None:
         """Copy rows from the mapped file into `out`, directly if both have one datatype."""
@@ -144,11 +144,11 @@ def _read_ahead(table: Table, rows: Array) -> None:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-def open_table(path: str, form: Form) -> Table:
+def open_table(path: str, spec: TableSpec) -> Table:
     """The table in the files at `path` as they are now. Raises InvalidArgumentError, which names the faulty file and
     what it should be, and UnavailableError if a file cannot be read for now."""
     if not os.path.isdir(path):
-        return _checked({VECTORS: _map(path, None)}, form)
+        return _checked({VECTORS: _map(path, None)}, spec)
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_DIRECTORY
@@ -159,7 +159,7 @@ def open_table(path: str, form: Form) -> Table:
         opener = partial(os.open, dir_fd=descriptor)
         present = os.listdir(descriptor)
         names = (VECTORS, *(name for name in (IDS, SCALES) if name in present))
-        return _checked({name: _map(name, opener) for name in names}, form)
+        return _checked({name: _map(name, opener) for name in names}, spec)
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
@@ -211,28 +211,28 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
         raise ValueError(f"its header is damaged: {error}") from error
 
 
-def _checked(files: dict[str, _Mapped], form: Form) -> Table:
+def _checked(files: dict[str, _Mapped], spec: TableSpec) -> Table:
     vectors, ids, scales = (files[name].array if name in files else None for name in (VECTORS, IDS, SCALES))
     assert vectors is not None
     row_shape = vectors.shape[1:]
     if 0 in row_shape:
         raise InvalidArgumentError(f"rows have shape {format_shape(row_shape)}, which holds no numbers")
-    if len(row_shape) != len(form.row_dims) or any(
-        dim not in (-1, size) for dim, size in zip(form.row_dims, row_shape, strict=True)
+    if len(row_shape) != len(spec.row_dims) or any(
+        dim not in (-1, size) for dim, size in zip(spec.row_dims, row_shape, strict=True)
     ):
         raise InvalidArgumentError(
             f"rows have shape {format_shape(row_shape)}, the configuration of the output expects "
-            f"{format_shape(form.row_dims)}"
+            f"{format_shape(spec.row_dims)}"
         )
-    if form.scale is not None:
+    if spec.scale is not None:
         if scales is not None:
             raise InvalidArgumentError(f"there are '{SCALES}' and the setting scale; only one of them can be")
-        scales = np.full(1, form.scale, np.float32)
-    check_type(f"'{VECTORS}'", vectors.dtype, scales is not None, form.output)
-    if form.ids is BYTES and ids is None:
+        scales = np.full(1, spec.scale, np.float32)
+    check_type(f"'{VECTORS}'", vectors.dtype, scales is not None, spec.output)
+    if spec.ids is BYTES and ids is None:
         raise InvalidArgumentError(f"ids of {BYTES.config_name} need a directory with '{IDS}' in it")
     if ids is not None:
-        _check_ids(ids, len(vectors), form.ids)
+        _check_ids(ids, len(vectors), spec.ids)
     if scales is not None:
         if scales.dtype.kind != "f" or scales.shape not in ((1,), (len(vectors),)):
             raise InvalidArgumentError(

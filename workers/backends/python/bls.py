@@ -27,9 +27,9 @@ from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import ModelGoneError
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
-from shoal.star.client import Answer, Client
+from shoal.star.client import HeldResponse, StarClient
 from shoal.star.models import ModelEntry, client_shape
-from shoal.star.outgoing import Ask, Input, check
+from shoal.star.outgoing import Input, RawRequest, check
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
@@ -105,11 +105,11 @@ NO_PARENTS = Parents((), can_lend=False, is_watched=False)
 current_parents: ContextVar[Parents] = ContextVar("parents", default=NO_PARENTS)
 
 
-class Call:
+class BlsCall:
     """One request of a model to another, sent again if the called model is reloaded on the way."""
 
     def __init__(
-        self, client: Client, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
+        self, client: StarClient, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
     ) -> None:
         self._client = client
         self._caller = caller
@@ -178,9 +178,9 @@ class Call:
         except ShoalError:
             return None
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> RawRequest:
         request, parents = self._request, self._parents
-        return Ask(
+        return RawRequest(
             request._request_id,
             [self._input(tensor) for tensor in request._inputs],
             tuple(request._requested_output_names),
@@ -212,20 +212,20 @@ class Call:
 
     # --- responses: in the listening thread, which never waits ---
 
-    def _answer(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
+    def _answer(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
         response = None
         try:
             if isinstance(answer, ModelGoneError) and self._num_attempts <= _MAX_RELOADS:
                 threading.Thread(target=self.attempt, name="bls-again", daemon=True).start()
                 return
-            if isinstance(answer, Answer):
+            if isinstance(answer, HeldResponse):
                 response = InferenceResponse(self._tensors(answer), parameters=answer.response.parameters)
         except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
             answer = _known(error)
         if isinstance(answer, ShoalError):
             self._fail(answer, is_final)
         else:
-            self._tell(response, is_final or response is None)
+            self._deliver(response, is_final or response is None)
 
     def _fail(self, error: ShoalError, is_final: bool) -> None:
         if self._client.now_ns() >= self._deadline_ns and self._calls_itself():
@@ -233,9 +233,9 @@ class Call:
                 f"{error}; model '{self._caller}' has called itself, and its only instance waits for that call. Give "
                 "it more instances, or make execute a coroutine that awaits async_exec()"
             )
-        self._tell(InferenceResponse(error=as_triton_error(error)), is_final)
+        self._deliver(InferenceResponse(error=as_triton_error(error)), is_final)
 
-    def _tell(self, response: InferenceResponse | None, is_final: bool) -> None:
+    def _deliver(self, response: InferenceResponse | None, is_final: bool) -> None:
         on_response = self._on_response
         if is_final:
             self._client.give_back(self._refs)
@@ -247,7 +247,7 @@ class Call:
     def _calls_itself(self) -> bool:
         return self._entry is not None and self._entry.name == self._caller and self._entry.num_instances == 1
 
-    def _tensors(self, answer: Answer) -> list[Tensor]:
+    def _tensors(self, answer: HeldResponse) -> list[Tensor]:
         assert self._entry is not None
         response, block, block_ref = answer
         if self._decoupled:

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 CANCEL_WAIT_S = 5.0
 
 
-class EventLoop:
+class ModelEventLoop:
     """A thread with an event loop that runs coroutines concurrently; it starts with the first coroutine."""
 
     def __init__(self, name: str) -> None:

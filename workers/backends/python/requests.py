@@ -14,7 +14,7 @@ from shoal.workers.requests import Request
 from shoal.workers.response_sender import ResponseSender
 
 
-class ServedModel:
+class ModelTraits:
     """The properties that all requests to one model share."""
 
     def __init__(self, name: str, version: int, output_names: tuple[str, ...], is_decoupled: bool) -> None:
@@ -27,7 +27,7 @@ class ServedModel:
 class ServedRequest(InferenceRequest):
     """A client's request as the model gets it. With `has_copies` its inputs are copies that may be written to."""
 
-    def __init__(self, request: Request, answers: Answers, model: ServedModel, has_copies: bool) -> None:
+    def __init__(self, request: Request, answers: Answers, model: ModelTraits, has_copies: bool) -> None:
         self._request: Request = request
         self.request = request
         self.answers = answers
@@ -72,8 +72,8 @@ class ServedRequest(InferenceRequest):
     def _open(self) -> list[Tensor]:
         request = self.request
         given, ref, tensors = request.tensors, request.record[B.BLOCK], []
-        for name, (spec, shape, offset, nbytes) in request.form.inputs.items():
-            data, source = given[name], TensorSource(request.form.lent.get(name, ref), offset, nbytes, None)
+        for name, (spec, shape, offset, nbytes) in request.parsed.inputs.items():
+            data, source = given[name], TensorSource(request.parsed.lent.get(name, ref), offset, nbytes, None)
             if type(data) is memoryview:
                 tensor = Tensor._made(name, spec.datatype, shape, None, data, source)
             else:
@@ -109,7 +109,7 @@ class ServedRequest(InferenceRequest):
 
     def requested_output_names(self) -> list[str]:
         """The names of the outputs that the client asked for; of all outputs if it named none."""
-        return sorted(self.request.form.share[1] or self._model.output_names)
+        return sorted(self.request.parsed.share[1] or self._model.output_names)
 
     def trace(self) -> InferenceTrace:
         """The trace that the request belongs to."""

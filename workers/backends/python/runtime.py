@@ -13,10 +13,10 @@ from triton_python_backend_utils.runtime import Runtime
 
 from shoal.errors import ShoalError, UnavailableError
 from shoal.star import client, model_control
-from shoal.star.client import Client
+from shoal.star.client import StarClient
 from shoal.star.readiness import is_ready
 from shoal.workers.answers import Answers
-from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
+from shoal.workers.backends.python.bls import NO_PARENTS, BlsCall, Parents, current_parents
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class WorkerRuntime(Runtime):
         self._model = model
         self._lock = threading.Lock()
         # Changed by the first call.
-        self._client: Client | None = None
+        self._client: StarClient | None = None
 
     def follow_forks(self) -> None:
         """Let processes that the model forks from now on, as multiprocessing does, call models, too. To be called
@@ -79,7 +79,7 @@ class WorkerRuntime(Runtime):
 
     def submit(self, request: ModelRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
         try:
-            call = Call(self._join(), self._model, request, decoupled, on_response)
+            call = BlsCall(self._join(), self._model, request, decoupled, on_response)
         except ShoalError as error:
             on_response(InferenceResponse(error=as_triton_error(error)), True)
             return lambda: None
@@ -108,7 +108,7 @@ class WorkerRuntime(Runtime):
         except ShoalError:
             return False
 
-    def _join(self) -> Client:
+    def _join(self) -> StarClient:
         """The worker's client, which joins the star now if it has not yet. Raises ShoalError if it cannot; the next
         call tries again."""
         with self._lock:

@@ -16,9 +16,9 @@ import torch
 from shoal.datatypes import BF16, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.model_config.signature import Signature
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.pytorch import programs
-from shoal.workers.backends.pytorch.options import Settings, settings
+from shoal.workers.backends.pytorch.options import PytorchSettings, settings
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import smallest_inputs
@@ -50,7 +50,7 @@ class PytorchBackend(BatchedBackend):
         self._cleans_cache = False
         self._format = torch.preserve_format  # memory format of inputs with four dimensions
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Load the model and check it. Raises ShoalError if it cannot be loaded or does not fit its configuration."""
         chosen = settings(model, device)
         _set_up_process(chosen)
@@ -152,7 +152,7 @@ class PytorchBackend(BatchedBackend):
         return array
 
 
-def _torch_device(model: Model, device: Device) -> torch.device | None:
+def _torch_device(model: BackendModel, device: Device) -> torch.device | None:
     if device.kind == "KIND_CPU":
         return torch.device("cpu")
     if device.kind == "KIND_MODEL":
@@ -166,7 +166,7 @@ def _torch_device(model: Model, device: Device) -> torch.device | None:
     return torch.device("cuda", device.id if device.id < torch.cuda.device_count() else 0)
 
 
-def _set_up_process(chosen: Settings) -> None:
+def _set_up_process(chosen: PytorchSettings) -> None:
     """Make the settings that PyTorch has once per process; this process has one model."""
     torch.set_num_threads(chosen.intra_op_num_threads)
     if torch.get_num_interop_threads() != chosen.inter_op_num_threads:

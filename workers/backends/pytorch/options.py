@@ -10,14 +10,14 @@ from shoal.datatypes import BYTES
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks, parameters
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton reads them, in any case
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PytorchSettings:
     """The settings of one instance. What PyTorch sets for a whole process holds for one instance, since each has a
     process of its own."""
 
@@ -35,10 +35,10 @@ class Settings:
     compile: dict[str, Any] | None  # keyword arguments of torch.compile; None = not compiled
 
 
-def settings(model: Model, device: Device) -> Settings:
+def settings(model: BackendModel, device: Device) -> PytorchSettings:
     """All settings of an instance. Raises InvalidArgumentError for an invalid value."""
     num_cores = len(device.cores)
-    return Settings(
+    return PytorchSettings(
         intra_op_num_threads=_threads(model, ("INTRA_OP_THREAD_COUNT", "NUM_THREADS")) or num_cores,
         inter_op_num_threads=_threads(model, ("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")) or num_cores,
         inference_mode=_flag(model, "INFERENCE_MODE", default=True),
@@ -54,7 +54,7 @@ def settings(model: Model, device: Device) -> Settings:
     )
 
 
-def check_tensors(model: Model, *, takes_strings: bool) -> None:
+def check_tensors(model: BackendModel, *, takes_strings: bool) -> None:
     """Check the configured datatypes. Raises InternalError with Triton's sentences for datatypes that PyTorch cannot
     represent, UnsupportedError for an optional input.
 
@@ -78,7 +78,7 @@ def check_tensors(model: Model, *, takes_strings: bool) -> None:
                 )
 
 
-def _compile(model: Model) -> dict[str, Any] | None:
+def _compile(model: BackendModel) -> dict[str, Any] | None:
     text = model.parameter(COMPILE)
     if text is None:
         return None
@@ -93,7 +93,7 @@ def _compile(model: Model) -> dict[str, Any] | None:
     return arguments
 
 
-def _threads(model: Model, keys: Sequence[str]) -> int:
+def _threads(model: BackendModel, keys: Sequence[str]) -> int:
     """The configured number of threads, under the name of either of Triton's two runtimes. 0 if none is configured:
     then the worker's number of cores is used."""
     for key in keys:
@@ -103,10 +103,10 @@ def _threads(model: Model, keys: Sequence[str]) -> int:
     return 0
 
 
-def _flag(model: Model, key: str, *, default: bool) -> bool:
+def _flag(model: BackendModel, key: str, *, default: bool) -> bool:
     value = _flag_or_none(model, key)
     return default if value is None else value
 
 
-def _flag_or_none(model: Model, key: str) -> bool | None:
+def _flag_or_none(model: BackendModel, key: str) -> bool | None:
     return parameters.flag(model, key, (model.parameter(key) or "").lower(), _FLAGS, "true or false")

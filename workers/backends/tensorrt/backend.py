@@ -18,7 +18,7 @@ from shoal.model_config.autocomplete import IOTensor, ModelIO, complete_from_fil
 from shoal.model_config.signature import Signature
 from shoal.workers import cuda
 from shoal.workers.backends import file_checks
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.tensorrt.profiles import (
     Bounds,
     Profile,
@@ -89,7 +89,7 @@ class TensorrtBackend(BatchedBackend):
         self._refused: set[Shapes] = set()  # shapes whose runs could not be captured
         self._num_moves = 0  # number of moves of both buffers when the graphs were captured
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The engine's tensors, and the configuration that follows from them; the largest batch is that of the
         profiles."""
         inputs, outputs = self._open(model)
@@ -97,7 +97,7 @@ class TensorrtBackend(BatchedBackend):
         completed = complete_from_file(model.config, ModelIO(inputs, outputs), supported)
         return ModelIO(inputs, outputs, completed)
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Deserialize the engine, check it, make contexts and run it once. Raises ShoalError if the engine cannot be
         used or does not fit its configuration."""
         inputs, outputs = self._open(model)
@@ -113,7 +113,7 @@ class TensorrtBackend(BatchedBackend):
         self._asked_names = frozenset(signature.outputs)
         self._datatypes = {tensor.name: BY_CONFIG_NAME[tensor.data_type] for tensor in (*inputs, *outputs)}
         self._graph_batch_sizes = graph_batch_sizes(model.config)
-        self._stream = cuda.Stream()
+        self._stream = cuda.CudaStream()
         self._contexts = {profile.number: self._context(profile.number) for profile in self._profiles}
         self.stage = self._pinned
         if not model.config["model_warmup"]:
@@ -127,7 +127,7 @@ class TensorrtBackend(BatchedBackend):
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
-    def _open(self, model: Model) -> tuple[tuple[IOTensor, ...], tuple[IOTensor, ...]]:
+    def _open(self, model: BackendModel) -> tuple[tuple[IOTensor, ...], tuple[IOTensor, ...]]:
         if self._engine is None:
             self._engine = self._deserialize(model)
         engine = self._engine
@@ -141,7 +141,7 @@ class TensorrtBackend(BatchedBackend):
         tensors = {name: self._io_tensor(model, name) for name in names}
         return tuple(tensors[name] for name in inputs), tuple(tensors[name] for name in names if name not in inputs)
 
-    def _deserialize(self, model: Model) -> Any:
+    def _deserialize(self, model: BackendModel) -> Any:
         try:
             with open(model.file, "rb") as file:
                 data = file.read()
@@ -178,7 +178,7 @@ class TensorrtBackend(BatchedBackend):
         }
         return Profile(index, shapes, values)
 
-    def _io_tensor(self, model: Model, name: str) -> IOTensor:
+    def _io_tensor(self, model: BackendModel, name: str) -> IOTensor:
         number_type = self._engine.get_tensor_dtype(name).name
         if number_type not in _TYPES:
             raise UnsupportedError(f"unsupported datatype {number_type} of tensor '{name}' of model '{model.name}'")
@@ -319,7 +319,7 @@ class TensorrtBackend(BatchedBackend):
 class _Graph:
     """A captured run, the context whose memory it uses, and the arrays of its outputs."""
 
-    def __init__(self, graph: cuda.Graph, context: Any, outputs: dict[str, Array]) -> None:
+    def __init__(self, graph: cuda.CudaGraph, context: Any, outputs: dict[str, Array]) -> None:
         self.outputs = outputs
         self._context = context
         self.launch, self.destroy = graph.launch, graph.destroy

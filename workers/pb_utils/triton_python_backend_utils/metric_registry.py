@@ -97,7 +97,7 @@ class _Histogram(Series):
         return change
 
 
-class Family:
+class RegisteredFamily:
     """A metric family: its name and kind, and the series that the MetricFamily objects of its name have made."""
 
     def __init__(self, name: str, kind: Kind, description: str) -> None:
@@ -112,7 +112,7 @@ class FamilyHandle:
     """The share of one MetricFamily object in a family; the object's metrics see in it whether the object was
     deleted."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: RegisteredFamily) -> None:
         self.family = family
         # Changed by the registry, under its lock; at the end by the deletion of the MetricFamily object, in any thread.
         self.labels = set[Labels]()
@@ -128,10 +128,12 @@ class MetricRegistry:
         #: finalizer, so once it has been called for a change it must never wait.
         self.on_change: Callable[[], None] = lambda: None
         # Changed under the lock.
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, RegisteredFamily] = {}
         self._num_series = 0
         self._has_warned = False
-        self._ended: list[tuple[Family, Labels, Any]] = []  # last changes of ended series, each followed by None
+        self._ended: list[
+            tuple[RegisteredFamily, Labels, Any]
+        ] = []  # last changes of ended series, each followed by None
         self._changed: dict[tuple[str, Labels], Series] = {}
         # Changed by finalizers, without the lock.
         self._deleted: deque[FamilyHandle] = deque()
@@ -141,7 +143,7 @@ class MetricRegistry:
         the first one's. Raises TritonModelException if the family is of another kind."""
         with self.lock:
             self._end_deleted()
-            family = self._families.setdefault(name, Family(name, kind, description))
+            family = self._families.setdefault(name, RegisteredFamily(name, kind, description))
             if family.kind != kind:
                 raise TritonModelException(
                     f"{NO_FAMILY}metric family '{name}' exists already, as {family.kind.value} with the "
@@ -171,7 +173,7 @@ class MetricRegistry:
             if not family.num_objects:
                 del self._families[family.name]
 
-    def _end_series(self, family: Family, labels: Labels) -> None:
+    def _end_series(self, family: RegisteredFamily, labels: Labels) -> None:
         series = family.series.pop(labels)
         self._num_series -= 1
         if self._changed.pop((family.name, labels), None) is not None:
@@ -205,7 +207,7 @@ class MetricRegistry:
                 "family '%s'", MAX_SERIES, name,
             )  # fmt: skip
 
-    def note(self, family: Family, labels: Labels, series: Series) -> None:
+    def note(self, family: RegisteredFamily, labels: Labels, series: Series) -> None:
         """Note that a series has changed. Called under the lock."""
         if family.series.get(labels) is not series:
             return  # the series is beyond MAX_SERIES, or has ended
@@ -221,17 +223,17 @@ class MetricRegistry:
             self._end_deleted()
             ended, self._ended = self._ended, []
             changed, self._changed = self._changed, {}
-            families: dict[Family, list[Any]] = {}
+            families: dict[RegisteredFamily, list[Any]] = {}
             for family, labels, change in ended:
-                _told(families, family).append([labels, change])
+                _changes_of(families, family).append([labels, change])
             for (name, labels), series in changed.items():
-                _told(families, self._families[name]).append([labels, series.take()])
+                _changes_of(families, self._families[name]).append([labels, series.take()])
             return list(families.values())
 
 
-def _told(families: dict[Family, list[Any]], family: Family) -> list[Any]:
-    told = families.setdefault(family, [family.name, family.kind.value, family.description, []])
-    changes: list[Any] = told[3]
+def _changes_of(families: dict[RegisteredFamily, list[Any]], family: RegisteredFamily) -> list[Any]:
+    described = families.setdefault(family, [family.name, family.kind.value, family.description, []])
+    changes: list[Any] = described[3]
     return changes
 
 

@@ -10,11 +10,11 @@ from shoal.datatypes import BY_CONFIG_NAME, BYTES
 from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
 from shoal.workers.backends.embedding import EmbeddingBackend
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array, encode_strings
 from tests.request_headers import request_header
-from tests.workers.surroundings import CPU, model, model_config, tensor_config
+from tests.workers.worker_harness import CPU, model, model_config, tensor_config
 
 Dims = Sequence[int]
 
@@ -71,7 +71,7 @@ def ask(
             body += data
         header = request_header("", refs, list(outputs[position] if outputs else ()), {})
         opened.append(reader.open(position, memoryview(bytes(body)).toreadonly(), header))
-    answers = Placed(len(requests), Plans(signature))
+    answers = Placed(len(requests), OutputLayouts(signature))
     backend.execute(opened, answers)
     return answers
 

@@ -23,13 +23,13 @@ from shoal.model_config.signature import Signature
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm import layout
 from shoal.star.models import ModelEntry, ModelTable
-from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, Call, Parents
+from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, BlsCall, Parents
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
-from tests.client.surroundings import MODEL_ID, WAIT_S, Surroundings
+from tests.client.client_harness import MODEL_ID, WAIT_S, ClientHarness
 from tests.frontend.lane_star import config, message
 from tests.request_headers import request_header
-from tests.workers.surroundings import CONFIG
+from tests.workers.worker_harness import CONFIG
 
 SECOND = 1_000_000_000
 
@@ -116,7 +116,7 @@ def test_the_blocks_of_a_request_are_known() -> None:
 # -- calls, in a client of a real batcher's exchange ------------------------------------------------------------------
 
 
-class Around(Surroundings):
+class Around(ClientHarness):
     """A client that knows the model of the exchange, and what its one call was told."""
 
     def __init__(self) -> None:
@@ -126,9 +126,9 @@ class Around(Surroundings):
         self.client.models = models
         self.told: queue.SimpleQueue[tuple[InferenceResponse | None, bool]] = queue.SimpleQueue()
 
-    def call(self, tensor: Tensor, request_id: str = "") -> Call:
+    def call(self, tensor: Tensor, request_id: str = "") -> BlsCall:
         request = InferenceRequest(request_id, requested_output_names=[], inputs=[tensor], model_name="m")
-        return Call(self.client, "caller", request, False, lambda *told: self.told.put(told))
+        return BlsCall(self.client, "caller", request, False, lambda *told: self.told.put(told))
 
     def next(self) -> InferenceResponse:
         response, is_final = self.told.get(timeout=WAIT_S)
@@ -165,7 +165,7 @@ def test_a_response_of_which_no_array_can_be_made_is_an_error(around: Around) ->
     block = around.slab.allocate(len(header))
     assert block is not None
     block.memory[: len(header)] = header
-    around.worker.say(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], 0, block.ref, len(header))
+    around.worker.send(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], 0, block.ref, len(header))
     around.step()
     assert around.sentence().startswith("ValueError: ")
 

@@ -17,7 +17,7 @@ from shoal.supervisor.questions.custom_metrics import CustomMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class InstanceContext:
     """The parts of the supervisor that every model instance uses."""
 
     loop: EventLoop

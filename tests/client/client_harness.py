@@ -12,9 +12,9 @@ from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
 from shoal.shm.shares import RECORDS_PER_REQUEST
 from shoal.shm.slab import Slab
-from shoal.star.client import Client
+from shoal.star.client import StarClient
 from shoal.star.models import ModelEntry, ModelTable
-from shoal.star.outgoing import Ask, Input, Outgoing, check
+from shoal.star.outgoing import Input, OutgoingRequest, RawRequest, check
 from shoal.star.place import Place
 from tests.batcher.star import CLIENT, WORKER, Star
 
@@ -25,7 +25,7 @@ CONFIG = {"name": "m", "max_batch_size": 0}
 GEOMETRY = layout.Geometry(8 * RECORDS_PER_REQUEST, 16 * layout.UNIT)
 
 
-class Surroundings:
+class ClientHarness:
     """The client, a worker of the model, and the batcher between them."""
 
     def __init__(self, entry: ModelEntry) -> None:
@@ -39,7 +39,7 @@ class Surroundings:
         ours.detach()  # a client whose supervisor hangs up ends its process: it stays open
         self.port = Port(self.end.own, self.end.link_view, self.batcher_bell, 8)
         self.port.add_segment(WORKER, self.worker.own_view)
-        self.client = Client(Place(self.port, self.end.bell, Channel(theirs), ModelTable(), WAIT_S, WAIT_S))
+        self.client = StarClient(Place(self.port, self.end.bell, Channel(theirs), ModelTable(), WAIT_S, WAIT_S))
         self.client.start()
         self.entry = entry
 
@@ -52,8 +52,8 @@ class Surroundings:
         """Records in the client's ring that the batcher has not read."""
         return self.port._writer.num_unread
 
-    def ask(self, array: Any, **lent: int) -> Outgoing:
-        return check(self.entry, Ask("", [Input("A", FP32, array.shape, array.data.cast("B"), **lent)], (), {}))
+    def ask(self, array: Any, **lent: int) -> OutgoingRequest:
+        return check(self.entry, RawRequest("", [Input("A", FP32, array.shape, array.data.cast("B"), **lent)], (), {}))
 
     def step(self) -> None:
         """The batcher looks at what there is."""
@@ -69,7 +69,7 @@ class Surroundings:
     def batch(self) -> tuple[int, ...]:
         """The one request that the worker is given."""
         self.step()
-        (item,) = self.worker.heard()
+        (item,) = self.worker.received()
         assert item[0] == layout.BATCH_ITEM
         return item
 
@@ -84,6 +84,6 @@ class Surroundings:
 
     def answer(self, item: tuple[int, ...], array: Any, kind: int = layout.DONE) -> int:
         ref, span = self.write(array)
-        self.worker.say(kind, item[layout.B.KEY], item[layout.B.BATCH], 0, ref, span)
+        self.worker.send(kind, item[layout.B.KEY], item[layout.B.BATCH], 0, ref, span)
         self.step()
         return ref

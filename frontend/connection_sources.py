@@ -15,7 +15,7 @@ MAX_ACCEPTED = 16
 Arrival = tuple[socket.socket, bytes]
 
 
-class Doors:
+class ConnectionSources:
     """All sockets by which connections come to one lane and leave it, registered with its poller."""
 
     def __init__(self, poller: select.epoll, listeners: list[Any]) -> None:
@@ -39,7 +39,7 @@ class Doors:
         if self._returns is not None:
             self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
-    def shut(self) -> None:
+    def pause(self) -> None:
         """Accept no connections for now; they wait in the kernel."""
         if self._is_open and self._listeners:
             self._is_open = False
@@ -48,8 +48,8 @@ class Doors:
             if self._returns is not None:
                 self._poller.unregister(self._returns.fileno())
 
-    def reopen(self) -> None:
-        """Accept connections again after `shut`; no effect after `close`."""
+    def resume(self) -> None:
+        """Accept connections again after `pause`; no effect after `close`."""
         if not self._is_open and self._listeners:
             self.open()
 
@@ -60,7 +60,7 @@ class Doors:
         """
         last = []
         for fd in self._listeners:
-            while arrivals := self.enter(fd):
+            while arrivals := self.accept(fd):
                 last += arrivals
         for fd, listener in self._listeners.items():
             if self._is_open:
@@ -79,11 +79,11 @@ class Doors:
         """Whether a descriptor is that of one of these sockets."""
         return fd in self._listeners or fd in (each.fileno() for each in (self._road, self._returns) if each)
 
-    def leads_outside(self, fd: int) -> bool:
+    def is_listener(self, fd: int) -> bool:
         """Whether a descriptor is a listening socket's."""
         return fd in self._listeners
 
-    def enter(self, fd: int) -> list[Arrival]:
+    def accept(self, fd: int) -> list[Arrival]:
         """Connections that have come through the socket with this descriptor; none for any other descriptor."""
         arrivals: list[Arrival] = []
         if self._returns is not None and fd == self._returns.fileno():
@@ -100,7 +100,7 @@ class Doors:
                 except (BlockingIOError, ConnectionAbortedError):
                     break
                 except OSError:  # no descriptor is left: the lane's next tick tries again
-                    self.shut()
+                    self.pause()
                     break
                 arrivals.append((accepted, b""))
             self._go_last(fd)
@@ -119,7 +119,7 @@ class Doors:
         """Whether a connection is still on its way to the road."""
         return self._road.wants_to_write
 
-    def leave(self, connection: socket.socket, data: bytes) -> None:
+    def hand_over(self, connection: socket.socket, data: bytes) -> None:
         """Hand a connection over to the road, with the bytes that were read from it."""
         connection.setblocking(True)
         self._road.send(connection, data)

@@ -15,11 +15,11 @@ _MAX_FRAMES = 64
 _REST_BYTES = 32 * 1024
 
 
-class Landing:
+class ExpectedFrames:
     """The buffers of such a read; one object for all connections of a thread."""
 
     def __init__(self) -> None:
-        # Changed by the read, and by `spread`.
+        # Changed by the read, and by `expect`.
         self._heads = bytearray(_MAX_FRAMES * HEAD_BYTES)
         self._rest = memoryview(bytearray(_REST_BYTES))
         view = memoryview(self._heads)
@@ -29,7 +29,7 @@ class Landing:
         self._head = b""
         self._num_expected = _MAX_BYTES  # twice the bytes that came the last time: each further buffer costs time
 
-    def spread(self, target: memoryview, stream_id: int, num_certain: int, length: int, num_alike: int) -> int:
+    def expect(self, target: memoryview, stream_id: int, num_certain: int, length: int, num_alike: int) -> int:
         """Prepare the buffers for the rest of a frame (`num_certain` bytes), and up to `num_alike` frames like it, of
         `length` bytes, in `target`. Returns how many bytes of data are expected.
 
@@ -52,7 +52,7 @@ class Landing:
         """The buffers to receive into, in this order."""
         return self._buffers
 
-    def settle(self, nbytes: int) -> tuple[int, int, bytes]:
+    def split(self, nbytes: int) -> tuple[int, int, bytes]:
         """Sort `nbytes` received bytes. Returns how many bytes of the target are the stream's data, how many frames
         have begun in them, and the other bytes."""
         self._num_expected = min(max(2 * nbytes, _MIN_BYTES), _MAX_BYTES)

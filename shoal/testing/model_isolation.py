@@ -1,4 +1,4 @@
-"""The surroundings of a Python model: the modules beside it, and its runtime, never another model's.
+"""Isolation of Python models in one interpreter: each sees the modules beside it and its own runtime, never another's.
 
 In a worker a model has the interpreter to itself. Here several share one, and two of them may have a `utils.py` or lie
 in a directory called "1": while a model runs, only its own modules are in sys.modules.
@@ -15,10 +15,10 @@ from triton_python_backend_utils.runtime import Runtime
 
 #: Surroundings of the running models, the latest last: a model that calls another is suspended meanwhile. Models run in
 #: one thread at a time; threads that they start use the surroundings of that moment.
-_running: "list[Surroundings]" = []
+_running: "list[ModelIsolation]" = []
 
 
-class Surroundings:
+class ModelIsolation:
     """The modules, paths and runtime of one model instance."""
 
     def __init__(self, directory: str, runtime: Runtime) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from shoal.errors import UnavailableError
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.inbox import Harbour
+from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.parking import Parking
@@ -13,7 +13,7 @@ from shoal.frontend.grpc.service import GrpcCall
 from shoal.shm.slab import Block
 
 
-class Listener(Protocol):
+class CallSocket(Protocol):
     """An object with a socket of its own that the lane waits for."""
 
     fd: int
@@ -23,10 +23,10 @@ class Listener(Protocol):
         ...
 
 
-class Desk(Protocol):
+class CallLane(Protocol):
     """The lane, as its calls use it."""
 
-    harbour: Harbour
+    buffers: MessageBuffers
     inference: Inference
     parking: Parking
     now_s: float  # monotonic time of this pass
@@ -67,7 +67,7 @@ class Desk(Protocol):
         """Give the road its end of a call's socket pair."""
         ...
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: CallSocket) -> None:
         """Call the listener's `serve` whenever its descriptor can be read."""
         ...
 
@@ -75,6 +75,6 @@ class Desk(Protocol):
         """Wait for other events of a listener's descriptor."""
         ...
 
-    def forget(self, listener: Listener) -> None:
+    def forget(self, listener: CallSocket) -> None:
         """Stop listening to a descriptor that is about to be closed."""
         ...
