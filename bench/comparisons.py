@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from bench.company import Bodies, Crowd, raw
+from bench.background_load import Bodies, Crowd, raw
 from bench.peers import PEERS, Peer, launch_shoal
 from bench.workloads import DIGITS, IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, Model, Request, v2_request
 

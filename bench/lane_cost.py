@@ -26,7 +26,7 @@ from typing import Any
 
 from hpack import Encoder
 
-from bench.company import raw
+from bench.background_load import raw
 from bench.errors import BenchmarkError
 from bench.grpc_words import METHOD, frame, grpc_request
 from bench.own_instructions import OwnInstructions

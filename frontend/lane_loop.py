@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.frontend.doors import Doors
+from shoal.frontend.connection_sources import Doors
 from shoal.frontend.front_end import FrontEnd
 from shoal.messages.to_client import TO_CLIENT
 from shoal.star.place import REPLIES_FIRST

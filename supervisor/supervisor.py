@@ -30,7 +30,7 @@ from shoal.repository.cloud_cache import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report, run_in
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.client_regions import ClientRegions

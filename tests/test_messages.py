@@ -35,8 +35,8 @@ from shoal.supervisor.processes.clients import client_handlers
 from shoal.supervisor.supervisor import Supervisor
 from shoal.tracer.main import Tracer
 from tests.messages import EVERY_KIND, FD
-from tests.supervisor.sky import OPTIONS, Sky
-from tests.workers import surroundings as workers
+from tests.supervisor.star_rig import OPTIONS, Sky
+from tests.workers import worker_harness as workers
 
 NONE = cast(Any, None)
 TYPES = sorted(EVERY_KIND, key=lambda kind: kind.__name__)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.company import content_length
+from bench.background_load import content_length
 from bench.errors import BenchmarkError
 from bench.grpc_words import CHANNEL, METHOD, SERVICE
 from bench.isolation.figures import OK, REFUSED

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from bench.company import content_length, raw
+from bench.background_load import content_length, raw
 from bench.grpc_words import METHOD, SERVICE, channel
 from bench.isolation.figures import FAILED, REFUSED, Answer
 from bench.workloads import Request

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import instructions
-from bench.company import raw
+from bench.background_load import raw
 from bench.errors import BenchmarkError
 from bench.isolation import models as repository
 from bench.isolation.crowd import Callers, Crowd, Guests

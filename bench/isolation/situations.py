@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from bench.company import raw
+from bench.background_load import raw
 from bench.errors import BenchmarkError
 from bench.isolation.beside import beside
 from bench.isolation.crowd import Crowd, Guests

@@ -13,11 +13,11 @@ from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.call_lane import Listener
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.deadlines import Deadlines
-from shoal.frontend.grpc.desk import Listener
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
-from shoal.frontend.grpc.http2.landing import Landing
+from shoal.frontend.grpc.http2.expected_frames import Landing
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.inbox import Harbour
 from shoal.frontend.grpc.inference import Inference

@@ -1,8 +1,8 @@
 """A call of server reflection: questions and answers in turn on one stream. One thread, the lane's."""
 
 from shoal.errors import ShoalError
+from shoal.frontend.grpc.call_lane import Desk
 from shoal.frontend.grpc.connection import GrpcConnection, prefixed
-from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import HEADERS, decompress
 from shoal.frontend.grpc.inbox import Inbox, Large
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES

@@ -8,8 +8,8 @@ the lane's, which never waits for it.
 import select
 import socket
 
+from shoal.frontend.grpc.call_lane import Desk
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import HEADERS, prefix
 from shoal.frontend.grpc.inbox import Large
 from shoal.frontend.grpc.inference import deadline_ns

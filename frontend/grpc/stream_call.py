@@ -13,8 +13,8 @@ from math import inf
 from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.frontend.grpc.call_lane import Desk
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
-from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
 from shoal.frontend.grpc.inbox import Inbox, Large, Received
 from shoal.frontend.grpc.infer import empty_final, stream_error

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Sequence
 
 from shoal.errors import ShoalError
+from shoal.frontend.grpc.call_lane import Desk
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, Large, Received, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES

@@ -2,7 +2,7 @@
 
 Clients ask the same again and again: the JSON in front of binary tensors is equal, byte for byte, from request to
 request. What parsing and validating it came to is kept (a Form) and used again where the JSON, its model and the sizes
-are the same, as is the head of the response. For numbers in JSON, json_form.py does likewise. BYTES tensors and
+are the same, as is the head of the response. For numbers in JSON, json_template.py does likewise. BYTES tensors and
 whatever else depends on the data take the long way each time. Measured per request of 16 floats: 5 µs with a form, 21
 µs without. Where the HTTP head is the same, too, it is not even looked for (Known): of all that a lane does for such a
 request, 70 thousand instructions instead of 128.
@@ -15,10 +15,10 @@ from http import HTTPStatus
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend.header_forwarding import NOTHING, forwarded
-from shoal.frontend.http import json_form
+from shoal.frontend.http import json_template
 from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
-from shoal.frontend.http.json_form import JsonForm
+from shoal.frontend.http.json_template import JsonForm
 from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
@@ -97,7 +97,7 @@ class Submission:
         self._port = port
         # Changed by submit: forms by model, JSON and number of bytes behind it; requests by prefix.
         self._forms = Memo[tuple[int, bytes, int], Form]("http_form", _MAX_FORMS)
-        self._json_forms = Memo[tuple[int, json_form.Skeleton], JsonForm]("http_json_form", _MAX_FORMS)
+        self._json_forms = Memo[tuple[int, json_template.Skeleton], JsonForm]("http_json_form", _MAX_FORMS)
         self._known = Memo[bytes, Known]("http_prefix", _MAX_FORMS)
         # Changed by response: models, by their ids, of which there was one that is worth compressing.
         self._large: set[int] = set()
@@ -163,7 +163,7 @@ class Submission:
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
     ) -> tuple[int, Asked] | None:
         """Submit a request whose JSON or form is known; None if it must be parsed in full."""
-        longest = min(json_form.MAX_BODY_BYTES, self._state.http_max_input_size)
+        longest = min(json_template.MAX_BODY_BYTES, self._state.http_max_input_size)
         if block is None and head.json_length is None and len(body) <= longest:
             self._remember(raw, head, entry, None)
             return self._submit_json(entry, head, bytes(body), start_ns)
@@ -176,14 +176,14 @@ class Submission:
 
     def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Asked]:
         """Submit a small body that is all JSON. Raises ShoalError."""
-        skeleton, arrays = json_form.split(body)
+        skeleton, arrays = json_template.split(body)
         key = (entry.model_id, skeleton)
         form = self._json_forms.entries.get(key)
         limit = self._state.http_max_input_size
-        tensors = None if form is None else json_form.decode(form, arrays, limit)
+        tensors = None if form is None else json_template.decode(form, arrays, limit)
         if form is None or tensors is None:
             prepared = prepare(entry, head.headers, memoryview(body), limit, regions=self._state.regions)
-            made = json_form.make_form(prepared, skeleton, arrays) if form is None else None
+            made = json_template.make_form(prepared, skeleton, arrays) if form is None else None
             if made is not None:
                 self._json_forms.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
@@ -260,7 +260,7 @@ class Submission:
             return [b"".join(chunks)] if known.is_small else chunks
         if type(asked) is JsonForm:
             json = asked.responses.get(header)
-            text = json_form.fill(json, block) if json is not None and json.end <= len(block) else None
+            text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
             return None if text is None else [JSON_HEAD % len(text) + text]
         return None
 
@@ -286,7 +286,7 @@ class Submission:
     def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:
         """Remember what a response of this form looks like, if only its tensors can change."""
         if type(form) is JsonForm:
-            known = json_form.make_response(form.prepared, response, bytes(rendered.chunks[0]))
+            known = json_template.make_response(form.prepared, response, bytes(rendered.chunks[0]))
             if known is not None and len(rendered.chunks) == 1 and len(form.responses) < _MAX_RESPONSES:
                 form.responses[packed] = known
         elif type(form) is Form and len(rendered.chunks) > 1 and len(form.response_heads) < _MAX_RESPONSES:

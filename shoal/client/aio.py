@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from shoal.client.asked import Asked, takes
 from shoal.client.call import MAX_RELOADS, Call
 from shoal.client.connection import Connection
+from shoal.client.request_arguments import Asked, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.sync import connect

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client.asked import Asked
+from shoal.client.request_arguments import Asked
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.request import InferResponse, Parameters, unpack_response

@@ -10,8 +10,8 @@ A waiting thread or coroutine is woken by `notify`, and then takes what has come
 
 from shoal import errors
 from shoal.client.arrays import MAX_FORMS, Array, Opened, copied, open_response, viewed
-from shoal.client.asked import Asked
 from shoal.client.connection import Connection, Waiter
+from shoal.client.request_arguments import Asked
 from shoal.client.result import Result
 from shoal.errors import TimedOutError
 from shoal.memo import Memo

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import reasons
-from shoal.client.asked import Asked, takes
+from shoal.client.request_arguments import Asked, takes
 from shoal.client.result import Result
 from shoal.client.sync import Client
 from shoal.datatypes import BF16, BY_NAME, BYTES

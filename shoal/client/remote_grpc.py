@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from shoal import errors
-from shoal.client.asked import Asked, takes
 from shoal.client.remote import RemoteClient, Response
+from shoal.client.request_arguments import Asked, takes
 from shoal.client.result import Result
 from shoal.errors import ConnectionLostError, InternalError, ShoalError, TimedOutError
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal import errors
-from shoal.client.asked import Asked, takes
 from shoal.client.remote import RemoteClient, Response
+from shoal.client.request_arguments import Asked, takes
 from shoal.client.result import Result
 from shoal.errors import InvalidArgumentError, ShoalError, TimedOutError, UnsupportedError
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from shoal import errors
 from shoal.client import arrays as forms
 from shoal.client.arrays import Form, Lent
-from shoal.client.asked import Asked
 from shoal.client.call import Call, Responses
 from shoal.client.connection import Connection, Waiter
+from shoal.client.request_arguments import Asked
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError

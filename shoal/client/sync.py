@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from shoal.client.asked import Asked, takes
 from shoal.client.call import MAX_RELOADS, Call
 from shoal.client.connection import Connection
+from shoal.client.request_arguments import Asked, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.socket_path import client_paths
@@ -68,10 +68,11 @@ class Client:
     def infer(self, asked: Asked) -> Result:
         """Send a request to a model that answers once; returns its outputs by name, those in `outputs` or all.
 
-        `inputs` are arrays by name, with the datatypes and shapes in `model_metadata` (see shoal.client.asked). They
-        are read before this returns, and stay the caller's; those from `empty` are not copied. Outputs are the caller's
-        own arrays or, with copy=False, read-only views of the server's memory (see Result). `timeout` is in seconds;
-        the default is the server's --request-timeout-secs. Raises TimedOutError after it, and as every call.
+        `inputs` are arrays by name, with the datatypes and shapes in `model_metadata` (see
+        shoal.client.request_arguments). They are read before this returns, and stay the caller's; those from `empty`
+        are not copied. Outputs are the caller's own arrays or, with copy=False, read-only views of the server's memory
+        (see Result). `timeout` is in seconds; the default is the server's --request-timeout-secs. Raises TimedOutError
+        after it, and as every call.
         """
         num_reloads = 0
         while True:

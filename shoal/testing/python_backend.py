@@ -11,8 +11,8 @@ from shoal.model_config.autocomplete import ModelIO
 from shoal.star.client import Client
 from shoal.testing.client import LocalClient
 from shoal.testing.event_loop import InlineEventLoop, VirtualEventLoop
+from shoal.testing.model_isolation import Surroundings
 from shoal.testing.simulation import Simulation
-from shoal.testing.surroundings import Surroundings
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Device, Model
 from shoal.workers.backends.python.backend import PythonBackend

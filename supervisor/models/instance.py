@@ -22,7 +22,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, first, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.worker import Worker

@@ -21,7 +21,7 @@ from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, Versi
 from shoal.repository.plan import Plan, plan
 from shoal.supervisor.event_loop import Lock, Task, gather, shared
 from shoal.supervisor.failure_domains import contained, report
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import Served
 from shoal.supervisor.models.versions import Versions
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Task, gather
 from shoal.supervisor.failure_domains import report
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.versions import Versions

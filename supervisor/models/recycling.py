@@ -13,7 +13,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import Served
 from shoal.supervisor.processes.progress import Progress, rss_bytes
 
 _log = logging.getLogger(__name__)

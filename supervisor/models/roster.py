@@ -1,6 +1,6 @@
 """Every instance of the server: who is who when a process connects, and whether they all move.
 
-Runs in the supervisor. What an instance belongs to, and why it is there, is its version's business (served.py).
+Runs in the supervisor. What an instance belongs to, and why it is there, is its version's business (served_version.py).
 """
 
 import itertools
@@ -16,7 +16,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.scan import model_file
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import run_in
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.processes.hangs import Hangs

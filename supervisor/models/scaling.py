@@ -18,7 +18,7 @@ from shoal.supervisor.models.autoscale import Autoscaler, Load
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import Served
 from shoal.supervisor.processes.progress import BusyShare, rss_bytes
 from shoal.supervisor.questions.questions import Verb
 

@@ -21,9 +21,9 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, resolve
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import Served
 
 
 class Model(Protocol):

@@ -20,10 +20,10 @@ from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
 from shoal.supervisor.event_loop import Future, Semaphore, gather, shared
 from shoal.supervisor.failure_domains import contained
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
+from shoal.supervisor.models.served_version import Served
 
 
 class Versions:

@@ -14,7 +14,7 @@ from shoal.model_config.autocomplete import ModelIO
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Future, resolve
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child

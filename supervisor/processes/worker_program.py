@@ -17,7 +17,7 @@ from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.python_backends import runs_on
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.processes.children import Program
 
 

@@ -12,7 +12,7 @@ from shoal.messages.to_batcher import ExplainModel
 from shoal.shm.counters import RowView
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import Served
 from shoal.supervisor.questions.questions import Verb
 
 #: An ensemble has no batches of its own.

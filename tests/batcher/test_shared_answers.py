@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.batcher.response_cache import Identity
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.shared_answers import MAX_VALUE_BYTES, Answer, SharedAnswers, pack_answer, unpack_answer
-from tests.batcher.shelf import Shelf
+from tests.batcher.scripted_store import Shelf
 
 FP32, BYTES = 11, 13  # their wire numbers
 

@@ -11,7 +11,7 @@ from shoal.messages.from_batcher import ModelRetired
 from shoal.reasons import Reason
 from shoal.shm.layout import CANCEL, P
 from tests.batcher.caching_star import DIGEST, NUM_BLOCKS, SINGLE, Larder
-from tests.batcher.shelf import Shelf
+from tests.batcher.scripted_store import Shelf
 from tests.batcher.star import CLIENT, MODEL, cell
 
 

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.client.asked import Asked
 from shoal.client.call import Call, Responses
 from shoal.client.connection import Connection, Waiter
+from shoal.client.request_arguments import Asked
 from shoal.errors import ShoalError, TimedOutError, UnavailableError
 from shoal.reasons import Reason
 from shoal.shm.port import Reply

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from shoal import Client, errors
-from shoal.client.asked import Asked
+from shoal.client.request_arguments import Asked
 from shoal.errors import ConnectionLostError
 from shoal.shm.layout import TAIL_WORD
 from tests.end_to_end.client_deaths import cycle

@@ -20,7 +20,7 @@ from shoal.repository.scan import model_file, wanted_versions
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.onnxruntime_options import CPU, CUDA, OPENVINO, TENSORRT, session_settings
 from shoal.workers.warmup import warm_up
-from tests.workers.surroundings import Returning, model
+from tests.workers.worker_harness import Returning, model
 
 #: Refused by `checks` before `support` is asked, since Triton refuses it there.
 CHECKED = {"instance_group[].profile": 'instance_group { profile: "0" }'}

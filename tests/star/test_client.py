@@ -21,7 +21,7 @@ from shoal.star import client as module
 from shoal.star.client import Answer, join
 from shoal.star.models import ModelEntry
 from tests.batcher.star import CLIENT
-from tests.client.surroundings import WAIT_S, Surroundings
+from tests.client.client_harness import WAIT_S, Surroundings
 from tests.messages import receive
 
 FAR = 1 << 62

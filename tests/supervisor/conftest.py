@@ -6,7 +6,7 @@ import pytest
 
 from tests.supervisor.clock import ClockLoop
 from tests.supervisor.served_version import Version, version
-from tests.supervisor.sky import Sky
+from tests.supervisor.star_rig import Sky
 
 
 @pytest.fixture

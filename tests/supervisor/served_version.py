@@ -19,15 +19,15 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.plan import Source
 from shoal.shm.segment import Segment
 from shoal.supervisor.event_loop import Future
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.readiness import Readiness
 from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_version import Served
 from shoal.supervisor.processes.children import Child, Program, prepare
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
-from tests.supervisor.sky import OPTIONS, Process, Sky
+from tests.supervisor.star_rig import OPTIONS, Process, Sky
 
 CONFIG = (
     'name: "m" backend: "identity" max_batch_size: 4 input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] } '

@@ -17,7 +17,7 @@ from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.supervisor import ledger
 from shoal.supervisor.ledger import Ledger, num_children, shared_bytes
-from tests.supervisor.sky import Process, Sky
+from tests.supervisor.star_rig import Process, Sky
 
 ASKED = [LedgerWanted()]
 

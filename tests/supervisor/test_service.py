@@ -12,7 +12,7 @@ from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.service import Service, describe
-from tests.supervisor.sky import Process, Sky
+from tests.supervisor.star_rig import Process, Sky
 
 
 class Systemd:

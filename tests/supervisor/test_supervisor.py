@@ -13,7 +13,7 @@ from shoal.supervisor.processes.members import Member
 from shoal.supervisor.supervisor import Supervisor
 from tests.messages import receive
 from tests.scarcity import files_of_at_most_a_page
-from tests.supervisor.sky import OPTIONS
+from tests.supervisor.star_rig import OPTIONS
 
 
 def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on() -> None:

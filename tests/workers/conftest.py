@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.workers.surroundings import Batcher
+from tests.workers.worker_harness import Batcher
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import ResponseSender
 from shoal.workers.tensors import Output
-from tests.workers.surroundings import CONFIG, Batcher, loop_of, rows
+from tests.workers.worker_harness import CONFIG, Batcher, loop_of, rows
 
 DONE, RESPONSE, READY, RESCHEDULE = 7, 12, 13, 14
 

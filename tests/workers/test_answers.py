@@ -11,7 +11,7 @@ from shoal.workers.answers import Answers
 from shoal.workers.plans import Plans
 from shoal.workers.requests import RequestReader
 from shoal.workers.tensors import Array
-from tests.workers.surroundings import CONFIG, PAIR, STRINGS, Batcher, PerRequest, Returning, loop_of, rows, strings
+from tests.workers.worker_harness import CONFIG, PAIR, STRINGS, Batcher, PerRequest, Returning, loop_of, rows, strings
 
 
 def test_a_batch_shares_one_block_and_each_request_gets_its_rows(batcher: Batcher) -> None:

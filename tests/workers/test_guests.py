@@ -13,7 +13,7 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab
 from shoal.workers.requests import RequestReader
 from shoal.workers.segments import Segments
-from tests.workers.surroundings import Batcher, loop_of, model_config, rows, strings, tensor_config
+from tests.workers.worker_harness import Batcher, loop_of, model_config, rows, strings, tensor_config
 
 GUEST, ITS_PAYLOAD, STRANGER = 31, 32, 33
 FIXED = model_config([tensor_config("INPUT0", "TYPE_FP32", [4])], [tensor_config("OUTPUT0", "TYPE_FP32", [4])])

@@ -20,7 +20,7 @@ from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.tensors import Array
 from tests.messages import receive
-from tests.workers.surroundings import (
+from tests.workers.worker_harness import (
     CONFIG,
     CPU,
     Batcher,

@@ -14,7 +14,7 @@ from shoal.workers.loop import Loop
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 from tests.messages import receive
-from tests.workers.surroundings import Batcher, Returning, loop_of, rows
+from tests.workers.worker_harness import Batcher, Returning, loop_of, rows
 
 
 def counts(loop: Loop, batcher: Batcher) -> list[int]:

@@ -25,7 +25,7 @@ from shoal.shm.slab import SlabView
 from shoal.shm.whole_slabs import KEEP_S
 from shoal.workers.tensors import Array
 from tests.messages import receive
-from tests.workers.surroundings import VARIABLE, Batcher, loop_of
+from tests.workers.worker_harness import VARIABLE, Batcher, loop_of
 
 UNITS = 4
 ASKED = PayloadWanted(request=1, nbytes=12025)

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.model_config.signature import Signature
 from shoal.workers.plans import Plan, Plans, make_plan
-from tests.workers.surroundings import CONFIG, PAIR, STRINGS, Batcher, Returning, loop_of, rows, tensor_config
+from tests.workers.worker_harness import CONFIG, PAIR, STRINGS, Batcher, Returning, loop_of, rows, tensor_config
 
 ALL: tuple[str, ...] = ()
 

@@ -13,7 +13,7 @@ from shoal.workers.backends.backend import Backend, Device
 from shoal.workers.backends.onnxruntime import OnnxruntimeBackend
 from shoal.workers.ragged import RaggedBatches
 from tests.workers.ragged_models import save_summing
-from tests.workers.surroundings import Batcher, Returning, loop_of, model, model_config, tensor_config
+from tests.workers.worker_harness import Batcher, Returning, loop_of, model, model_config, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
 X = tensor_config("X", "TYPE_FP32", [-1], allow_ragged_batch=True)

@@ -15,7 +15,7 @@ from shoal.messages.to_worker import CheckReady, StopWorker
 from shoal.model_config.signature import Signature
 from shoal.workers.loop import Loop, ReadyCheck
 from tests.messages import receive
-from tests.workers.surroundings import CONFIG, Batcher, Returning, rows
+from tests.workers.worker_harness import CONFIG, Batcher, Returning, rows
 
 QUESTION, STOP = CheckReady(), StopWorker()
 

@@ -15,7 +15,7 @@ from shoal.shm.layout import B
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
 from shoal.workers.requests import Request, RequestReader, gather, why_not_joined
-from tests.workers.surroundings import (
+from tests.workers.worker_harness import (
     CONFIG,
     CPU,
     PAIR,

@@ -19,7 +19,7 @@ from shoal.workers.plans import Plans
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import MAX_OPEN_BATCHES, WINDOW, ResponseSender, UnheardResponseSender
 from tests.workers.sending import DONE, READY, RESCHEDULE, RESPONSE, Sending, heard, output, rung, started, value
-from tests.workers.surroundings import CONFIG, PAIR, Batcher, loop_of, rows
+from tests.workers.worker_harness import CONFIG, PAIR, Batcher, loop_of, rows
 
 
 def test_responses_follow_the_news_that_the_instance_is_free(batcher: Batcher) -> None:

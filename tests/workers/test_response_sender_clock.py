@@ -10,7 +10,7 @@ from shoal.workers.answers import Answers
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import WINDOW
 from tests.workers.sending import output, started
-from tests.workers.surroundings import Batcher, rows
+from tests.workers.worker_harness import Batcher, rows
 
 
 @pytest.mark.parametrize("is_executing", [True, False])

@@ -10,7 +10,7 @@ from shoal.errors import InternalError, UnavailableError
 from shoal.shm.slab import taken_nbytes
 from shoal.workers.response_sender import ResponseSender
 from tests.workers.sending import DONE, Sending, heard, output, rung, started, value
-from tests.workers.surroundings import CONFIG, Batcher, loop_of, rows
+from tests.workers.worker_harness import CONFIG, Batcher, loop_of, rows
 
 
 def fill_ring(batcher: Batcher) -> ResponseSender:

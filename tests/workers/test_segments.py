@@ -16,7 +16,7 @@ from shoal.shm.segment import Segment
 from shoal.shm.slab import Slab
 from shoal.workers.loop import Loop
 from tests.messages import receive
-from tests.workers.surroundings import WIRE, Batcher, loop_of, rows
+from tests.workers.worker_harness import WIRE, Batcher, loop_of, rows
 
 LENDER = 77
 

@@ -13,7 +13,7 @@ from shoal.shm import layout
 from shoal.workers.loop import Loop
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.tensors import Array
-from tests.workers.surroundings import Batcher, Done, PerRequest, Returning, model_config, strings, tensor_config
+from tests.workers.worker_harness import Batcher, Done, PerRequest, Returning, model_config, strings, tensor_config
 
 START, END = 1, 2
 VALUES: dict[str, Any] = {"int32_false_true": [], "fp32_false_true": [], "bool_false_true": []}

@@ -15,7 +15,7 @@ from shoal.shm.slab import SlabView
 from shoal.workers.loop import Loop
 from shoal.workers.memory import SEGMENT_AFTER_S
 from tests.messages import receive
-from tests.workers.surroundings import VARIABLE, Batcher, loop_of
+from tests.workers.worker_harness import VARIABLE, Batcher, loop_of
 
 #: Four quarters of 16 KiB, and the odd unit.
 SLAB = 65536 + 4096

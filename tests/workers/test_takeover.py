@@ -23,7 +23,7 @@ from shoal.workers.memory import Memory
 from shoal.workers.oversize import OversizeBlocks
 from tests.batcher.star import CLIENT, MODEL, WORKER, one_of_each
 from tests.messages import receive
-from tests.workers.surroundings import VARIABLE, Returning
+from tests.workers.worker_harness import VARIABLE, Returning
 
 #: More than the worker's slab has.
 LARGE = np.arange(100_000, dtype=np.float32)[None]

@@ -21,7 +21,7 @@ from shoal.workers.backends.backend import Backend
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import smallest_inputs, warm_up
-from tests.workers.surroundings import PerRequest, Returning, model, model_config, tensor_config
+from tests.workers.worker_harness import PerRequest, Returning, model, model_config, tensor_config
 
 Batch = list[dict[str, Any]]
 ID = "[request id: <id_unknown>] "

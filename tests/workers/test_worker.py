@@ -19,7 +19,7 @@ from shoal.messages.message import Message
 from shoal.messages.shared import Acknowledged, Refused, SegmentAnnounced
 from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted, StopWorker
 from tests.messages import receive
-from tests.workers.surroundings import Batcher, model_config, tensor_config
+from tests.workers.worker_harness import Batcher, model_config, tensor_config
 
 ROOT = Path(__file__).parents[2]
 #: Generous: a worker's imports take a busy machine seconds.

@@ -7,8 +7,8 @@ rule of a stream resets the stream, one of the connection raises BrokenError (RF
 from collections.abc import Callable, Mapping
 
 from shoal.frontend.grpc.http2 import frames
-from shoal.frontend.grpc.http2.bodies import Bodies
-from shoal.frontend.grpc.http2.conduct import Conduct
+from shoal.frontend.grpc.http2.abuse_limits import Conduct
+from shoal.frontend.grpc.http2.data_frames import Bodies
 from shoal.frontend.grpc.http2.events import (
     DataReceived,
     Event,

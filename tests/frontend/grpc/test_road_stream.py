@@ -13,7 +13,7 @@ from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.grpc.road_stream import MAX_OPEN, Stream
 from shoal.frontend.grpc.service import GrpcCall
 from shoal.frontend.state import ServerState
-from tests.frontend.surroundings import Surroundings, rung, surroundings
+from tests.frontend.transport_harness import Surroundings, rung, surroundings
 
 __all__ = ["surroundings"]
 

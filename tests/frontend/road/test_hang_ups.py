@@ -12,7 +12,7 @@ import pytest
 from shoal.errors import CancelledError
 from shoal.frontend.road.hang_ups import Caller, HangUps
 from shoal.frontend.road.transport import Waiter, WatchedTransport
-from tests.frontend.surroundings import Surroundings, rung, surroundings
+from tests.frontend.transport_harness import Surroundings, rung, surroundings
 
 __all__ = ["surroundings"]
 

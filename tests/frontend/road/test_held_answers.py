@@ -11,7 +11,7 @@ from shoal.frontend.road import held_answers
 from shoal.frontend.road.held_answers import HeldAnswer
 from shoal.frontend.road.transport import Answer
 from shoal.frontend.slow_readers import HOLD_S
-from tests.frontend.surroundings import Surroundings, rung, surroundings
+from tests.frontend.transport_harness import Surroundings, rung, surroundings
 
 __all__ = ["surroundings"]
 

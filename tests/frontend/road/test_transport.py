@@ -17,7 +17,7 @@ from shoal.messages import shared
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.port import Reply
-from tests.frontend.surroundings import Surroundings, rung, surroundings
+from tests.frontend.transport_harness import Surroundings, rung, surroundings
 from tests.messages import receive
 from tests.submitted import submit
 

@@ -13,7 +13,7 @@ from shoal.messages.to_client import QuestionAnswered, RegionRegistered, RegionU
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
-from tests.supervisor.sky import Sky
+from tests.supervisor.star_rig import Sky
 
 KEY = f"shoal-test-supervisor-{os.getpid()}"
 

@@ -12,7 +12,7 @@ from shoal.reasons import Reason
 from shoal.supervisor.memory.loans import ASKING_S
 from shoal.supervisor.memory.participant import Participant
 from tests.messages import FD
-from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
+from tests.supervisor.star_rig import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
 
 
 def join_caller(sky: Sky) -> tuple[Process, Participant]:

@@ -20,7 +20,7 @@ from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.members import PATIENCE_S
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
-from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPTIONS, PLACEMENT, WELCOME, Sky
+from tests.supervisor.star_rig import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPTIONS, PLACEMENT, WELCOME, Sky
 
 
 def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(sky: Sky) -> None:

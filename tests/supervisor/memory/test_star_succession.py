@@ -17,7 +17,7 @@ from shoal.messages.to_batcher import (
 from shoal.messages.to_client import ClientWelcomed
 from shoal.reasons import Reason
 from tests.messages import FD
-from tests.supervisor.sky import Sky
+from tests.supervisor.star_rig import Sky
 
 
 def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(sky: Sky) -> None:

@@ -11,7 +11,7 @@ from shoal.repository.lifecycle import VersionState
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from tests.supervisor.served_version import Version
-from tests.supervisor.sky import OPTIONS
+from tests.supervisor.star_rig import OPTIONS
 
 
 @pytest.fixture

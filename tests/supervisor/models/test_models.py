@@ -18,7 +18,7 @@ from shoal.supervisor.event_loop import Task
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
 from tests.supervisor.served_version import CONFIG, ENSEMBLE, Version
-from tests.supervisor.sky import OPTIONS
+from tests.supervisor.star_rig import OPTIONS
 
 
 @pytest.fixture

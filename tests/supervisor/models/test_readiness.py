@@ -11,7 +11,7 @@ from shoal.messages.to_worker import CheckReady
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.readiness import Readiness
 from shoal.supervisor.questions.questions import Questions
-from tests.supervisor.sky import Process, Sky
+from tests.supervisor.star_rig import Process, Sky
 
 MODEL = 3
 

@@ -13,8 +13,8 @@ from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
+from shoal.supervisor.models.served_version import Served
 from tests.scarcity import files_of_at_most_a_page
 from tests.supervisor.served_version import CONFIG, ENSEMBLE, Version, version
 

@@ -1,4 +1,4 @@
-"""served.py: instances that come and go with other groups, and resizes that fail."""
+"""served_version.py: instances that come and go with other groups, and resizes that fail."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.silence import Observed
 from tests.messages import Nonsense
 from tests.supervisor.clock import ClockLoop
-from tests.supervisor.sky import OPTIONS, Process
+from tests.supervisor.star_rig import OPTIONS, Process
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 

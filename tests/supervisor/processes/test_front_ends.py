@@ -11,7 +11,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.listeners import bind
 from tests.supervisor.clock import ClockLoop
-from tests.supervisor.sky import OPTIONS, PLACE
+from tests.supervisor.star_rig import OPTIONS, PLACE
 
 
 class Running:

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from shoal.supervisor.processes.guests import WORD_S, Guests
-from tests.supervisor.sky import OPTIONS, Sky
+from tests.supervisor.star_rig import OPTIONS, Sky
 
 
 def test_guests_have_half_a_second_from_when_a_successor_serves(sky: Sky) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shoal.options import ServerOptions
 from shoal.supervisor.processes.listeners import bind
 from tests.certificates import Certificates, make_certificates
-from tests.supervisor.sky import OPTIONS
+from tests.supervisor.star_rig import OPTIONS
 
 FREE = dataclasses.replace(OPTIONS, http_port=0, grpc_port=0, metrics_port=0)
 NONE = dataclasses.replace(FREE, allow_http=False, allow_grpc=False, allow_metrics=False)

@@ -10,7 +10,7 @@ from shoal.messages.to_client import ModelForgotten
 from shoal.supervisor.processes.silence import Observed
 from shoal.supervisor.processes.silent_front_ends import LOOK_S, SilentFrontEnds
 from tests.scarcity import no_descriptors_left
-from tests.supervisor.sky import Sky
+from tests.supervisor.star_rig import Sky
 
 
 def test_one_that_sleeps_for_too_long_is_killed(sky: Sky) -> None:

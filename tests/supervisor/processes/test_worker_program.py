@@ -9,7 +9,7 @@ from shoal.environments.wanted import Wanted
 from shoal.options import ServerOptions
 from shoal.placement import Gpu, Placement
 from shoal.repository.lifecycle import ModelVersion
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.processes.children import Program
 from shoal.supervisor.processes.worker_program import load_message, worker_program
 

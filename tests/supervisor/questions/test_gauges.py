@@ -15,7 +15,7 @@ from shoal.shm.slab import Slab
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.progress import Progress
 from shoal.supervisor.questions.gauges import gauges
-from tests.supervisor.sky import CONFIG, Sky
+from tests.supervisor.star_rig import CONFIG, Sky
 
 VERSION = ModelVersion("m", 2, 3, 0, Path())
 ON_CPU = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0,))

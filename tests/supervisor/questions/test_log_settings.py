@@ -15,7 +15,7 @@ from shoal.options import ServerOptions
 from shoal.supervisor.processes.repository import Repository
 from shoal.supervisor.questions.log_settings import LogSettings
 from shoal.supervisor.questions.questions import Questions
-from tests.supervisor.sky import Sky
+from tests.supervisor.star_rig import Sky
 
 SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
 

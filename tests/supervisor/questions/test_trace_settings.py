@@ -22,7 +22,7 @@ from shoal.supervisor.processes.tracer import CLOSE_S
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.tracer.command_line import understand
 from shoal.tracer.trace import STAMPS, Trace
-from tests.supervisor.sky import Process, Sky
+from tests.supervisor.star_rig import Process, Sky
 
 
 class Surroundings:

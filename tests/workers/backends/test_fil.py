@@ -20,7 +20,7 @@ from shoal.workers.backends.fil import MIN_PARALLEL_VISITS, FilBackend
 from shoal.workers.backends.fil_options import FILENAMES
 from shoal.workers.loop import Loop
 from shoal.workers.tensors import Array
-from tests.workers.surroundings import Batcher, model, model_config, tensor_config
+from tests.workers.worker_harness import Batcher, model, model_config, tensor_config
 
 FORESTS = Path(__file__).parents[2] / "data" / "forests"
 ANSWERS = np.load(FORESTS / "answers.npz", allow_pickle=False)

@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.fil_options import ForestSettings, forest_settings
-from tests.workers.surroundings import model, model_config
+from tests.workers.worker_harness import model, model_config
 
 DEFAULTS = ForestSettings(
     model_type="xgboost",

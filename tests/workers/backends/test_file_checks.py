@@ -8,7 +8,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.file_checks import check
-from tests.workers.surroundings import model_config, tensor_config
+from tests.workers.worker_harness import model_config, tensor_config
 
 MODEL = ModelIO(
     (IOTensor("A", "TYPE_FP32", (-1, 16)), IOTensor("B", "TYPE_STRING", (-1, -1, 3))),

@@ -12,7 +12,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
-from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
+from tests.workers.worker_harness import Batcher, model, model_config, strings, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
 

@@ -22,7 +22,7 @@ from shoal.workers.backends.onnxruntime_options import CUDA, SessionSettings, se
 from shoal.workers.loop import Loop
 from shoal.workers.warmup import warm_up
 from tests.workers.backends.tensorrt.played import played
-from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
+from tests.workers.worker_harness import Batcher, model, model_config, strings, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import UnavailableError, UnsupportedError
 from shoal.workers.backends.onnxruntime_checks import check_providers, refuse_bf16
-from tests.workers.surroundings import model, model_config, tensor_config
+from tests.workers.worker_harness import model, model_config, tensor_config
 
 A, B, Y = (
     tensor_config("A", "TYPE_FP32", [16]),

@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
-from tests.workers.surroundings import model, model_config
+from tests.workers.worker_harness import model, model_config
 
 CPU = Device("KIND_CPU", 0, (2, 3, 5))
 GPU = Device("KIND_GPU", 1, (0, 1))

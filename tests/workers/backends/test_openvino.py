@@ -15,7 +15,7 @@ from shoal.workers.backends.backend import Device
 from shoal.workers.backends.openvino import OpenvinoBackend
 from shoal.workers.loop import Loop
 from tests.workers.openvino_models import op, ov, parameter, saved
-from tests.workers.surroundings import Batcher, model, model_config, tensor_config
+from tests.workers.worker_harness import Batcher, model, model_config, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
 BATCHED = [tensor_config("X", "TYPE_FP32", [4])], [tensor_config("Y", "TYPE_FP32", [4])]

@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_settings
-from tests.workers.surroundings import model, model_config
+from tests.workers.worker_harness import model, model_config
 
 CPU = Device("KIND_CPU", 0, (2, 3, 5))
 DEFAULTS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.output_shapes import FileShapes, OutputShapes
-from tests.workers.surroundings import model_config, tensor_config
+from tests.workers.worker_harness import model_config, tensor_config
 
 X = np.zeros((2, 5, 7), np.float32)
 

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends import parameters
-from tests.workers.surroundings import model, model_config
+from tests.workers.worker_harness import model, model_config
 
 MODEL = model(model_config([], []))
 WORDS = {"on": True, "off": False}

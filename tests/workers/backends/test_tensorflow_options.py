@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.tensorflow_options import TensorflowSettings, chosen_signature, tensorflow_settings
-from tests.workers.surroundings import model, model_config
+from tests.workers.worker_harness import model, model_config
 
 CPU = Device("KIND_CPU", 0, (2, 3, 5))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.events import DataReceived, RequestStarted, StreamReset
-from shoal.frontend.grpc.http2.landing import Landing
+from shoal.frontend.grpc.http2.expected_frames import Landing
 from shoal.frontend.grpc.http2.limits import Limits
 from tests.frontend.grpc.http2.peer import (
     DATA,

@@ -14,7 +14,7 @@ from shoal.workers.backends.embedding import EmbeddingBackend
 from shoal.workers.plans import Plans
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array, encode_strings
-from tests.workers.surroundings import CPU, model, model_config, tensor_config
+from tests.workers.worker_harness import CPU, model, model_config, tensor_config
 
 Dims = Sequence[int]
 

@@ -17,7 +17,7 @@ from shoal.workers.backends.embedding.outputs import PIECE_NBYTES
 from shoal.workers.backends.embedding.pooling import add_up, pieces
 from shoal.workers.tensors import Array
 from tests.workers.backends.embedding.asking import ask, config, loaded, vectors
-from tests.workers.surroundings import CPU, Batcher, loop_of, model, model_config, tensor_config
+from tests.workers.worker_harness import CPU, Batcher, loop_of, model, model_config, tensor_config
 
 RANDOM = np.random.default_rng(0)
 TABLE: Array = RANDOM.normal(size=(10, 4)).astype(np.float32)

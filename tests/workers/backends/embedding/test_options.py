@@ -8,7 +8,7 @@ from shoal.datatypes import FP16
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.embedding.options import LookUp, look_ups
-from tests.workers.surroundings import model, model_config, tensor_config
+from tests.workers.worker_harness import model, model_config, tensor_config
 
 IDS, OTHER = tensor_config("ids", "TYPE_INT64", [-1]), tensor_config("other", "TYPE_INT32", [-1])
 VECTORS = tensor_config("vectors", "TYPE_FP32", [-1, 8])

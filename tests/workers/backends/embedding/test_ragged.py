@@ -8,7 +8,7 @@ import pytest
 
 from shoal.workers.tensors import Array
 from tests.workers.backends.embedding.asking import ask, loaded
-from tests.workers.surroundings import Batcher, loop_of, model_config, tensor_config
+from tests.workers.worker_harness import Batcher, loop_of, model_config, tensor_config
 
 TABLE: Array = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
 

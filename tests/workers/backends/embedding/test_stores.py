@@ -21,7 +21,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unavai
 from shoal.workers.backends.embedding.stores import REDIS_TIMEOUT_S, public_name
 from shoal.workers.tensors import Array
 from tests.workers.backends.embedding.asking import ask, config, loaded, vectors
-from tests.workers.surroundings import model_config, tensor_config
+from tests.workers.worker_harness import model_config, tensor_config
 
 TABLE: Array = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
 #: Keys and values of all stores.

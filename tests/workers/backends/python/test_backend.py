@@ -17,7 +17,7 @@ from shoal.workers.backends.backend import Model
 from shoal.workers.backends.python import PythonBackend
 from shoal.workers.backends.python.bls import NO_PARENTS, current_parents
 from shoal.workers.loop import Loop
-from tests.workers.surroundings import CPU, Batcher, model_config, strings, tensor_config
+from tests.workers.worker_harness import CPU, Batcher, model_config, strings, tensor_config
 
 DONE, RESPONSE, READY, RESCHEDULE = 7, 12, 13, 14
 INPUTS = [tensor_config("X", "TYPE_FP32", [-1])]

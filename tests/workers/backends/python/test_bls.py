@@ -26,9 +26,9 @@ from shoal.star.models import ModelEntry, ModelTable
 from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, Call, Parents
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
-from tests.client.surroundings import MODEL_ID, WAIT_S, Surroundings
+from tests.client.client_harness import MODEL_ID, WAIT_S, Surroundings
 from tests.frontend.lane_star import config, message
-from tests.workers.surroundings import CONFIG, header
+from tests.workers.worker_harness import CONFIG, header
 
 SECOND = 1_000_000_000
 

@@ -14,7 +14,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.pytorch import PytorchBackend
 from shoal.workers.loop import Loop
-from tests.workers.backends.pytorch.surroundings import (
+from tests.workers.backends.pytorch.pytorch_models import (
     CPU,
     WARNINGS,
     Odd,
@@ -27,7 +27,7 @@ from tests.workers.backends.pytorch.surroundings import (
     loaded,
     scripted,
 )
-from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
+from tests.workers.worker_harness import Batcher, model, model_config, strings, tensor_config
 
 pytestmark = WARNINGS
 

@@ -17,7 +17,7 @@ from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, 
 from shoal.workers.backends.pytorch import PytorchBackend
 from shoal.workers.tensors import Array
 from tests.models.pytorch.line import Line
-from tests.workers.backends.pytorch.surroundings import (
+from tests.workers.backends.pytorch.pytorch_models import (
     CPU,
     WARNINGS,
     Nested,
@@ -30,7 +30,7 @@ from tests.workers.backends.pytorch.surroundings import (
     refusal,
     scripted,
 )  # fmt: skip
-from tests.workers.surroundings import model, model_config, tensor_config
+from tests.workers.worker_harness import model, model_config, tensor_config
 
 pytestmark = WARNINGS
 LINE = Path(__file__).parents[3] / "models" / "pytorch" / "line.pt2"

@@ -14,7 +14,7 @@ from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
 from tests.workers.backends.tensorrt.played import Runtime, Status, played
-from tests.workers.surroundings import Batcher, loop_of, model, model_config, tensor_config
+from tests.workers.worker_harness import Batcher, loop_of, model, model_config, tensor_config
 
 GPU = Device("KIND_GPU", 0, (0,))
 INPUTS = [tensor_config("X", "TYPE_FP32", [3])]

@@ -1,4 +1,4 @@
-"""shoal/client/asked.py: the arguments that all clients' `infer` and `stream` take."""
+"""shoal/client/request_arguments.py: the arguments that all clients' `infer` and `stream` take."""
 
 import inspect
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from shoal import AsyncClient, Client
-from shoal.client.asked import Asked, takes
 from shoal.client.remote_grpc import GrpcClient
 from shoal.client.remote_http import HttpClient
+from shoal.client.request_arguments import Asked, takes
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient, HttpClient, GrpcClient])

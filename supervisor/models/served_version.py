@@ -26,7 +26,7 @@ from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.supervisor.event_loop import Future, first, reject, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error, report
-from shoal.supervisor.host import Host
+from shoal.supervisor.instance_context import Host
 from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState

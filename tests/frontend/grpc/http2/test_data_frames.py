@@ -1,4 +1,4 @@
-"""frontend/grpc/http2/bodies.py: data as it comes, past the parser where it is much, and the windows given back."""
+"""frontend/grpc/http2/data_frames.py: data as it comes, past the parser if it is much, and the windows given back."""
 
 import pytest
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoal.errors import ShoalError
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.pytorch import PytorchBackend
-from tests.workers.surroundings import model, model_config, tensor_config
+from tests.workers.worker_harness import model, model_config, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -1,4 +1,4 @@
-"""served.py: fresh instances in the place of old ones, with everything that may come in between."""
+"""served_version.py: fresh instances in the place of old ones, with everything that may come in between."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ from shoal.supervisor.questions.questions import Questions
 from tests.messages import Nonsense
 from tests.scarcity import no_descriptors_left
 from tests.supervisor.served_version import Version, version
-from tests.supervisor.sky import OPTIONS
+from tests.supervisor.star_rig import OPTIONS
 
 
 def replace_first(pair: Version) -> tuple[Instance, Instance]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shoal.frontend.grpc.http2.conduct import Conduct
+from shoal.frontend.grpc.http2.abuse_limits import Conduct
 from shoal.frontend.grpc.http2.events import DataReceived, Event, new
 from shoal.frontend.grpc.http2.frames import (
     DEFAULT_MAX_FRAME,

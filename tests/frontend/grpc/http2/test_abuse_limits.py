@@ -1,4 +1,4 @@
-"""frontend/grpc/http2/conduct.py: the known floods, each with its bound and its end."""
+"""frontend/grpc/http2/abuse_limits.py: the known floods, each with its bound and its end."""
 
 from collections.abc import Callable
 

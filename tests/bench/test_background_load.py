@@ -1,4 +1,4 @@
-"""bench/company.py: crowds and bodies do what they promise, against a server of a few lines, or say so."""
+"""bench/background_load.py: crowds and bodies do what they promise, against a server of a few lines, or say so."""
 
 import socket
 import socketserver
@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from bench.company import Bodies, Crowd, content_length, raw
+from bench.background_load import Bodies, Crowd, content_length, raw
 from bench.errors import BenchmarkError
 from bench.workloads import Request
 

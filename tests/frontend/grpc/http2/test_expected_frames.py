@@ -1,4 +1,4 @@
-"""frontend/grpc/http2/landing.py: whatever comes among a message's frames, each byte ends where it belongs."""
+"""frontend/grpc/http2/expected_frames.py: whatever comes among a message's frames, each byte ends where it belongs."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.events import DataReceived, Event, StreamReset
-from shoal.frontend.grpc.http2.landing import Landing
+from shoal.frontend.grpc.http2.expected_frames import Landing
 from shoal.frontend.grpc.http2.limits import Limits
 from tests.frontend.grpc.http2.peer import DATA, WINDOW_UPDATE, calling, frame, number, opened, scatter
 
