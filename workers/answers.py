@@ -98,7 +98,7 @@ class Answers:
             return
         start = 0
         for request in requests:
-            end = start + request.form.rows
+            end = start + request.parsed.rows
             self._add((request,), {name: array[start:end] for name, array in outputs.items()})
             start = end
 
@@ -113,7 +113,7 @@ class Answers:
         pieces: list[Array | bytes] = []
         configured = self._plans.signature.outputs
         for name, datatype, array in outputs:
-            if name not in configured or not request.form.wants(name):
+            if name not in configured or not request.parsed.wants(name):
                 continue
             piece = self._plans.encoded(name, array) if datatype is BYTES else array
             pieces.append(piece)
@@ -152,7 +152,7 @@ class Answers:
         """Outputs that have the rows of all `requests` and no others, or are those of a single one."""
         columns: list[Column] = []
         pieces: list[Array | bytes] = []
-        is_all_wanted = not requests[0].form.share[1]
+        is_all_wanted = not requests[0].parsed.share[1]
         for name, spec in self._plans.outputs:
             array = outputs.get(name)
             if array is None or not (is_all_wanted or is_wanted(name, requests)):
@@ -181,9 +181,9 @@ class Answers:
     ) -> Plan:
         """Reserve memory for these columns; point each request at its rows of them."""
         if len(requests) == 1:
-            shares: tuple[Share, ...] = (requests[0].form.share,)
+            shares: tuple[Share, ...] = (requests[0].parsed.share,)
         else:
-            shares = tuple([request.form.share for request in requests])
+            shares = tuple([request.parsed.share for request in requests])
         plan = self._plans.plan(self._nbytes, shares, tuple(columns), parameters)
         self._added.append((plan, columns, pieces))
         self._nbytes = plan.end
@@ -203,8 +203,8 @@ class Answers:
     ) -> tuple[Sequence[Request], dict[str, Array]]:
         """The requests whose rows all wanted outputs have, and these outputs cut to them; the others fail."""
         wanted = {}
-        total = sum([request.form.rows for request in requests])
-        is_all_wanted = not requests[0].form.share[1]
+        total = sum([request.parsed.rows for request in requests])
+        is_all_wanted = not requests[0].parsed.share[1]
         for name, _ in self._plans.outputs:
             array = outputs.get(name)
             if array is None or not (is_all_wanted or is_wanted(name, requests)):
@@ -214,7 +214,7 @@ class Answers:
                 requests = self._fail_lacking(requests, name, got)
                 if not requests:
                     return requests, {}
-                total = sum([request.form.rows for request in requests])
+                total = sum([request.parsed.rows for request in requests])
             wanted[name] = array
         for name, array in wanted.items():
             if len(array) != total:
@@ -224,7 +224,7 @@ class Answers:
     def _fail_lacking(self, requests: Sequence[Request], output: str, got: int) -> list[Request]:
         fitting, end = [], 0
         for request in requests:
-            end += request.form.rows
+            end += request.parsed.rows
             if end <= got:
                 fitting.append(request)
                 continue

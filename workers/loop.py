@@ -310,12 +310,12 @@ class Loop:
                     )
                 offset, nbytes = unpack_span(record[_HEADER])
                 request = open_request(position, block, block[offset : offset + nbytes].tobytes(), record)
-                if most and record[_ROWS] != (request.form.rows or 1):
-                    raise InternalError(f"a request of {record[_ROWS]} rows has tensors of {request.form.rows}")
+                if most and record[_ROWS] != (request.parsed.rows or 1):
+                    raise InternalError(f"a request of {record[_ROWS]} rows has tensors of {request.parsed.rows}")
                 if self._sequences is not None:
                     self._sequences.complete(request)
                 requests.append(request)
-                rows += request.form.rows
+                rows += request.parsed.rows
             except ShoalError as error:
                 answers.fail(position, error)
         if rows > most > 0:

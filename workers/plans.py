@@ -56,7 +56,7 @@ class Plans:
         self.states = states
         self.outputs = tuple(signature.outputs.items())
         self.has_strings = any(spec.datatype is BYTES for spec in signature.outputs.values())
-        # A TensorRef and the form of shoal.request.pack_response, made without its tuples and with one packer.
+        # A TensorRef and the layout of shoal.request.pack_response, made without its tuples and with one packer.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
         self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan]("batch_plan", MAX_PLANS)

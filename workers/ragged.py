@@ -77,7 +77,7 @@ class RaggedBatches:
                     for request in requests
                 ]
             )
-            for name in requests[0].form.inputs
+            for name in requests[0].parsed.inputs
         }
         for name, kind, source in self._kinds:
             shapes = [_shape(request, source) for request in requests]
@@ -87,7 +87,7 @@ class RaggedBatches:
     def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
         """By ragged input: where each row ends in it, as an index of its elements."""
         ends = {}
-        for name in self.inputs.intersection(requests[0].form.inputs):
+        for name in self.inputs.intersection(requests[0].parsed.inputs):
             shapes = [_shape(request, name) for request in requests]
             lengths = [math.prod(shape[1:]) for shape in shapes for _ in range(shape[0])]
             ends[name] = np.cumsum(lengths, dtype=np.int64)
@@ -100,11 +100,11 @@ class RaggedBatches:
             return
         row, ends = 0, dict.fromkeys(self.scattered, 0)
         for request in requests:
-            row += request.form.rows
+            row += request.parsed.rows
             parts: dict[str, Array] = {}
             for name, array in outputs.items():
                 if name not in self.scattered:
-                    parts[name] = array[row - request.form.rows : row]
+                    parts[name] = array[row - request.parsed.rows : row]
                     if len(array) < row:
                         answers.fail(request.position, lacks_rows(request, name, row, len(array)))
                     continue
@@ -127,7 +127,7 @@ class RaggedBatches:
 
 
 def _shape(request: Request, name: str) -> tuple[int, ...]:
-    return request.form.inputs[name][1]
+    return request.parsed.inputs[name][1]
 
 
 def _lacks_elements(request: Request, output: str, shape: tuple[int, ...], got: int) -> UnsupportedError:

@@ -21,8 +21,8 @@ from shoal.workers.tensors import Array, open_strings, open_tensor
 
 #: Headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150). Of those that lend,
 #: fewer: models' change from request to request, while clients fill the same arrays again and again.
-MAX_FORMS, MAX_LENT_FORMS = 512, 64
-MAX_FORM_BYTES = 1024
+MAX_PARSED, MAX_LENT_PARSED = 512, 64
+MAX_PARSED_BYTES = 1024
 _NO_RECORD = (0,) * 16
 
 #: What one request is to have of its batch's outputs: its rows (1 where the model has no batch dimension) and the
@@ -36,11 +36,11 @@ Stage: TypeAlias = Callable[[str, int], memoryview]
 OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 #: Where an input lies in a block: its spec, shape, offset and size in bytes.
-InputForm: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
+InputPlace: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ParsedRequest:
     """What a header says, found true of the model and of one block.
 
     Where it `is_plain`, it is true of every block that reaches to `end`. Not so with strings, of which each block has
@@ -48,7 +48,7 @@ class Form:
     """
 
     id: str
-    inputs: dict[str, InputForm]
+    inputs: dict[str, InputPlace]
     views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; of a plain one
     end: int
     rows: int
@@ -61,7 +61,7 @@ class Form:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the form fits further requests, but for lent tensors, whose blocks must be found each time."""
+        """Whether what was parsed fits further requests, but for lent tensors, whose blocks must be found each time."""
         return bool(self.lent) and not (self.id or self.parameters or self.correlation_id or self.flags)
 
     def wants(self, output: str) -> bool:
@@ -70,14 +70,14 @@ class Form:
         return not requested or output in requested
 
     def open(self, block: memoryview) -> dict[str, Array | memoryview]:
-        """The inputs of a plain form, read-only, in a block that reaches to its end."""
+        """The inputs of a plain request, read-only, in a block that reaches to its end."""
         inputs: dict[str, Array | memoryview] = {}
         for name, shape, dtype, offset in self.views:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
         return inputs
 
     def open_lent(self, block: memoryview, open_lent: OpenLent) -> dict[str, Array | memoryview]:
-        """The inputs of any form, in this block and in those that it names, which are looked up again. Raises
+        """The inputs of any request, in this block and in those that it names, which are looked up again. Raises
         InternalError where one is gone, or too small."""
         tensors = {}
         for name, (spec, shape, offset, nbytes) in self.inputs.items():
@@ -90,19 +90,19 @@ class Form:
 class Request:
     """One request of a batch."""
 
-    __slots__ = ("_hears_cancel", "_inputs", "_tensors", "block", "form", "position", "record")
+    __slots__ = ("_hears_cancel", "_inputs", "_tensors", "block", "parsed", "position", "record")
 
     def __init__(
         self,
         position: int,
-        form: Form,
+        parsed: ParsedRequest,
         block: memoryview,
         tensors: Mapping[str, Array | memoryview] | None,
         record: Sequence[int],
         hears_cancel: Callable[[int], bool],
     ) -> None:
         self.position = position  # within the batch
-        self.form = form
+        self.parsed = parsed
         self.block = block
         self.record = record  # its BATCH_ITEM
         self._hears_cancel = hears_cancel
@@ -113,25 +113,25 @@ class Request:
     @property
     def id(self) -> str:
         """What the client calls it; "" = nothing."""
-        return self.form.id
+        return self.parsed.id
 
     @property
     def tensors(self) -> Mapping[str, Array | memoryview]:
         """Tensors in place, read-only and valid until the request's answer is published; strings in wire form."""
         tensors = self._tensors
         if tensors is None:
-            tensors = self._tensors = self.form.open(self.block)
+            tensors = self._tensors = self.parsed.open(self.block)
         return tensors
 
     @property
     def inputs(self) -> dict[str, Array]:
         """Inputs by name, with strings as object arrays of bytes. Raises InternalError for damaged strings."""
-        if self.form.is_plain:
+        if self.parsed.is_plain:
             return self.tensors  # type: ignore[return-value]  # no strings in it
         inputs = self._inputs
         if inputs is None:
             inputs = self._inputs = {
-                name: open_strings(name, self.form.inputs[name][1], tensor)
+                name: open_strings(name, self.parsed.inputs[name][1], tensor)
                 if isinstance(tensor, memoryview)
                 else tensor
                 for name, tensor in self.tensors.items()
@@ -141,7 +141,7 @@ class Request:
     @property
     def parameters(self) -> Parameters:
         """The client's parameters, a copy."""
-        return dict(self.form.parameters)
+        return dict(self.parsed.parameters)
 
     @property
     def key(self) -> int:
@@ -151,7 +151,7 @@ class Request:
     @property
     def refs(self) -> tuple[int, ...]:
         """The blocks that its tensors lie in, its own first."""
-        return (self.record[B.BLOCK], *self.form.lent.values())
+        return (self.record[B.BLOCK], *self.parsed.lent.values())
 
     @property
     def batch(self) -> int:
@@ -161,12 +161,12 @@ class Request:
     @property
     def correlation_id(self) -> int | str:
         """The sequence it belongs to; 0 or "" = none."""
-        return self.form.correlation_id
+        return self.parsed.correlation_id
 
     @property
     def flags(self) -> int:
         """Triton's: 1 starts a sequence, 2 ends it."""
-        return self.form.flags
+        return self.parsed.flags
 
     @property
     def priority(self) -> int:
@@ -197,9 +197,9 @@ class Request:
         expiry_ns = self.record[B.ACCEPTED_NS] + timeout_us * 1000
         return min(expiry_ns, answer_by_ns or expiry_ns)
 
-    def complete(self, form: Form, tensors: Mapping[str, Array | memoryview]) -> None:
+    def complete(self, parsed: ParsedRequest, tensors: Mapping[str, Array | memoryview]) -> None:
         """Add tensors to those in the request's block (sequences.py)."""
-        self.form = form
+        self.parsed = parsed
         self._tensors = tensors
 
     def is_cancelled(self) -> bool:
@@ -208,7 +208,8 @@ class Request:
 
 
 class RequestReader:
-    """Opens requests to one model. Plain forms are kept by the bytes of their headers: clients send the same again.
+    """Opens requests to one model. Plain ones are kept, parsed, by the bytes of their headers: clients send the same
+    again.
 
     That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32.
     """
@@ -223,40 +224,40 @@ class RequestReader:
         self._hears_cancel = hears_cancel
         self._open_block = open_block
         # Changed by open.
-        self._forms = Memo[bytes, Form]("request_form", MAX_FORMS)
-        self._lent_forms = Memo[bytes, Form]("lent_request_form", MAX_LENT_FORMS)
+        self._parsed = Memo[bytes, ParsedRequest]("request_form", MAX_PARSED)
+        self._lent_parsed = Memo[bytes, ParsedRequest]("lent_request_form", MAX_LENT_PARSED)
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
         """The request with this header, its tensors in `block`. Raises InternalError where it is damaged or not for
         this model."""
-        form = self._forms.entries.get(header)
-        if form is not None and form.end <= len(block):
-            return Request(position, form, block, None, record, self._hears_cancel)
+        parsed = self._parsed.entries.get(header)
+        if parsed is not None and parsed.end <= len(block):
+            return Request(position, parsed, block, None, record, self._hears_cancel)
         open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
-        if (form := self._lent_forms.entries.get(header)) is not None:
-            return Request(position, form, block, form.open_lent(block, open_lent), record, self._hears_cancel)
-        form, tensors = read_form(header, block, self._signature, open_lent)
-        if form.may_repeat and len(header) <= MAX_FORM_BYTES:
-            self._lent_forms.keep(header, form)
-        if form.is_plain and len(header) <= MAX_FORM_BYTES:
-            self._forms.keep(header, form)
-        return Request(position, form, block, tensors, record, self._hears_cancel)
+        if (parsed := self._lent_parsed.entries.get(header)) is not None:
+            return Request(position, parsed, block, parsed.open_lent(block, open_lent), record, self._hears_cancel)
+        parsed, tensors = parse_request(header, block, self._signature, open_lent)
+        if parsed.may_repeat and len(header) <= MAX_PARSED_BYTES:
+            self._lent_parsed.keep(header, parsed)
+        if parsed.is_plain and len(header) <= MAX_PARSED_BYTES:
+            self._parsed.keep(header, parsed)
+        return Request(position, parsed, block, tensors, record, self._hears_cancel)
 
 
-def read_form(
+def parse_request(
     header: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
-) -> tuple[Form, dict[str, Array | memoryview]]:
+) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
     """What a header says, and the tensors as they lie there.
 
     Raises InternalError where it is damaged or not for this model.
     """
     specs, batching = signature.inputs, signature.max_batch_size > 0
-    forms: dict[str, InputForm] = {}
+    places: dict[str, InputPlace] = {}
     tensors: dict[str, Array | memoryview] = {}
     lent: dict[str, int] = {}
     rows = -1
     try:
-        # The form is that of shoal.request.pack_request; open_tensor finds what lies outside the block.
+        # Their layout is that of shoal.request.pack_request; open_tensor finds what lies outside the block.
         id_, refs, outputs, parameters, *sequence = msgpack.unpackb(header, use_list=False, raw=False)
         if not (type(id_) is str and type(outputs) is tuple and type(parameters) is dict):
             raise TypeError("id, outputs or parameters are of another kind")
@@ -271,7 +272,7 @@ def read_form(
                 lies_in = _open_lent(name, lent[name], open_lent)
             _check_dims(shape, spec, batching=batching)
             tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
-            forms[name] = (spec, shape, offset, nbytes)
+            places[name] = (spec, shape, offset, nbytes)
             if batching:
                 if not (shape and rows in (-1, shape[0])):
                     raise InternalError(
@@ -281,21 +282,23 @@ def read_form(
                 rows = shape[0]
         rows = 1 if rows < 0 else rows
         check_parameters(parameters)
-        missing = [spec.name for spec in specs.values() if spec.name not in forms and not spec.optional]
+        missing = [spec.name for spec in specs.values() if spec.name not in places and not spec.optional]
         if missing:
             raise ValueError(f"it has no input '{missing[0]}'")
         hash(outputs)  # a name that is no string may not be hashable, and shares are looked up
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
     end, is_plain = 0, not (id_ or parameters or sequence or lent)
-    for spec, _, offset, nbytes in forms.values():
+    for spec, _, offset, nbytes in places.values():
         end = max(end, offset + nbytes)
         is_plain = is_plain and spec.datatype is not BYTES and offset % spec.datatype.itemsize == 0
     views: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
     if is_plain:
-        views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in forms.items()]
+        views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in places.items()]
     share = (rows, outputs)
-    return Form(id_, forms, tuple(views), end, rows, share, parameters, is_plain, correlation_id, flags, lent), tensors
+    return ParsedRequest(
+        id_, places, tuple(views), end, rows, share, parameters, is_plain, correlation_id, flags, lent
+    ), tensors
 
 
 def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
@@ -328,18 +331,18 @@ def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str,
     is_alone = len(requests) == 1
     if is_alone and stage is None:
         return first.inputs
-    rows = sum([request.form.rows for request in requests])
+    rows = sum([request.parsed.rows for request in requests])
     gathered = {}
-    for name, (spec, shape, _, _) in first.form.inputs.items():
+    for name, (spec, shape, _, _) in first.parsed.inputs.items():
         if spec.datatype is BYTES:
             gathered[name] = np.concatenate([request.inputs[name] for request in requests])
             continue
         # Bytes, joined: no array per request (32 tensors of 2 KiB: 6k instructions a request less than concatenate).
         parts = []
         for request in requests:
-            form = request.form
-            _, _, offset, nbytes = form.inputs[name]
-            parts.append(request.inputs[name].data if name in form.lent else request.block[offset : offset + nbytes])
+            parsed = request.parsed
+            _, _, offset, nbytes = parsed.inputs[name]
+            parts.append(request.inputs[name].data if name in parsed.lent else request.block[offset : offset + nbytes])
         data = b"".join(parts) if stage is None else _put(stage, name, parts)
         joined: Array = np.ndarray(shape if is_alone else (rows, *shape[1:]), spec.datatype.dtype, data)
         gathered[name] = joined
@@ -354,7 +357,7 @@ def _put(stage: Stage, name: str, parts: Sequence[memoryview]) -> memoryview:
     return memory
 
 
-def why_not_joined(first: Form, other: Form, ragged: Collection[str] = ()) -> str:
+def why_not_joined(first: ParsedRequest, other: ParsedRequest, ragged: Collection[str] = ()) -> str:
     """Why a request cannot stand below another in one batch; "" where it can. In `ragged` inputs shapes may differ."""
     if first.inputs.keys() != other.inputs.keys():
         return f"inputs {', '.join(other.inputs)} cannot be batched with inputs {', '.join(first.inputs)}"
@@ -370,7 +373,7 @@ def why_not_joined(first: Form, other: Form, ragged: Collection[str] = ()) -> st
 
 def is_wanted(output: str, requests: Sequence[Request]) -> bool:
     """Whether any of them asks for this output; the first does as a rule."""
-    return requests[0].form.wants(output) or any(request.form.wants(output) for request in requests)
+    return requests[0].parsed.wants(output) or any(request.parsed.wants(output) for request in requests)
 
 
 def log_prefix(request_id: str) -> str:

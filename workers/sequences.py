@@ -26,7 +26,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.sequences import END, FLAGS, SLOT_SHIFT, START
 from shoal.shm.layout import NO_BLOCK, B, Record
-from shoal.workers.requests import InputForm, Request
+from shoal.workers.requests import InputPlace, Request
 from shoal.workers.tensors import Array, encode_strings, open_strings
 
 #: In a model's directory; Triton's.
@@ -40,7 +40,7 @@ class BooleanControl(NamedTuple):
 
     name: str
     kind: str
-    form: InputForm
+    place: InputPlace
     values: tuple[Array, Array]  # false, true
 
 
@@ -65,15 +65,15 @@ class SequenceTensors:
         self._leading = (1,) if signature.max_batch_size > 0 else ()
         self._fills_rows = "oldest" not in batching and signature.max_batch_size > 1
         self._controls: list[BooleanControl] = []
-        self._correlation: tuple[str, InputForm] | None = None
+        self._correlation: tuple[str, InputPlace] | None = None
         for control in sequences.controls(config):
             spec = signature.inputs[control.name]
-            form = self._form(spec, (1,))
+            place = self._place(spec, (1,))
             if control.kind == sequences.CORRELATION_KIND:
-                self._correlation = control.name, form
+                self._correlation = control.name, place
             else:
-                no, yes = (np.full(form[1], value, spec.datatype.dtype) for value in control.values)
-                self._controls.append(BooleanControl(control.name, control.kind, form, (no, yes)))
+                no, yes = (np.full(place[1], value, spec.datatype.dtype) for value in control.values)
+                self._controls.append(BooleanControl(control.name, control.kind, place, (no, yes)))
         self.states = tuple(
             State(
                 state["input_name"],
@@ -89,7 +89,7 @@ class SequenceTensors:
         # Changed by keep: by slot, of which sequence the states are, by their inputs' names.
         self._kept: dict[int, tuple[int, dict[str, Array]]] = {}
 
-    def _form(self, spec: TensorSpec, dims: tuple[int, ...]) -> InputForm:
+    def _place(self, spec: TensorSpec, dims: tuple[int, ...]) -> InputPlace:
         return spec, self._leading + dims, 0, 0
 
     # -- in ---------------------------------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ class SequenceTensors:
 
     def complete(self, request: Request) -> None:
         """Give it the tensors that its client does not send."""
-        record, form = request.record, request.form
+        record, parsed = request.record, request.parsed
         is_ready = record[B.KEY] != 0
         flags = record[B.FLAGS] & FLAGS
-        correlation_id = (form.correlation_id or record[B.CORRELATION]) if is_ready else 0
+        correlation_id = (parsed.correlation_id or record[B.CORRELATION]) if is_ready else 0
         if is_ready:
             self._note(slot_of(record), correlation_id, is_last=bool(flags & END))
         says = {"CONTROL_SEQUENCE_START": flags & START, "CONTROL_SEQUENCE_END": flags & END}
-        inputs, tensors, lent = dict(form.inputs), dict(request.tensors), dict(form.lent)
+        inputs, tensors, lent = dict(parsed.inputs), dict(request.tensors), dict(parsed.lent)
         for name, kind, control, values in self._controls:
             inputs[name] = control
             tensors[name] = values[bool(says.get(kind, is_ready))]
@@ -129,7 +129,7 @@ class SequenceTensors:
                 tensors[state.input_name] = tensor = kept.get(state.input_name, state.initial)
                 inputs[state.input_name] = state.spec, tensor.shape, 0, tensor.nbytes
                 lent[state.input_name] = NO_BLOCK
-        whole = replace(form, inputs=inputs, lent=lent, correlation_id=correlation_id, flags=flags)
+        whole = replace(parsed, inputs=inputs, lent=lent, correlation_id=correlation_id, flags=flags)
         request.complete(whole, tensors)
 
     def _note(self, slot: int, correlation_id: int | str, *, is_last: bool) -> None:
@@ -182,8 +182,8 @@ def slot_of(record: Sequence[int]) -> int:
     return (record[B.FLAGS] >> SLOT_SHIFT) - 1
 
 
-def _correlation(correlation_id: int | str, form: InputForm) -> Array:
-    datatype, shape = form[0].datatype, form[1]
+def _correlation(correlation_id: int | str, place: InputPlace) -> Array:
+    datatype, shape = place[0].datatype, place[1]
     if datatype is BYTES:
         array: Array = np.empty(shape, BYTES.dtype)
         array[...] = str(correlation_id or "").encode("utf-8", "surrogatepass")

@@ -26,7 +26,7 @@ from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.inbox import Unfinished
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.opening import Opening, Refused
-from shoal.frontend.grpc.submission import Form
+from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory, Pace
 from shoal.frontend.slow_readers import HOLD_S
@@ -50,9 +50,9 @@ class GrpcConnection:
 
     __slots__ = (
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
-        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2", "is_blocked",
-        "is_dirty", "is_ending", "is_landing", "is_late", "is_shut", "is_slow", "known", "opening", "peer",
-        "pinged_s", "progress_s", "silent_until_s", "socket", "unfinished", "unsent",
+        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "headers", "http2", "is_blocked",
+        "is_dirty", "is_ending", "is_landing", "is_late", "is_shut", "is_slow", "known", "opening", "peer", "pinged_s",
+        "progress_s", "silent_until_s", "socket", "template", "unfinished", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +76,7 @@ class GrpcConnection:
         self.headers: Mapping[str, str] | None = None  # of the last call, which are shared by all that are equal
         self.opening: Opening | Refused | bytes = b""  # what they meant
         self.known: KnownCall | None = None  # what the last calls were like
-        self.form: Form | None = None  # of the last call that was not
+        self.template: MessageTemplate | None = None  # of the last call that was not
         self.is_landing = False  # a call may have a target
         self.unsent: deque[bytes | memoryview] = deque()
         self._tokens: list[Token] = []  # of what lies in `unsent`

@@ -136,7 +136,7 @@ class GrpcLane(Lane[GrpcConnection]):
         position, nbytes = 0, known.nbytes
         while len(data) - position >= nbytes:
             read = known.read(data, position)
-            if read is None or known.form.num_changes != self._state.models.num_changes:
+            if read is None or known.template.num_changes != self._state.models.num_changes:
                 break
             stream_id, id_, tensors = read
             if not connection.http2.open_whole(stream_id, known.block, known.headers, known.num_data):
@@ -146,17 +146,17 @@ class GrpcLane(Lane[GrpcConnection]):
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
             position += nbytes
-            if not call.infer_known(known.form, id_, tensors):  # the longer way knows what to do
+            if not call.infer_known(known.template, id_, tensors):  # the longer way knows what to do
                 call.take(data[position - known.num_data : position])
         return data[position:] if position else data
 
     def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
-        """Know the next call, where this one was of the same form as the one before."""
+        """Know the next call, where this one was of the same template as the one before."""
         call = connection.calls.get(connection.http2.streams.last_id)
-        form = call.form if isinstance(call, UnaryCall) else None
-        if form is not None and form is connection.form and isinstance(connection.opening, Opening):
-            connection.known = learn(data, events, connection.opening, form)
-        connection.form = form
+        template = call.template if isinstance(call, UnaryCall) else None
+        if template is not None and template is connection.template and isinstance(connection.opening, Opening):
+            connection.known = learn(data, events, connection.opening, template)
+        connection.template = template
 
     def _land(self, connection: GrpcConnection) -> bool:
         """Receive what comes next where its call wants it; False where that may be something else."""

@@ -76,13 +76,13 @@ def parse(message: bytes | memoryview) -> tuple[Any, list[memoryview]]:
     Raises InternalError for bytes that are no such message.
     """
     split = wire.split(message)
-    return parse_form(split), raws_of(message, split)
+    return parse_skeleton(split), raws_of(message, split)
 
 
-def parse_form(split: wire.Split) -> Any:
+def parse_skeleton(split: wire.Split) -> Any:
     """The ModelInferRequest without its raw_input_contents. Raises InvalidArgumentError if malformed."""
     try:
-        request = service.ModelInferRequest.FromString(split.form)
+        request = service.ModelInferRequest.FromString(split.skeleton)
     except DecodeError as error:
         raise wire.malformed() from error
     request.id = split.id
@@ -336,7 +336,7 @@ def empty_final(prepared: PreparedRequest) -> bytes:
 def stream_error(sentence: str, message: bytes | memoryview) -> bytes:
     """The ModelStreamInferResponse that says why the request in `message` failed; it may be none at all."""
     try:
-        request = parse_form(wire.split(message))
+        request = parse_skeleton(wire.split(message))
     except ShoalError:
         return wire.stream_error(sentence, "", "", "")
     return wire.stream_error(sentence, request.id, request.model_name, request.model_version)

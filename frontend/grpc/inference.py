@@ -8,7 +8,7 @@ from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import Received
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import refuse_while_exiting
-from shoal.frontend.grpc.submission import Asked, Form, GrpcSubmission
+from shoal.frontend.grpc.submission import Asked, GrpcSubmission, MessageTemplate
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.shm.port import Port, Reply
@@ -68,18 +68,18 @@ class Inference:
     def ask_known(
         self,
         asker: Asker,
-        form: Form,
+        template: MessageTemplate,
         id_: bytes,
         tensors: Sequence[bytes],
         opening: Opening,
         begun_s: float,
         deadline_s: float,
     ) -> int:
-        """Like `ask`, for a message of a form that still holds. Raises ShoalError."""
+        """Like `ask`, for a message of a template that still holds. Raises ShoalError."""
         if self._state.exiting:
             refuse_while_exiting(self._state)
         number, asked = self.submission.submit_known(
-            form, id_, tensors, time.monotonic_ns(), deadline_ns(opening, deadline_s)
+            template, id_, tensors, time.monotonic_ns(), deadline_ns(opening, deadline_s)
         )
         self._wait(asker, number, asked, opening, begun_s)
         return number

@@ -24,7 +24,7 @@ from shoal.frontend.grpc.framing import PREFIX_BYTES
 from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
 from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES
 from shoal.frontend.grpc.opening import Opening
-from shoal.frontend.grpc.submission import Form
+from shoal.frontend.grpc.submission import MessageTemplate
 
 #: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.
 _FLAGS, _KIND_BYTES = 4, 5
@@ -40,7 +40,7 @@ class KnownCall(NamedTuple):
     block: bytes  # of HEADERS
     headers: Mapping[str, str]  # what it means
     opening: Opening
-    form: Form
+    template: MessageTemplate
 
     def read(self, data: bytes, position: int) -> tuple[int, bytes, Sequence[bytes]] | None:
         """Stream, id and tensors of a call like that, whose bytes begin at `position`; None for any other bytes."""
@@ -51,10 +51,10 @@ class KnownCall(NamedTuple):
         return int.from_bytes(number, "big"), id_, pieces[7::2]
 
 
-def learn(data: bytes, events: Sequence[Event], opening: Opening, form: Form) -> KnownCall | None:
+def learn(data: bytes, events: Sequence[Event], opening: Opening, template: MessageTemplate) -> KnownCall | None:
     """What calls have in common with the first one in `data`, of which came `events`; None for an unusual one."""
     started, body = events[:2]
-    if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or form.template is None:
+    if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or template.pattern is None:
         return None
     block_end = HEAD_BYTES + int.from_bytes(data[:3], "big")
     start = block_end + HEAD_BYTES + PREFIX_BYTES
@@ -65,7 +65,7 @@ def learn(data: bytes, events: Sequence[Event], opening: Opening, form: Form) ->
         data[_FLAGS] != END_HEADERS
         or data[block_end + _FLAGS] != END_STREAM
         or data[start - PREFIX_BYTES : end] != body.data
-        or wire.match(form.template, message) is None
+        or wire.match(template.pattern, message) is None
     ):
         return None
     found = wire.split(message)
@@ -91,5 +91,5 @@ def learn(data: bytes, events: Sequence[Event], opening: Opening, form: Form) ->
         data[HEAD_BYTES:block_end],
         started.headers,
         opening,
-        form,
+        template,
     )

@@ -1,10 +1,10 @@
 """ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. For the lane.
 
 gRPC's twin of frontend/http/submission.py. Clients ask the same again and again: but for the id and the tensors, the
-messages are equal, byte for byte. What parsing and validating that came to is kept (a Form) and used again where it,
-the models and the tensors' sizes are the same, as is what stands around the tensors of the response. The id, a new one
-each time where perf_analyzer asks, is put in between. BYTES tensors, typed contents and whatever else depends on the
-data take the long way.
+messages are equal, byte for byte. What parsing and validating that came to is kept (a MessageTemplate) and used again
+where it, the models and the tensors' sizes are the same, as is what stands around the tensors of the response. The id,
+a new one each time where perf_analyzer asks, is put in between. BYTES tensors, typed contents and whatever else depends
+on the data take the long way.
 """
 
 import time
@@ -33,11 +33,11 @@ from shoal.star.refusal import answered
 
 __all__ = ["HEADER_BYTES", "Asked", "GrpcSubmission", "message_offset"]
 
-#: A form is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
-_MAX_FORM_NBYTES = 4096
-_MAX_FORMS = 512
+#: A template is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
+_MAX_TEMPLATE_NBYTES = 4096
+_MAX_TEMPLATES = 512
 _MAX_RESPONSES = 256
-#: Most lengths of ids that are kept for one form: clients count with ids.
+#: Most lengths of ids that are kept for one template: clients count with ids.
 _MAX_ID_LENGTHS = 32
 
 
@@ -59,11 +59,11 @@ class InBlock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MessageTemplate:
     """A request of which all is known but its id and the tensors' bytes."""
 
     prepared: PreparedRequest  # without an id and the tensors' bytes
-    template: wire.Template | None
+    pattern: wire.WirePattern | None
     is_decoupled: bool
     num_changes: int  # of the models until then: after another one the name may mean another version, or none
     refs: tuple[TensorRef, ...]  # in a block that it is copied into
@@ -94,13 +94,13 @@ class Asked(NamedTuple):
     """What is kept of a request until its last reply has come."""
 
     id: str
-    form: Form | None
-    found: PreparedRequest  # the form's has no id
+    template: MessageTemplate | None
+    found: PreparedRequest  # the template's has no id
 
     @property
     def prepared(self) -> PreparedRequest:
         """The request; where it was known, without its tensors."""
-        return self.found if self.form is None else replace(self.found, id=self.id, inputs=())
+        return self.found if self.template is None else replace(self.found, id=self.id, inputs=())
 
 
 class GrpcSubmission:
@@ -110,9 +110,9 @@ class GrpcSubmission:
         self._state = state
         self._port = port
         self._header_forward_pattern = header_forward_pattern
-        # Changed by submit: forms by what is known of a message and its tensors' sizes; the last one by its model.
-        self._forms = Memo[tuple[bytes, tuple[int, ...]], Form]("grpc_form", _MAX_FORMS)
-        self._latest = Memo[bytes, Form]("grpc_latest", _MAX_FORMS)
+        # Changed by submit: templates by what is known of a message and its tensors' sizes; the last one by its model.
+        self._templates = Memo[tuple[bytes, tuple[int, ...]], MessageTemplate]("grpc_form", _MAX_TEMPLATES)
+        self._latest = Memo[bytes, MessageTemplate]("grpc_latest", _MAX_TEMPLATES)
 
     def submit(
         self,
@@ -140,19 +140,19 @@ class GrpcSubmission:
             split = wire.split(message)
             checked_id(split.id)
             fields = forwarded_metadata(pattern, metadata) if pattern else NOTHING
-            form = None if fields else self._known(split, is_stream=is_stream)
-            if form is not None and block is None:
-                self._remember(message, form)
+            template = None if fields else self._known(split, is_stream=is_stream)
+            if template is not None and block is None:
+                self._remember(message, template)
                 places = zip(split.offsets, split.lengths, strict=True)
                 tensors = [bytes(message[start : start + nbytes]) for start, nbytes in places]
-                return self.submit_known(form, split.id.encode(), tensors, start_ns, deadline_ns)
-            if form is not None and block is not None:
-                self._port.admit(form.prepared.entry.model_id)
-                prepared = replace(form.prepared, id=split.id) if split.id else form.prepared
+                return self.submit_known(template, split.id.encode(), tensors, start_ns, deadline_ns)
+            if template is not None and block is not None:
+                self._port.admit(template.prepared.entry.model_id)
+                prepared = replace(template.prepared, id=split.id) if split.id else template.prepared
                 span = _write_in_place(prepared, split, block, offset, len(message))
                 if span:
-                    number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)
-                    return number, Asked(split.id, form, form.prepared)
+                    number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
+                    return number, Asked(split.id, template, template.prepared)
             return self._submit_new(split, message, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream)
         except ShoalError:
             if block is not None:
@@ -161,11 +161,11 @@ class GrpcSubmission:
 
     def model_of(self, message: bytes | memoryview) -> int:
         """The model that a message is for; 0 where there is none, or it is no message."""
-        form = self._latest.entries.get(_model_field(message))
-        if form is not None and form.num_changes == self._state.models.num_changes:
-            return form.prepared.entry.model_id
+        template = self._latest.entries.get(_model_field(message))
+        if template is not None and template.num_changes == self._state.models.num_changes:
+            return template.prepared.entry.model_id
         try:
-            return infer.find_model(self._state, infer.parse_form(wire.split(message)), is_stream=True).model_id
+            return infer.find_model(self._state, infer.parse_skeleton(wire.split(message)), is_stream=True).model_id
         except ShoalError:
             return 0
 
@@ -173,34 +173,34 @@ class GrpcSubmission:
         self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
     ) -> tuple[int, Asked] | None:
         """The shortest way: for a message that looks like the last one about the same model; None for others."""
-        form = self._latest.entries.get(_model_field(message))
-        if form is None or form.template is None or not self._is_valid(form, is_stream=is_stream):
+        template = self._latest.entries.get(_model_field(message))
+        if template is None or template.pattern is None or not self._is_valid(template, is_stream=is_stream):
             return None
-        found = wire.match(form.template, message)
+        found = wire.match(template.pattern, message)
         if found is None or not found[0].isascii():
             return None
-        return self.submit_known(form, *found, start_ns, deadline_ns)
+        return self.submit_known(template, *found, start_ns, deadline_ns)
 
-    def _known(self, split: wire.Split, *, is_stream: bool) -> Form | None:
-        form = self._forms.entries.get((split.form, split.lengths))
-        return form if form is not None and self._is_valid(form, is_stream=is_stream) else None
+    def _known(self, split: wire.Split, *, is_stream: bool) -> MessageTemplate | None:
+        template = self._templates.entries.get((split.skeleton, split.lengths))
+        return template if template is not None and self._is_valid(template, is_stream=is_stream) else None
 
-    def _is_valid(self, form: Form, *, is_stream: bool) -> bool:
-        return form.num_changes == self._state.models.num_changes and (is_stream or not form.is_decoupled)
+    def _is_valid(self, template: MessageTemplate, *, is_stream: bool) -> bool:
+        return template.num_changes == self._state.models.num_changes and (is_stream or not template.is_decoupled)
 
-    def _remember(self, message: bytes | memoryview, form: Form) -> None:
-        if form.template is not None:
-            self._latest.keep(_model_field(message), form)
+    def _remember(self, message: bytes | memoryview, template: MessageTemplate) -> None:
+        if template.pattern is not None:
+            self._latest.keep(_model_field(message), template)
 
     def submit_known(
-        self, form: Form, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
+        self, template: MessageTemplate, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
     ) -> tuple[int, Asked]:
-        """Like `submit`, for a message of this form."""
-        layout, head, tail, span = form.in_block.entries.get(len(id_)) or form.place(len(id_))
-        block = self._port.allocate(layout.size, form.prepared.entry.model_id)
+        """Like `submit`, for a message of this template."""
+        layout, head, tail, span = template.in_block.entries.get(len(id_)) or template.place(len(id_))
+        block = self._port.allocate(layout.size, template.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
-        number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)
-        return number, new(Asked, (id_.decode(), form, form.prepared))
+        number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
+        return number, new(Asked, (id_.decode(), template, template.prepared))
 
     def _submit_new(
         self,
@@ -215,11 +215,11 @@ class GrpcSubmission:
         is_stream: bool,
     ) -> tuple[int, Asked]:
         """The long way."""
-        request = infer.parse_form(split)
+        request = infer.parse_skeleton(split)
         entry = infer.find_model(self._state, request, is_stream=is_stream)
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
-        form = None if fields else self._keep_form(split, message, prepared)
-        asked = Asked(split.id, form, prepared)
+        template = None if fields else self._keep_template(split, message, prepared)
+        asked = Asked(split.id, template, prepared)
         if block is not None:
             self._port.admit(entry.model_id)
             span = _write_in_place(prepared, split, block, offset, len(message))
@@ -230,9 +230,11 @@ class GrpcSubmission:
             self._port.slab.free(block.ref)
         return number, asked
 
-    def _keep_form(self, split: wire.Split, message: bytes | memoryview, prepared: PreparedRequest) -> Form | None:
+    def _keep_template(
+        self, split: wire.Split, message: bytes | memoryview, prepared: PreparedRequest
+    ) -> MessageTemplate | None:
         """Remember what this message came to, if its tensors are all raw and none has to be walked."""
-        if not split.offsets or len(split.form) > _MAX_FORM_NBYTES or prepared.has_regions:
+        if not split.offsets or len(split.skeleton) > _MAX_TEMPLATE_NBYTES or prepared.has_regions:
             return None
         if any(each.datatype is BYTES for each in prepared.inputs):
             return None
@@ -244,9 +246,9 @@ class GrpcSubmission:
         kept = replace(prepared, id="", inputs=tuple(inputs))
         header = kept.pack_header(refs)
         # One byte says how many members the header has, the next that the id, its first, is empty.
-        form = Form(
+        template = MessageTemplate(
             kept,
-            wire.make_template(message, split) if type(message) is bytes else None,
+            wire.make_pattern(message, split) if type(message) is bytes else None,
             prepared.entry.is_decoupled,
             self._state.models.num_changes,
             tuple(refs),
@@ -255,9 +257,9 @@ class GrpcSubmission:
             Memo("grpc_id_length", _MAX_ID_LENGTHS),
             {},
         )
-        self._forms.keep((split.form, split.lengths), form)
-        self._remember(message, form)
-        return form
+        self._templates.keep((split.skeleton, split.lengths), template)
+        self._remember(message, template)
+        return template
 
     def response(self, asked: Asked, reply: Reply, *, stream: bool = False, final: bool = True) -> wire.Chunks:
         """The ModelInferResponse in a reply, or the ModelStreamInferResponse with it; `final`: no other will follow.
@@ -265,9 +267,9 @@ class GrpcSubmission:
         One chunk is the lane's own; the chunks behind a first may be views of the worker's block until it is released.
         Raises ShoalError where the reply is an error.
         """
-        form, header, block = asked.form, reply.header, reply.block
-        if form is not None and header is not None and block is not None and not (reply.status or reply.reason):
-            known = form.responses.get((header, stream, final))
+        template, header, block = asked.template, reply.header, reply.block
+        if template is not None and header is not None and block is not None and not (reply.status or reply.reason):
+            known = template.responses.get((header, stream, final))
             if known is not None and known.end <= len(block):  # a worker may say the same of a smaller block
                 around = known.around
                 if stream or around.nbytes > JOIN_BYTES or not known.spans:
@@ -279,8 +281,8 @@ class GrpcSubmission:
         prepared = asked.prepared
         packed, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
         around, raws = infer.render_envelope(prepared, response, block, final if stream else None)
-        if form is not None:
-            _keep_response(form, (packed, stream, final), response, around)
+        if template is not None:
+            _keep_response(template, (packed, stream, final), response, around)
         return _sent(around, asked.id, raws, stream=stream)
 
 
@@ -324,14 +326,16 @@ def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, 
     return pack_span(place, len(header))
 
 
-def _keep_response(form: Form, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope) -> None:
-    """Remember what a response of this form looks like, if only its tensors can change: classes may."""
-    requested = form.prepared.outputs
-    if len(form.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
+def _keep_response(
+    template: MessageTemplate, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope
+) -> None:
+    """Remember what a response of this template looks like, if only its tensors can change: classes may."""
+    requested = template.prepared.outputs
+    if len(template.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
         wanted = {output.name for output in requested}
         sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
         spans = tuple([(ref.offset, ref.offset + ref.nbytes) for ref in sent])
-        form.responses[key] = KnownResponse(around, spans, max([end for _, end in spans], default=0))
+        template.responses[key] = KnownResponse(around, spans, max([end for _, end in spans], default=0))
 
 
 def _sent(around: wire.Envelope, id_: str, raws: list[memoryview], *, stream: bool) -> wire.Chunks:

@@ -12,7 +12,7 @@ from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run, shutting_down
-from shoal.frontend.grpc.submission import Asked, Form
+from shoal.frontend.grpc.submission import Asked, MessageTemplate
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.shm.port import NoRoomError, Reply
 
@@ -140,15 +140,16 @@ class UnaryCall:
             self._refuse(error)
         return 0
 
-    def infer_known(self, form: Form, id_: bytes, tensors: Sequence[bytes]) -> bool:
-        """Submit a message that has come whole and is of a known form. False, without effect, if there is no room."""
+    def infer_known(self, template: MessageTemplate, id_: bytes, tensors: Sequence[bytes]) -> bool:
+        """Submit a message that has come whole and is of a known template. False, without effect, if there is no
+        room."""
         lane = self._lane
         waiting = lane.parking.waiting
-        if waiting and form.prepared.entry.model_id in waiting:  # others were there before
+        if waiting and template.prepared.entry.model_id in waiting:  # others were there before
             return False
         try:
             self._number = lane.inference.ask_known(
-                self, form, id_, tensors, self._opening, self._connection.begun_s, self._deadline_s
+                self, template, id_, tensors, self._opening, self._connection.begun_s, self._deadline_s
             )
         except NoRoomError:
             return False
@@ -168,10 +169,10 @@ class UnaryCall:
         return 0
 
     @property
-    def form(self) -> Form | None:
+    def template(self) -> MessageTemplate | None:
         """How the model's request was known, where it was."""
         asked = self._lane.inference.asked(self._number)
-        return None if asked is None else asked.form
+        return None if asked is None else asked.template
 
     def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
         """The road answers a message that has come."""

@@ -38,9 +38,9 @@ ID_HEAD_BYTES = 2
 
 
 class Split(NamedTuple):
-    """A ModelInferRequest. `form` parses as the request without its id and raw_input_contents."""
+    """A ModelInferRequest. `skeleton` parses as the request without its id and raw_input_contents."""
 
-    form: bytes
+    skeleton: bytes
     id: str
     offsets: tuple[int, ...]  # of the raw tensors, from the message's start
     lengths: tuple[int, ...]
@@ -88,7 +88,7 @@ def split(message: bytes | memoryview) -> Split:
         raise malformed() from error
 
 
-class Template(NamedTuple):
+class WirePattern(NamedTuple):
     """A ModelInferRequest but for its id and the bytes of its raw tensors."""
 
     before: bytes  # the id
@@ -96,8 +96,8 @@ class Template(NamedTuple):
     behind: bytes  # the last tensor
 
 
-def make_template(message: bytes, found: Split) -> Template | None:
-    """The template of a message, which was split; None for an unusual one."""
+def make_pattern(message: bytes, found: Split) -> WirePattern | None:
+    """The pattern of a message, which was split; None for an unusual one."""
     if found.num_ids > 1:
         return None
     position = found.id_start + (len(string(_ID, found.id)) if found.num_ids else 0)
@@ -105,16 +105,16 @@ def make_template(message: bytes, found: Split) -> Template | None:
     for offset, nbytes in zip(found.offsets, found.lengths, strict=True):
         parts.append((message[position:offset], nbytes))
         position = offset + nbytes
-    template = Template(message[: found.id_start], tuple(parts), message[position:])
-    return template if match(template, message) is not None else None
+    pattern = WirePattern(message[: found.id_start], tuple(parts), message[position:])
+    return pattern if match(pattern, message) is not None else None
 
 
-def match(template: Template, message: bytes) -> tuple[bytes, list[bytes]] | None:
-    """The id of a message of this template, and its raw tensors; None for another message.
+def match(pattern: WirePattern, message: bytes) -> tuple[bytes, list[bytes]] | None:
+    """The id of a message of this pattern, and its raw tensors; None for another message.
 
     What `split` finds with 21 thousand instructions this finds with 7.
     """
-    before, parts, behind = template
+    before, parts, behind = pattern
     position, end, id_ = len(before), len(message), b""
     if not message.startswith(before):
         return None
@@ -219,7 +219,7 @@ class OutputTensor(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What stands around id and tensors: all of a response that requests of one form have in common."""
+    """What stands around id and tensors: all of a response that requests of one template have in common."""
 
     model: bytes  # in front of the id
     parts: tuple[bytes, ...]  # behind the id, up to the first tensor, and then in front of each other one

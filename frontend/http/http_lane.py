@@ -16,7 +16,7 @@ from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDI
 from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.http.incoming import Incoming
 from shoal.frontend.http.outgoing import Outgoing
-from shoal.frontend.http.submission import Asked, Known, Submission, response_head
+from shoal.frontend.http.submission import Asked, KnownPrefix, Submission, response_head
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Host, Lane
 from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
@@ -230,8 +230,8 @@ class HttpLane(Lane[Connection]):
         self._wait(connection, head, number, asked)
         return False
 
-    def _submit_known(self, connection: Connection, known: Known, data: bytes) -> None:
-        """Queue a request of a known form that is all of `data`."""
+    def _submit_known(self, connection: Connection, known: KnownPrefix, data: bytes) -> None:
+        """Queue a request of a known template that is all of `data`."""
         connection.keep_alive = known.keep_alive and self._stops_at_s == 0.0
         try:
             number, asked = self._submission.submit_known(known, data)

@@ -1,7 +1,7 @@
 """JSON requests that differ in their numbers only: their other bytes are recognised, the numbers are decoded.
 
 A body is split at its flat arrays of numbers, `"data": [1, 2, 3]`. What is left over, the skeleton, comes again and
-again; what parsing and validating it came to is kept (a JsonForm). The arrays are decoded as ever, by json_tensors;
+again; what parsing and validating it came to is kept (a JsonTemplate). The arrays are decoded as ever, by json_tensors;
 whatever is unusual about them takes the long way, which refuses it with the right sentence. Responses are put together
 the same way. Measured per request of 16 floats: 14 µs where parsing, validating, placing and rendering anew takes 28.
 Pure.
@@ -44,7 +44,7 @@ class JsonInput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonForm:
+class JsonTemplate:
     """A request whose skeleton is known."""
 
     prepared: PreparedRequest
@@ -70,8 +70,8 @@ def split(body: bytes) -> tuple[Skeleton, list[bytes]]:
     return tuple(parts[::2]), parts[1::2]
 
 
-def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]) -> JsonForm | None:
-    """The form of a request that has been prepared in full; None if it has none."""
+def make_template(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]) -> JsonTemplate | None:
+    """The template of a request that has been prepared in full; None if it has none."""
     if prepared.has_regions or len(arrays) != len(prepared.inputs) or sum(map(len, skeleton)) > _MAX_SKELETON_BYTES:
         return None
     # No array may stand under another key that only looks like it, and none of the tensors be anywhere else.
@@ -87,18 +87,18 @@ def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]
         offset += aligned(len(data))
     header = prepared.pack_header(refs)
     kept = replace(prepared, inputs=())
-    form = JsonForm(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})
+    template = JsonTemplate(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})
     # The full parse has just read the same arrays: the short one must agree.
-    if decode(form, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
+    if decode(template, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
         return None
-    return form
+    return template
 
 
-def decode(form: JsonForm, arrays: list[bytes], max_input_size: int) -> list[bytes | memoryview] | None:
-    """The tensors of a request of that form; None if the full parse must find the error in them."""
+def decode(template: JsonTemplate, arrays: list[bytes], max_input_size: int) -> list[bytes | memoryview] | None:
+    """The tensors of a request of that template; None if the full parse must find the error in them."""
     tensors: list[bytes | memoryview] = []
     try:
-        for (name, datatype, num_elements, _, typecode, types), text in zip(form.inputs, arrays, strict=True):
+        for (name, datatype, num_elements, _, typecode, types), text in zip(template.inputs, arrays, strict=True):
             numbers = orjson.loads(b"[%b]" % text)
             if typecode and len(numbers) == num_elements and types.issuperset(map(type, numbers)):
                 tensors.append(array(typecode, numbers).tobytes())
@@ -110,7 +110,7 @@ def decode(form: JsonForm, arrays: list[bytes], max_input_size: int) -> list[byt
 
 
 def make_response(prepared: PreparedRequest, response: InferResponse, rendered: bytes) -> JsonResponse | None:
-    """The form of a response that has been rendered in full; None if a part of it is not numbers."""
+    """The template of a response that has been rendered in full; None if a part of it is not numbers."""
     wanted = {output.name for output in prepared.outputs}
     outputs = tuple(ref for ref in response.outputs if not wanted or ref.name in wanted)
     skeleton, arrays = split(rendered)

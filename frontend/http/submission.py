@@ -1,11 +1,11 @@
 """Inference without waiting: a body becomes a request in shared memory, a reply becomes a response. For the lane.
 
 Clients ask the same again and again: the JSON in front of binary tensors is equal, byte for byte, from request to
-request. What parsing and validating it came to is kept (a Form) and used again where the JSON, its model and the sizes
-are the same, as is the head of the response. For numbers in JSON, json_template.py does likewise. BYTES tensors and
-whatever else depends on the data take the long way each time. Measured per request of 16 floats: 5 µs with a form, 21
-µs without. Where the HTTP head is the same, too, it is not even looked for (Known): of all that a lane does for such a
-request, 70 thousand instructions instead of 128.
+request. What parsing and validating it came to is kept (a RequestTemplate) and used again where the JSON, its model and
+the sizes are the same, as is the head of the response. For numbers in JSON, json_template.py does likewise. BYTES
+tensors and whatever else depends on the data take the long way each time. Measured per request of 16 floats: 5 µs with
+a template, 21 µs without. Where the HTTP head is the same, too, it is not even looked for (KnownPrefix): of all that a
+lane does for such a request, 70 thousand instructions instead of 128.
 """
 
 import time
@@ -18,7 +18,7 @@ from shoal.frontend.header_forwarding import NOTHING, forwarded
 from shoal.frontend.http import json_template
 from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
-from shoal.frontend.http.json_template import JsonForm
+from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
@@ -35,9 +35,9 @@ from shoal.star.outgoing import ALIGNMENT, aligned
 from shoal.star.refusal import answered
 from shoal.star.validation import PreparedInput
 
-#: A form is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
-_MAX_FORM_JSON = 4096
-_MAX_FORMS = 512
+#: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
+_MAX_TEMPLATE_JSON = 4096
+_MAX_TEMPLATES = 512
 #: What a block that a body is received into has left for the header.
 HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
@@ -49,7 +49,7 @@ JOIN_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestTemplate:
     """A request whose JSON is known: only the tensors' bytes are new."""
 
     prepared: PreparedRequest
@@ -73,20 +73,20 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPrefix:
     """A request that differs from an earlier one in what follows its prefix only: tensors, or the JSON of a body."""
 
     head: Head
     keep_alive: bool
     entry: ModelEntry
-    form: Form | None  # None: the body is JSON
+    template: RequestTemplate | None  # None: the body is JSON
     prefix_nbytes: int
     nbytes: int
     num_changes: int  # of the models until then: after another one the name may mean another version, or none
 
 
 #: What is kept of a request until its reply comes.
-Asked = PreparedRequest | Form | JsonForm
+Asked = PreparedRequest | RequestTemplate | JsonTemplate
 
 
 class Submission:
@@ -95,39 +95,39 @@ class Submission:
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
         self._port = port
-        # Changed by submit: forms by model, JSON and number of bytes behind it; requests by prefix.
-        self._forms = Memo[tuple[int, bytes, int], Form]("http_form", _MAX_FORMS)
-        self._json_forms = Memo[tuple[int, json_template.Skeleton], JsonForm]("http_json_form", _MAX_FORMS)
-        self._known = Memo[bytes, Known]("http_prefix", _MAX_FORMS)
+        # Changed by submit: templates by model, JSON and number of bytes behind it; requests by prefix.
+        self._templates = Memo[tuple[int, bytes, int], RequestTemplate]("http_form", _MAX_TEMPLATES)
+        self._json_templates = Memo[tuple[int, json_template.Skeleton], JsonTemplate]("http_json_form", _MAX_TEMPLATES)
+        self._known = Memo[bytes, KnownPrefix]("http_prefix", _MAX_TEMPLATES)
         # Changed by response: models, by their ids, of which there was one that is worth compressing.
         self._large: set[int] = set()
 
-    def find(self, prefix: bytes, nbytes: int) -> Known | None:
-        """The known form of a request of `nbytes` bytes that starts with `prefix`."""
+    def find(self, prefix: bytes, nbytes: int) -> KnownPrefix | None:
+        """The known template of a request of `nbytes` bytes that starts with `prefix`."""
         known = self._known.entries.get(prefix)
         if known is None or known.nbytes != nbytes:
             return None
         return known if known.num_changes == self._state.models.num_changes else None
 
-    def submit_known(self, known: Known, request: bytes) -> tuple[int, Asked]:
+    def submit_known(self, known: KnownPrefix, request: bytes) -> tuple[int, Asked]:
         """Like `submit`, for a request that was found; `request` is all of it, from the first byte of its head."""
         start_ns = time.monotonic_ns()
         rest = request[known.prefix_nbytes :]
-        form = known.form
-        if form is None:
+        template = known.template
+        if template is None:
             return self._submit_json(known.entry, known.head, rest, start_ns)
-        block = self._port.allocate(form.nbytes, known.entry.model_id)
+        block = self._port.allocate(template.nbytes, known.entry.model_id)
         memory = block.memory
-        memory[form.tail_offset : form.tail_end] = rest
-        memory[form.header_offset : form.nbytes] = form.header
-        return submit_block(self._port, form.prepared, block, form.span, start_ns), form
+        memory[template.tail_offset : template.tail_end] = rest
+        memory[template.header_offset : template.nbytes] = template.header
+        return submit_block(self._port, template.prepared, block, template.span, start_ns), template
 
-    def _remember(self, raw: bytes, head: Head, entry: ModelEntry, form: Form | None) -> None:
+    def _remember(self, raw: bytes, head: Head, entry: ModelEntry, template: RequestTemplate | None) -> None:
         if not raw or len(raw) > _MAX_PREFIX:
             return
         nbytes = len(raw) + head.content_length - (head.json_length or 0)
         num_changes = self._state.models.num_changes
-        self._known.keep(raw, Known(head, head.keep_alive, entry, form, len(raw), nbytes, num_changes))
+        self._known.keep(raw, KnownPrefix(head, head.keep_alive, entry, template, len(raw), nbytes, num_changes))
 
     def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Asked]:
         """Put a request into shared memory; visible to the batcher at the port's next flush.
@@ -148,8 +148,8 @@ class Submission:
                 return submitted
             limit, regions = self._state.http_max_input_size, self._state.regions
             prepared = prepare(entry, head.headers, body, limit, fields, regions)
-            if not fields:  # forms are by the JSON alone: the next client's headers are others
-                self._keep_form(entry, head, body, prepared)
+            if not fields:  # templates are by the JSON alone: the next client's headers are others
+                self._keep_template(entry, head, body, prepared)
             number = submit_copy(self._port, prepared, start_ns)
         except ShoalError:
             if block is not None:
@@ -162,37 +162,39 @@ class Submission:
     def _submit_as_known(
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
     ) -> tuple[int, Asked] | None:
-        """Submit a request whose JSON or form is known; None if it must be parsed in full."""
+        """Submit a request whose JSON or template is known; None if it must be parsed in full."""
         longest = min(json_template.MAX_BODY_BYTES, self._state.http_max_input_size)
         if block is None and head.json_length is None and len(body) <= longest:
             self._remember(raw, head, entry, None)
             return self._submit_json(entry, head, bytes(body), start_ns)
-        form = self._forms.entries.get(_key(entry, head, body)) if 0 < (head.json_length or 0) <= len(body) else None
-        if form is None:
+        template = (
+            self._templates.entries.get(_key(entry, head, body)) if 0 < (head.json_length or 0) <= len(body) else None
+        )
+        if template is None:
             return None
         if raw:
-            self._remember(raw + body[: head.json_length], head, entry, form)
-        return self._submit_form(form, head, body, block, start_ns), form
+            self._remember(raw + body[: head.json_length], head, entry, template)
+        return self._submit_template(template, head, body, block, start_ns), template
 
     def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Asked]:
         """Submit a small body that is all JSON. Raises ShoalError."""
         skeleton, arrays = json_template.split(body)
         key = (entry.model_id, skeleton)
-        form = self._json_forms.entries.get(key)
+        template = self._json_templates.entries.get(key)
         limit = self._state.http_max_input_size
-        tensors = None if form is None else json_template.decode(form, arrays, limit)
-        if form is None or tensors is None:
+        tensors = None if template is None else json_template.decode(template, arrays, limit)
+        if template is None or tensors is None:
             prepared = prepare(entry, head.headers, memoryview(body), limit, regions=self._state.regions)
-            made = json_template.make_form(prepared, skeleton, arrays) if form is None else None
+            made = json_template.make_template(prepared, skeleton, arrays) if template is None else None
             if made is not None:
-                self._json_forms.keep(key, made)
+                self._json_templates.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
-        block = self._port.allocate(form.header_offset + len(form.header), entry.model_id)
+        block = self._port.allocate(template.header_offset + len(template.header), entry.model_id)
         memory = block.memory
-        for each, data in zip(form.inputs, tensors, strict=True):
+        for each, data in zip(template.inputs, tensors, strict=True):
             memory[each.offset : each.offset + len(data)] = data
-        memory[form.header_offset : form.header_offset + len(form.header)] = form.header
-        return submit_block(self._port, form.prepared, block, form.span, start_ns), form
+        memory[template.header_offset : template.header_offset + len(template.header)] = template.header
+        return submit_block(self._port, template.prepared, block, template.span, start_ns), template
 
     def has_large_responses(self, head: Head) -> bool:
         """Whether the model that a request is for has given a response that is worth compressing."""
@@ -213,17 +215,19 @@ class Submission:
             raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
         return entry
 
-    def _submit_form(self, form: Form, head: Head, body: memoryview, block: Block | None, start_ns: int) -> int:
+    def _submit_template(
+        self, template: RequestTemplate, head: Head, body: memoryview, block: Block | None, start_ns: int
+    ) -> int:
         if block is None:
-            block = self._port.allocate(form.nbytes, form.prepared.entry.model_id)
-            block.memory[form.tail_offset : form.tail_end] = body[head.json_length :]
-        block.memory[form.header_offset : form.nbytes] = form.header
-        return submit_block(self._port, form.prepared, block, form.span, start_ns)
+            block = self._port.allocate(template.nbytes, template.prepared.entry.model_id)
+            block.memory[template.tail_offset : template.tail_end] = body[head.json_length :]
+        block.memory[template.header_offset : template.nbytes] = template.header
+        return submit_block(self._port, template.prepared, block, template.span, start_ns)
 
-    def _keep_form(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
+    def _keep_template(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
         """Remember what this request's JSON came to, if its tensors are all binary and none has to be walked."""
         json_length = head.json_length
-        if not json_length or json_length > _MAX_FORM_JSON or prepared.has_regions:
+        if not json_length or json_length > _MAX_TEMPLATE_JSON or prepared.has_regions:
             return
         if any(_is_apart(each, body) or each.datatype is BYTES for each in prepared.inputs):
             return
@@ -238,8 +242,10 @@ class Submission:
         header_offset = aligned(offset)
         kept = replace(prepared, inputs=())  # they are views of this one request's body
         span = pack_span(header_offset, len(header))
-        form = Form(kept, tail_offset, offset, header_offset, header, header_offset + len(header), span, {})
-        self._forms.keep(_key(entry, head, body), form)
+        template = RequestTemplate(
+            kept, tail_offset, offset, header_offset, header, header_offset + len(header), span, {}
+        )
+        self._templates.keep(_key(entry, head, body), template)
 
     def known_response(self, asked: Asked, reply: Reply) -> Chunks | None:
         """The whole response, if all but its tensors is known; else None, and `response` renders it.
@@ -250,7 +256,7 @@ class Submission:
         if header is None or block is None or reply.status or reply.reason:
             return None
         # A worker may send the same header with a smaller block.
-        if type(asked) is Form:
+        if type(asked) is RequestTemplate:
             known = asked.response_heads.get(header)
             if known is None or known.end > len(block):
                 return None
@@ -258,7 +264,7 @@ class Submission:
             for start, end in known.spans:
                 chunks.append(block[start:end])
             return [b"".join(chunks)] if known.is_small else chunks
-        if type(asked) is JsonForm:
+        if type(asked) is JsonTemplate:
             json = asked.responses.get(header)
             text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
             return None if text is None else [JSON_HEAD % len(text) + text]
@@ -283,25 +289,29 @@ class Submission:
             self._known.entries.clear()  # from now on each request's Accept-Encoding is read
         return rendered
 
-    def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:
-        """Remember what a response of this form looks like, if only its tensors can change."""
-        if type(form) is JsonForm:
-            known = json_template.make_response(form.prepared, response, bytes(rendered.chunks[0]))
-            if known is not None and len(rendered.chunks) == 1 and len(form.responses) < _MAX_RESPONSES:
-                form.responses[packed] = known
-        elif type(form) is Form and len(rendered.chunks) > 1 and len(form.response_heads) < _MAX_RESPONSES:
-            wanted = {output.name: output for output in form.prepared.outputs}
+    def _keep_response(self, template: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:
+        """Remember what a response of this template looks like, if only its tensors can change."""
+        if type(template) is JsonTemplate:
+            known = json_template.make_response(template.prepared, response, bytes(rendered.chunks[0]))
+            if known is not None and len(rendered.chunks) == 1 and len(template.responses) < _MAX_RESPONSES:
+                template.responses[packed] = known
+        elif (
+            type(template) is RequestTemplate
+            and len(rendered.chunks) > 1
+            and len(template.response_heads) < _MAX_RESPONSES
+        ):
+            wanted = {output.name: output for output in template.prepared.outputs}
             sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
-            binary_by_default = form.prepared.binary_data_output
+            binary_by_default = template.prepared.binary_data_output
             # Values in JSON and classes change with the data.
             if all(wanted[ref.name].binary if wanted else binary_by_default for ref in sent) and not any(
-                output.classification for output in form.prepared.outputs
+                output.classification for output in template.prepared.outputs
             ):
                 spans = tuple([(ref.offset, ref.offset + ref.nbytes) for ref in sent if ref.nbytes])
                 head = response_head(rendered) + bytes(rendered.chunks[0])
                 is_small = sum([end - start for start, end in spans], len(head)) <= JOIN_BYTES
                 end = max([end for _, end in spans], default=0)
-                form.response_heads[packed] = ResponseHead(head, spans, end, is_small)
+                template.response_heads[packed] = ResponseHead(head, spans, end, is_small)
 
 
 def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:

@@ -42,14 +42,14 @@ def read_requests(
     """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up where
     `sample` says how. Raises InputError.
     """
-    form = Form(Signature.from_config(config))
-    requests = [Request()] if data is None else form.read(data)
-    own = {name: form.value(name, text) for name, text in given}
-    return [form.completed(replace(each, inputs={**each.inputs, **own}), sample) for each in requests]
+    parser = RequestParser(Signature.from_config(config))
+    requests = [Request()] if data is None else parser.read(data)
+    own = {name: parser.value(name, text) for name, text in given}
+    return [parser.completed(replace(each, inputs={**each.inputs, **own}), sample) for each in requests]
 
 
-class Form:
-    """What requests to a model look like."""
+class RequestParser:
+    """Reads and completes requests to one model."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature

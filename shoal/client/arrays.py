@@ -20,8 +20,8 @@ from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Ask, Input, Outgoing, aligned, check
 
 Array: TypeAlias = NDArray[Any]
-#: Kept forms, and kept headers, at most (ours).
-MAX_FORMS = 256
+#: Kept templates, and kept headers, at most (ours).
+MAX_TEMPLATES = 256
 #: Bytes below which a copy is quicker than an array over the block.
 _SMALL_NBYTES = 2048
 _DATATYPES: dict[np.dtype[Any], Datatype] = {each.dtype: each for each in ALL if each not in (BF16, BYTES)}
@@ -34,7 +34,7 @@ class Lent(NamedTuple):
     offset: int
 
 
-class Form(NamedTuple):
+class ArraysTemplate(NamedTuple):
     """A validated request without strings, kept for others alike: where its tensors go, and the header behind them."""
 
     entry: ModelEntry
@@ -109,8 +109,9 @@ def _elements(name: str, array: Array) -> list[bytes]:
         raise InvalidArgumentError(f"an element of input '{name}' is neither bytes nor text") from None
 
 
-def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, span: int) -> Form | None:
-    """The form of a request that was written into `block`; None if it has none, since another may need other places."""
+def template_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, span: int) -> ArraysTemplate | None:
+    """The template of a request that was written into `block`; None if it has none, since another may need other
+    places."""
     ask = outgoing.ask
     if ask.id or ask.parameters or ask.correlation_id or ask.flags:
         return None
@@ -126,7 +127,7 @@ def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, 
         offset += aligned(array.nbytes)
     start, nbytes = unpack_span(span)
     header = block[start : start + nbytes].tobytes()
-    return Form(
+    return ArraysTemplate(
         outgoing.entry, start + nbytes, tuple(places), header, span, outgoing.rows, outgoing.shape_key, None in places
     )
 

@@ -9,7 +9,7 @@ A waiting thread or coroutine is woken by `notify`, and then takes what has come
 """
 
 from shoal import errors
-from shoal.client.arrays import MAX_FORMS, Array, Opened, copied, open_response, viewed
+from shoal.client.arrays import MAX_TEMPLATES, Array, Opened, copied, open_response, viewed
 from shoal.client.connection import Connection, Waiter
 from shoal.client.request_arguments import Asked
 from shoal.client.result import Result
@@ -31,7 +31,7 @@ class Responses:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         # Changed by open and forget; each entry is one object, and a thread that misses another's loses nothing.
-        self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_FORMS)
+        self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_TEMPLATES)
 
     def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:
         """A parsed response header. Raises ShoalError: the reported failure, or InternalError if malformed."""

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import errors
-from shoal.client import arrays as forms
-from shoal.client.arrays import Form, Lent
+from shoal.client import arrays as tensors
+from shoal.client.arrays import ArraysTemplate, Lent
 from shoal.client.call import Call, Responses
 from shoal.client.connection import Connection, Waiter
 from shoal.client.request_arguments import Asked
@@ -38,7 +38,7 @@ class Session:
         self._responses = Responses(connection)
         # Changed by submit; each entry is one object, and a thread that misses another's only validates again.
         self._num_changes = -1
-        self._forms = Memo[Any, Form]("client_request", forms.MAX_FORMS)
+        self._templates = Memo[Any, ArraysTemplate]("client_request", tensors.MAX_TEMPLATES)
 
     def empty(self, model: str, name: str, shape: tuple[int, ...], version: str = "") -> NDArray[Any]:
         """An uninitialised array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
@@ -95,17 +95,17 @@ class Session:
         connection = self.connection
         if connection.models.num_changes != self._num_changes:
             self._num_changes = connection.models.num_changes
-            self._forms.entries.clear()
+            self._templates.entries.clear()
             self._responses.forget()
         key = self._key(asked)
-        form = self._forms.entries.get(key) if key is not None else None
-        if form is None:
+        template = self._templates.entries.get(key) if key is not None else None
+        if template is None:
             return self._submit_checked(key, asked, notify, is_stream=is_stream)
-        _check_kind(form.entry, is_stream=is_stream)
-        block = connection.allocate(form.nbytes, form.entry.model_id)
+        _check_kind(template.entry, is_stream=is_stream)
+        block = connection.allocate(template.nbytes, template.entry.model_id)
         arrays = tuple(asked.inputs.values())
-        span = form.write(block.memory, arrays)
-        return self._hand_over(asked, form, block, span, Waiter(notify, arrays if form.lends else None))
+        span = template.write(block.memory, arrays)
+        return self._hand_over(asked, template, block, span, Waiter(notify, arrays if template.lends else None))
 
     def _key(self, asked: Asked) -> Any:
         """What validation depends on, for requests that look alike; None if each must be validated."""
@@ -127,25 +127,27 @@ class Session:
         connection = self.connection
         entry = self.find(asked.model, asked.version)
         _check_kind(entry, is_stream=is_stream)
-        arrays = forms.as_arrays(entry, asked.inputs)
+        arrays = tensors.as_arrays(entry, asked.inputs)
         lent = {name: where for name, array in arrays.items() if (where := self._memory.find(array)) is not None}
-        outgoing = forms.prepare(entry, arrays, asked, lent)
+        outgoing = tensors.prepare(entry, arrays, asked, lent)
         for name, array in arrays.items():
             if array.nbytes > BESIDE_NBYTES and name not in lent and array.dtype.kind not in "OSU":
                 datatype = entry.signature.inputs[name].datatype
                 arrays[name] = copy = self._memory.copy(array, datatype, self._allocate_beside)
                 lent[name] = self._memory.find(copy) or Lent(0, 0)
-                outgoing = forms.prepare(entry, arrays, asked, lent)
+                outgoing = tensors.prepare(entry, arrays, asked, lent)
         block = connection.allocate(outgoing.nbytes, outgoing.entry.model_id)
         span = outgoing.write(block.memory)
         if unpack_span(span)[1] > MAX_HEADER_BYTES:
             connection.shared.free(block.ref)
             raise InvalidArgumentError(f"names and parameters of a request may have at most {MAX_HEADER_BYTES} bytes")
-        if key is not None and (form := forms.form_of(outgoing, arrays, block.memory, span)) is not None:
-            self._forms.keep(key, form)
+        if key is not None and (template := tensors.template_of(outgoing, arrays, block.memory, span)) is not None:
+            self._templates.keep(key, template)
         return self._hand_over(asked, outgoing, block, span, Waiter(notify, arrays if lent else None))
 
-    def _hand_over(self, asked: Asked, checked: Form | Outgoing, block: Block, span: int, waiter: Waiter) -> Call:
+    def _hand_over(
+        self, asked: Asked, checked: ArraysTemplate | Outgoing, block: Block, span: int, waiter: Waiter
+    ) -> Call:
         entry, start_ns = checked.entry, time.monotonic_ns()
         # A stream's timeout is that of each response, which does not limit a decoupled model's execution.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)

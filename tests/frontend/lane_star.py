@@ -208,7 +208,7 @@ def head_of(model: str, json: bytes, tail: bytes | None = None, json_length: int
     return head
 
 
-def used_form(pending: Pending) -> bool:
+def used_template(pending: Pending) -> bool:
     """Whether the JSON was known."""
     return not isinstance(pending.asked, PreparedRequest)
 

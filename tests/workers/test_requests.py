@@ -125,7 +125,7 @@ def block_of(value: float, nbytes: int = 128) -> memoryview:
 def test_a_plain_header_is_read_once_and_each_request_has_its_own_tensors() -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
     first, second = reader.open(0, block_of(1), header(*PLAIN)), reader.open(1, block_of(2), header(*PLAIN))
-    assert first.form is second.form
+    assert first.parsed is second.parsed
     assert (first.position, second.position) == (0, 1)
     assert [one.inputs["INPUT0"].tolist() for one in (first, second)] == [[[1] * 4], [[2] * 4]]
     assert not second.inputs["INPUT0"].flags.writeable
@@ -151,9 +151,9 @@ def test_a_known_header_over_a_smaller_block_is_an_error_of_that_request() -> No
 )
 def test_headers_that_do_not_come_again_are_read_each_time(fields: list[Any]) -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
-    forms = [reader.open(0, block_of(1), header(*fields)).form for _ in range(2)]
-    assert forms[0] == forms[1]
-    assert forms[0] is not forms[1]
+    parsed = [reader.open(0, block_of(1), header(*fields)).parsed for _ in range(2)]
+    assert parsed[0] == parsed[1]
+    assert parsed[0] is not parsed[1]
 
 
 LENDS = ["", [["INPUT0", 11, [1, 4], 64, 16, 9]], [], {}]
@@ -169,7 +169,7 @@ def test_a_header_that_lends_is_read_once_and_its_block_is_looked_up_each_time()
         return reader.open(0, memoryview(b""), header(*LENDS), record)
 
     first, second = ask(5), ask(6)
-    assert first.form is second.form
+    assert first.parsed is second.parsed
     assert [one.inputs["INPUT0"].tolist() for one in (first, second)] == [[[1] * 4], [[2] * 4]]
     with pytest.raises(InternalError, match="'INPUT0' is gone"):
         ask(7)  # whose it is not
@@ -179,17 +179,17 @@ def test_a_header_that_lends_is_read_once_and_its_block_is_looked_up_each_time()
     del blocks[9, 5]
     with pytest.raises(InternalError, match="'INPUT0' is gone"):
         ask(5)
-    assert ask(6).form is first.form
+    assert ask(6).parsed is first.parsed
 
 
 def test_of_headers_that_lend_no_more_than_64_are_kept() -> None:
     reader = RequestReader(Signature.from_config(CONFIG), open_block=lambda _ref, _borrower: block_of(1))
-    plain = reader.open(0, block_of(1), header(*PLAIN)).form
+    plain = reader.open(0, block_of(1), header(*PLAIN)).parsed
     headers = [header("", [["INPUT0", 11, [1, 4], 64, 16, ref]], [], {}) for ref in range(1, 66)]
-    forms = [reader.open(0, block_of(1), one).form for one in headers]
-    assert reader.open(0, block_of(1), headers[64]).form is forms[64]
-    assert reader.open(0, block_of(1), headers[0]).form is not forms[0]
-    assert reader.open(0, block_of(1), header(*PLAIN)).form is plain
+    parsed = [reader.open(0, block_of(1), one).parsed for one in headers]
+    assert reader.open(0, block_of(1), headers[64]).parsed is parsed[64]
+    assert reader.open(0, block_of(1), headers[0]).parsed is not parsed[0]
+    assert reader.open(0, block_of(1), header(*PLAIN)).parsed is plain
 
 
 def test_strings_are_read_each_time(batcher: Batcher) -> None:
@@ -205,9 +205,9 @@ def test_strings_are_read_each_time(batcher: Batcher) -> None:
 def test_no_more_than_512_headers_are_kept() -> None:
     reader = RequestReader(Signature.from_config(CONFIG))
     headers = [header("", PLAIN[1], [f"OUTPUT{number}"], {}) for number in range(513)]
-    forms = [reader.open(0, block_of(1), one).form for one in headers]
-    assert reader.open(0, block_of(1), headers[512]).form is forms[512]
-    assert reader.open(0, block_of(1), headers[0]).form is not forms[0]
+    parsed = [reader.open(0, block_of(1), one).parsed for one in headers]
+    assert reader.open(0, block_of(1), headers[512]).parsed is parsed[512]
+    assert reader.open(0, block_of(1), headers[0]).parsed is not parsed[0]
 
 
 def test_a_requests_parameters_are_its_own() -> None:
@@ -246,10 +246,10 @@ def test_gathered_rows_are_the_requests_rows_in_order(arrays: list[tuple[Any, in
         ints = array[:, :2].astype(np.int32)
         pairs.append((array, ints))
         tensors = {"INPUT0": (11, array.shape, array.tobytes()), "INPUT1": (8, ints.shape, ints.tobytes())}
-        if start == 3:  # another order is another form
+        if start == 3:  # another order is parsed anew
             tensors = dict(reversed(tensors.items()))
         requests.append(request_of(PAIR, tensors, start))
-    assert not any(why_not_joined(requests[0].form, request.form) for request in requests)
+    assert not any(why_not_joined(requests[0].parsed, request.parsed) for request in requests)
     gathered = gather(requests)
     assert np.array_equal(gathered["INPUT0"], np.concatenate([first for first, _ in pairs]))
     assert np.array_equal(gathered["INPUT1"], np.concatenate([second for _, second in pairs]))
@@ -279,11 +279,11 @@ def test_a_single_request_is_not_copied() -> None:
 
 
 def test_why_requests_cannot_be_joined() -> None:
-    first = request_of(VARIABLE, {"INPUT0": (11, (2, 2), bytes(16))}).form
-    assert why_not_joined(first, request_of(VARIABLE, {"INPUT0": (11, (5, 2), bytes(40))}).form) == ""
-    assert why_not_joined(first, request_of(VARIABLE, {"INPUT0": (11, (2, 3), bytes(24))}).form) == (
+    first = request_of(VARIABLE, {"INPUT0": (11, (2, 2), bytes(16))}).parsed
+    assert why_not_joined(first, request_of(VARIABLE, {"INPUT0": (11, (5, 2), bytes(40))}).parsed) == ""
+    assert why_not_joined(first, request_of(VARIABLE, {"INPUT0": (11, (2, 3), bytes(24))}).parsed) == (
         "input 'INPUT0' of shape [2,3] cannot be batched with shape [2,2]"
     )
     inputs = [{**each, "optional": True} for each in PAIR["input"]]
-    other = request_of({**PAIR, "input": inputs}, {"INPUT1": (8, (1, 2), bytes(8))}).form
+    other = request_of({**PAIR, "input": inputs}, {"INPUT1": (8, (1, 2), bytes(8))}).parsed
     assert why_not_joined(first, other) == "inputs INPUT1 cannot be batched with inputs INPUT0"

@@ -120,11 +120,11 @@ class BatchedBackend(Backend):
             self._execute_ragged(requests, answers, self.ragged)
             return
         if len(requests) == 1 and self.stage is None:
-            inputs, rows = requests[0].inputs, requests[0].form.rows
+            inputs, rows = requests[0].inputs, requests[0].parsed.rows
         else:
             requests = joinable(requests, answers)
             inputs = gather(requests, self.stage)
-            rows = sum([request.form.rows for request in requests])
+            rows = sum([request.parsed.rows for request in requests])
         shapes = self.known_outputs(inputs, rows)
         placed = None if shapes is None else answers.place(requests, shapes)
         answers.input_end_ns = time.monotonic_ns()
@@ -147,10 +147,10 @@ class BatchedBackend(Backend):
 
 def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:
     """The requests that fit below the first one; the batcher sends no others, so the rest fail as a fault of ours."""
-    first, joined = requests[0].form, []
+    first, joined = requests[0].parsed, []
     for request in requests:
-        reason = "" if request.form is first else why_not_joined(first, request.form, ragged)
-        if not (reason or request.form.is_plain):
+        reason = "" if request.parsed is first else why_not_joined(first, request.parsed, ragged)
+        if not (reason or request.parsed.is_plain):
             reason = _why_unreadable(request)
         if reason:
             answers.fail(request.position, InternalError(log_prefix(request.id) + reason))

@@ -62,14 +62,14 @@ class IdentityBackend(BatchedBackend):
             self._execute_each(requests, answers)
             return
         if self._has_optional:
-            self._rows = sum([request.form.rows for request in requests])
+            self._rows = sum([request.parsed.rows for request in requests])
         BatchedBackend.execute(self, requests, answers)  # super() would take 1k instructions more
 
     def _execute_each(self, requests: Sequence[Request], answers: Answers) -> None:
         """Answer requests of different shapes one by one."""
         time.sleep(self._delay_s)
         for request in joinable(requests, answers, self._ragged):
-            self._rows = request.form.rows
+            self._rows = request.parsed.rows
             answers.add(request, self._copy(request.inputs))
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:

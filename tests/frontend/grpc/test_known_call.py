@@ -65,8 +65,8 @@ def _opened() -> Http2Connection:
 
 def learnt(star: Star, data: bytes) -> tuple[Http2Connection, KnownCall]:
     connection, events, opening, asked = first(star, data)
-    assert asked.form is not None
-    known = learn(data, events, opening, asked.form)
+    assert asked.template is not None
+    known = learn(data, events, opening, asked.template)
     assert known is not None
     return connection, known
 
@@ -118,12 +118,12 @@ def test_the_connection_has_a_word_in_it(star: Star) -> None:
 def test_unusual_calls_are_not_learnt(star: Star) -> None:
     whole = call(1, message("", bytes(8), bytes(8)))
     _, events, opening, asked = first(star, whole)
-    assert asked.form is not None
+    assert asked.template is not None
     padded = bytearray(whole)
     padded[4] |= 8
-    assert learn(bytes(padded), events, opening, asked.form) is None
-    assert learn(call(1, message("", bytes(4), bytes(8))), events, opening, asked.form) is None
-    assert learn(whole, list(reversed(events)), opening, asked.form) is None
+    assert learn(bytes(padded), events, opening, asked.template) is None
+    assert learn(call(1, message("", bytes(4), bytes(8))), events, opening, asked.template) is None
+    assert learn(whole, list(reversed(events)), opening, asked.template) is None
 
 
 def test_an_id_of_any_length_is_written_into_the_block(star: Star) -> None:
@@ -133,6 +133,6 @@ def test_an_id_of_any_length_is_written_into_the_block(star: Star) -> None:
         number, asked = submission.submit(message(id_, b"abcdefgh", b"ABCDEFGH"), {}, is_stream=False)
         seen = star.seen()
         assert (seen.id, [each[3] for each in seen.inputs]) == (id_, [b"abcdefgh", b"ABCDEFGH"])
-        assert asked.form is not None
-        assert len(asked.form.in_block.entries) <= 32
+        assert asked.template is not None
+        assert len(asked.template.in_block.entries) <= 32
         star.refuse(number)

@@ -46,9 +46,9 @@ def test_only_id_and_tensors_of_a_known_request_are_new(lane: Lane) -> None:
         _, asked = lane.ask(request)
         assert lane.seen() == lane.road(request)
         assert (asked.id, asked.prepared.id, asked.found.entry.name) == (id_, id_, "grid")
-        assert asked.form is not None
+        assert asked.template is not None
         lane.finish()
-    assert len(lane.grpc._forms.entries) == 1
+    assert len(lane.grpc._templates.entries) == 1
 
 
 @pytest.mark.parametrize("received", [False, True], ids=["private", "in-a-block"])
@@ -207,7 +207,7 @@ def test_what_is_kept_is_bounded(lane: Lane) -> None:
     request.parameters["n"].string_param = "x" * 5000
     lane.ask(request)
     lane.seen()
-    assert 0 < len(lane.grpc._forms.entries) < 513
+    assert 0 < len(lane.grpc._templates.entries) < 513
     assert len(lane.grpc._latest.entries) == 1
 
 
@@ -241,7 +241,7 @@ def test_whatever_is_asked_lane_and_road_give_workers_the_same(lane: Lane) -> No
         for received in (False, True, False):
             _, asked = lane.ask(request, received=received)
             assert lane.seen() == expected
-            assert (asked.form is not None) is (
+            assert (asked.template is not None) is (
                 bool(raws) and not any(each.datatype == "BYTES" for each in request.inputs)
             )
             lane.finish()

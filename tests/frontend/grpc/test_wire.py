@@ -111,17 +111,17 @@ def test_a_message_splits_as_upb_parses_it() -> None:
         assert wire.first_raw_offset(message[:first]) == first
         request.id = ""
         del request.raw_input_contents[:]
-        assert service.ModelInferRequest.FromString(split.form) == request
+        assert service.ModelInferRequest.FromString(split.skeleton) == request
     assert 300 < num_refused < 900
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_a_field_of_a_newer_protocol_stays_with_the_form(kind: str) -> None:
+def test_a_field_of_a_newer_protocol_stays_with_the_skeleton(kind: str) -> None:
     plain = service.ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"ab"]).SerializeToString()
     for message in (plain + UNKNOWN[kind], UNKNOWN[kind] + plain):
         assert check_split(message).id == "7"
         split = wire.split(message)
-        assert UNKNOWN[kind] in split.form
+        assert UNKNOWN[kind] in split.skeleton
         assert message[split.offsets[0] :][:2] == b"ab"
         for end in range(len(UNKNOWN[kind])):
             check_split(plain + UNKNOWN[kind][:end])
@@ -139,7 +139,7 @@ def test_the_last_of_several_ids_counts() -> None:
 
 
 def test_the_number_of_fields_is_bounded() -> None:
-    assert len(wire.split(b"\x32\x00" * 65536).form) == 2 * 65536
+    assert len(wire.split(b"\x32\x00" * 65536).skeleton) == 2 * 65536
     with pytest.raises(InvalidArgumentError, match=r"^the request has more than 65536 inputs, outputs and parameters$"):
         wire.split(b"\x32\x00" * 65537)
 
@@ -147,9 +147,9 @@ def test_the_number_of_fields_is_bounded() -> None:
 # --- templates ---
 
 
-def check_match(template: wire.Template, message: bytes) -> bool:
+def check_match(pattern: wire.WirePattern, message: bytes) -> bool:
     """Whether a message is of that template, and then found as a split finds it."""
-    found = wire.match(template, message)
+    found = wire.match(pattern, message)
     if found is None:
         return False
     try:
@@ -167,23 +167,23 @@ def test_a_template_finds_what_a_split_finds() -> None:
     for _ in range(1000):
         request = request_of(dice)
         message = request.SerializeToString()
-        template = wire.make_template(message, wire.split(message))
-        assert (template is None) is (len(request.id.encode()) > 127)
-        if template is None:
+        pattern = wire.make_pattern(message, wire.split(message))
+        assert (pattern is None) is (len(request.id.encode()) > 127)
+        if pattern is None:
             continue
-        check_match(template, damaged(dice, message))
-        check_match(template, request_of(dice).SerializeToString())
+        check_match(pattern, damaged(dice, message))
+        check_match(pattern, request_of(dice).SerializeToString())
         request.id = dice.choice(IDS)
         request.raw_input_contents[:] = [b"x" * len(raw) for raw in request.raw_input_contents]
         again = request.SerializeToString()
-        assert check_match(template, again) is (len(request.id.encode()) <= 127)
-        assert not check_match(template, again[:-1])
-        assert not check_match(template, again + b"\x32\x00")
+        assert check_match(pattern, again) is (len(request.id.encode()) <= 127)
+        assert not check_match(pattern, again[:-1])
+        assert not check_match(pattern, again + b"\x32\x00")
 
 
 def test_an_unusual_message_has_no_template() -> None:
     for message in (b"\x0a\x01m\x1a\x01a\x1a\x01b", b"\x0a\x01m\x1a\x81\x00a"):
-        assert wire.make_template(message, wire.split(message)) is None
+        assert wire.make_pattern(message, wire.split(message)) is None
 
 
 # --- assemble ---

@@ -36,10 +36,10 @@ from tests.frontend.lane_star import (
     head_of,
     inputs,
     message,
-    used_form,
+    used_template,
 )
 
-# --- forms ---
+# --- templates ---
 
 
 @pytest.mark.parametrize("received", [False, True], ids=["private", "in-a-block"])
@@ -48,7 +48,7 @@ def test_equal_json_is_known_the_second_time(star: Star, received: bool) -> None
     seen_first = star.seen()
     second = star.submit("grid", GRID, TWO, received=received)
     seen_second = star.seen()
-    assert (used_form(first), used_form(second)) == (False, True)
+    assert (used_template(first), used_template(second)) == (False, True)
     assert seen_first[:5] == (0, 1, seen_first.shape_key, 0, 0)
     assert seen_first[5:] == ("", (("A", 11, (1, 2), ONE),), (), {})
     assert seen_second == seen_first._replace(inputs=(("A", 11, (1, 2), TWO),))
@@ -59,11 +59,11 @@ def test_forms_are_shared_by_bodies_that_came_in_one_read_and_in_many(star: Star
     star.submit("grid", GRID, ONE)
     seen = star.seen()
     for received in (True, False, True):
-        assert used_form(star.submit("grid", GRID, ONE, received=received))
+        assert used_template(star.submit("grid", GRID, ONE, received=received))
         assert star.seen() == seen
 
 
-def test_everything_the_json_says_is_in_the_form(star: Star) -> None:
+def test_everything_the_json_says_is_in_the_template(star: Star) -> None:
     json = inputs(
         binary("B", "INT32", [3, 2], 24), binary("A", "INT32", [3, 2], 24),
         more=b',"id":"\xc3\xa97","parameters":{"a":1,"b":0.5,"c":"x","d":true,"priority":2,"timeout":9},'
@@ -71,7 +71,7 @@ def test_everything_the_json_says_is_in_the_form(star: Star) -> None:
     )  # fmt: skip
     tails = [bytes(range(48)), bytes(range(1, 49))]
     for tail, is_known in zip(tails, [False, True], strict=True):
-        assert used_form(star.submit("batched", json, tail)) == is_known
+        assert used_template(star.submit("batched", json, tail)) == is_known
         seen = star.seen()
         assert seen == (
             4, 3, 0, 2, 9, "é7", (("B", 8, (3, 2), tail[:24]), ("A", 8, (3, 2), tail[24:])), ("OUT_B",),
@@ -89,17 +89,17 @@ def test_tensors_of_odd_sizes(star: Star) -> None:
 def test_another_model_json_or_size_is_not_known(star: Star) -> None:
     star.submit("grid", GRID, ONE)
     shape_key = star.seen().shape_key
-    assert not used_form(star.submit("same", GRID, ONE))
+    assert not used_template(star.submit("same", GRID, ONE))
     assert star.seen() == Seen(1, 1, shape_key, 0, 0, "", (("A", 11, (1, 2), ONE),), (), {})
-    assert not used_form(star.submit("grid", inputs(binary("A", "FP32", [2, 1], 8)), ONE))
+    assert not used_template(star.submit("grid", inputs(binary("A", "FP32", [2, 1], 8)), ONE))
     assert star.seen().inputs == (("A", 11, (2, 1), ONE),)
-    assert not used_form(star.submit("grid", GRID + b" ", ONE))
+    assert not used_template(star.submit("grid", GRID + b" ", ONE))
     star.seen()
     for tail in (ONE[:-1], ONE + b"\0"):
         with pytest.raises(InvalidArgumentError):
             star.submit("grid", GRID, tail)
     assert star.num_waiting() == 0
-    assert used_form(star.submit("grid", GRID, TWO))
+    assert used_template(star.submit("grid", GRID, TWO))
 
 
 def test_a_model_that_is_loaded_again_is_another(star: Star) -> None:
@@ -140,7 +140,7 @@ def test_what_depends_on_its_data_is_read_each_time(star: Star, case: str, recei
     model, json, tail = NEVER[case]
     seen = []
     for _ in range(3):
-        assert not used_form(star.submit(model, json, tail, received=received))
+        assert not used_template(star.submit(model, json, tail, received=received))
         seen.append(star.seen())
     assert seen[1:] == seen[:1] * 2
     assert seen[0] == star.as_the_road(model, json, tail)
@@ -163,7 +163,7 @@ def test_numbers_in_json_are_read_each_time(star: Star) -> None:
     known = []
     for first, second in [(1, 2), (3, -4), (2147483647, 0), (1, 2)]:
         json = inputs(JSON_VALUES.replace(b"[1,2]}", b"[%d, %d]}" % (first, second)), more=b',"id":"7"')
-        known.append(used_form(star.submit("batched", json)))
+        known.append(used_template(star.submit("batched", json)))
         seen = star.seen()
         data = first.to_bytes(4, "little", signed=True) + second.to_bytes(4, "little", signed=True)
         assert seen == (4, 1, seen.shape_key, 0, 0, "7", (("A", 8, (1, 2), data),), (), {})
@@ -241,7 +241,7 @@ def test_a_received_body_stays_where_it_is(star: Star) -> None:
         block.memory[offset : offset + len(json) + 8] = json + TWO
         pending = Pending(*star.submission.submit(head, block.memory[offset : offset + len(json) + 8], block))
         assert star.seen().inputs == (("A", 11, (1, 2), TWO),)
-        assert used_form(pending)
+        assert used_template(pending)
         assert star.records[-1][3] == block.ref != block_ref_when_copied
         assert star.first_tensor_offset() % 64 == 0
         for record in star.records[-2:]:
@@ -301,7 +301,7 @@ def test_without_memory_a_request_is_refused_and_leaves_nothing(star: Star, is_k
     assert (star.port.slab.num_taken, star.port.counts["requests_open"], star.num_waiting()) == (2, 0, 0)
     for block in taken:
         star.port.slab.free(block.ref)
-    assert used_form(star.submit("grid", GRID, TWO)) or not is_known
+    assert used_template(star.submit("grid", GRID, TWO)) or not is_known
     assert star.seen().inputs == (("A", 11, (1, 2), TWO),)
 
 
@@ -358,7 +358,7 @@ def test_the_lane_and_the_road_give_workers_the_same(
             is_binary and datatype != "BYTES" for datatype, _, is_binary in tensors
         )
         for received in (False, True):
-            is_known = used_form(star.submit("types", json, tail, received=received))
+            is_known = used_template(star.submit("types", json, tail, received=received))
             assert star.seen() == expected
             assert is_known or not is_plain or (seed, received) == (0, False)
             star.refuse(star.records[-1][1])

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import NotFoundError, ShoalError, UnavailableError
 from shoal.frontend.http.http_head import parse_head
-from shoal.frontend.http.submission import Known
+from shoal.frontend.http.submission import KnownPrefix
 from tests.frontend.lane_star import GRID, ONE, TWO, Seen, Star, binary, config, inputs, message
 
 JSON = b'{"inputs":[{"name":"A","datatype":"INT32","shape":[2],"data":[%d,%d]}]}'
@@ -27,13 +27,13 @@ def submit(star: Star, raw: bytes, body: bytes | bytearray) -> Seen:
     return star.seen()
 
 
-def submit_known(star: Star, known: Known, request: bytes) -> Seen:
+def submit_known(star: Star, known: KnownPrefix, request: bytes) -> Seen:
     star.submission.submit_known(known, request)
     return star.seen()
 
 
-def learn(star: Star, raw: bytes, json: bytes, tail: bytes) -> Known | None:
-    """The JSON becomes a form with the first request, and the request is known with the second."""
+def learn(star: Star, raw: bytes, json: bytes, tail: bytes) -> KnownPrefix | None:
+    """The JSON becomes a template with the first request, and the request is known with the second."""
     for _ in range(2):
         submit(star, raw, json + tail)
     return star.submission.find(raw + json, len(raw + json + tail))

@@ -13,7 +13,7 @@ from shoal.frontend.http.submission import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.port import Reply
-from tests.frontend.lane_star import ONE, TWO, Pending, Star, binary, inputs, used_form
+from tests.frontend.lane_star import ONE, TWO, Pending, Star, binary, inputs, used_template
 
 
 class Sent(NamedTuple):
@@ -84,7 +84,7 @@ def test_every_response_is_the_one_that_render_makes(star: Star, case: str) -> N
     known = []
     for number in range(4):
         pending = ask(star, "batched", json, bytes(range(16)))
-        assert used_form(pending) == (number > 0)
+        assert used_template(pending) == (number > 0)
         reply = star.reply(pending.number, response, bytes(range(number, number + 128)))
         assert reply.block is not None
         rendered = render(pending.prepared, response, reply.block)

@@ -14,7 +14,7 @@ from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, Device, Model, joinable
 from shoal.workers.backends.embedding.options import STORES, LookUp, look_ups
 from shoal.workers.backends.embedding.outputs import Found, Output
-from shoal.workers.backends.embedding.rows import Form, Rows
+from shoal.workers.backends.embedding.rows import Rows, TableSpec
 from shoal.workers.backends.embedding.stores import Store, StoreRows, open_store, public_name
 from shoal.workers.backends.embedding.table import TableRows
 from shoal.workers.ragged import RaggedBatches
@@ -36,15 +36,17 @@ class EmbeddingBackend(Backend):
     def load(self, model: Model, device: Device) -> None:
         """Open the tables. Raises InvalidArgumentError where they and the configuration disagree."""
         del device
-        tables: dict[tuple[str, Form, str], Rows] = {}
+        tables: dict[tuple[str, TableSpec, str], Rows] = {}
         stores: dict[str, Store] = {}
         outputs = []
         for look_up in look_ups(model, Signature.from_config(model.config)):
-            form = Form(look_up.ids.datatype, look_up.output.datatype, look_up.dims, look_up.scale, look_up.datatype)
-            key = (look_up.table, form, look_up.key)
+            spec = TableSpec(
+                look_up.ids.datatype, look_up.output.datatype, look_up.dims, look_up.scale, look_up.datatype
+            )
+            key = (look_up.table, spec, look_up.key)
             what = f"table '{public_name(look_up.table)}' of model '{model.name}'"
             if key not in tables:  # one for all outputs that use it alike, so that they see it replaced together
-                tables[key] = _rows(look_up, model, what, form, stores)
+                tables[key] = _rows(look_up, model, what, spec, stores)
                 tables[key].refresh()
             outputs.append(Output(look_up, tables[key], what))
             outputs[-1].check()
@@ -85,13 +87,13 @@ class EmbeddingBackend(Backend):
         answers.output_start_ns = time.monotonic_ns()
 
 
-def _rows(look_up: LookUp, model: Model, what: str, form: Form, stores: dict[str, Store]) -> Rows:
+def _rows(look_up: LookUp, model: Model, what: str, spec: TableSpec, stores: dict[str, Store]) -> Rows:
     table = look_up.table
     if not table.startswith(STORES):
-        return TableRows(os.path.join(model.version_dir, table), what, form)
+        return TableRows(os.path.join(model.version_dir, table), what, spec)
     if table not in stores:
         stores[table] = open_store(table, model.version_dir, what)
-    return StoreRows(what, form, look_up.key, stores[table])
+    return StoreRows(what, spec, look_up.key, stores[table])
 
 
 def _refuse_lacking(
@@ -99,12 +101,12 @@ def _refuse_lacking(
 ) -> list[Request]:
     """The requests that have rows for all ids of the outputs that they want; others fail, each with its first missing
     id."""
-    total = sum(request.form.rows for request in requests)
+    total = sum(request.parsed.rows for request in requests)
     answerable, start = [], 0
     for request in requests:
-        end = start + request.form.rows
+        end = start + request.parsed.rows
         for output, each in found:
-            if not request.form.wants(output.name):
+            if not request.parsed.wants(output.name):
                 continue
             # Positions of missing rows ascend.
             first, last = np.searchsorted(each.lacking, [each.first_id_of(row, total) for row in (start, end)])

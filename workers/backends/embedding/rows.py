@@ -12,7 +12,7 @@ from shoal.workers.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TableSpec:
     """What the configuration asks of a table."""
 
     ids: Datatype

@@ -21,7 +21,7 @@ import numpy as np
 from shoal.datatypes import BF16, format_shape
 from shoal.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.workers.backends.embedding.replaceable import Replaceable, place
-from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
+from shoal.workers.backends.embedding.rows import Look, Rows, TableSpec, check_type, convert
 from shoal.workers.tensors import Array
 
 #: Keys → the value of each, None where there is none.
@@ -40,19 +40,19 @@ class Store(NamedTuple):
 class StoreRows(Rows):
     """A table in a store. Raises InvalidArgumentError where its numbers cannot become the output's."""
 
-    def __init__(self, what: str, form: Form, key: str, store: Store) -> None:
-        _check_form(what, form)
+    def __init__(self, what: str, spec: TableSpec, key: str, store: Store) -> None:
+        _check_spec(what, spec)
         prefix, _, suffix = key.partition("{id}")
         self._what = what
-        self._form = form
+        self._spec = spec
         self._prefix, self._suffix = prefix.encode(), suffix.encode()
-        self._row_nbytes = int(np.prod(form.row_dims, dtype=object)) * form.stored.itemsize
+        self._row_nbytes = int(np.prod(spec.row_dims, dtype=object)) * spec.stored.itemsize
         self._store = store
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """As configured: the store does not tell."""
-        return self._form.row_dims
+        return self._spec.row_dims
 
     def refresh(self) -> None:
         """Look for another file where the store is one."""
@@ -78,27 +78,27 @@ class StoreRows(Rows):
 
     def take(self, found: list[bytes], out: Array) -> None:
         """The values, joined, as an array."""
-        stored, scale = self._form.stored, self._form.scale
+        stored, scale = self._spec.stored, self._spec.scale
         rows: Array = np.ndarray((len(found), *self.row_shape), stored.dtype, b"".join(found))
-        if stored is BF16 and self._form.output is not BF16:
+        if stored is BF16 and self._spec.output is not BF16:
             rows = (rows.astype(np.uint32) << 16).view(np.float32)
         convert(rows, None if scale is None else np.array(scale, np.float32), out)
 
     def _no_row(self, key: bytes, value: bytes) -> str:
         return (
             f"{self._what}: the value of '{key.decode(errors='replace')}' has {len(value)} bytes, a row of shape "
-            f"{format_shape(self.row_shape)} and {self._form.stored.config_name} has {self._row_nbytes}"
+            f"{format_shape(self.row_shape)} and {self._spec.stored.config_name} has {self._row_nbytes}"
         )
 
 
-def _check_form(what: str, form: Form) -> None:
-    if -1 in form.row_dims:
+def _check_spec(what: str, spec: TableSpec) -> None:
+    if -1 in spec.row_dims:
         raise InvalidArgumentError(f"{what}: a store does not tell how long a row is; the output's dims must")
-    if (form.stored is BF16) != (form.output is BF16) and form.output.dtype.kind != "f":  # both are words to numpy
+    if (spec.stored is BF16) != (spec.output is BF16) and spec.output.dtype.kind != "f":  # both are words to numpy
         raise InvalidArgumentError(
-            f"{what} holds {form.stored.config_name}, which cannot be given as {form.output.config_name}"
+            f"{what} holds {spec.stored.config_name}, which cannot be given as {spec.output.config_name}"
         )
-    check_type(what, form.stored.dtype, form.scale is not None, form.output)
+    check_type(what, spec.stored.dtype, spec.scale is not None, spec.output)
 
 
 def open_store(table: str, directory: str, what: str) -> Store:

@@ -26,7 +26,7 @@ from numpy.lib import format as npy
 from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.workers.backends.embedding.replaceable import Replaceable
-from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
+from shoal.workers.backends.embedding.rows import Look, Rows, TableSpec, check_type, convert
 from shoal.workers.tensors import Array
 
 VECTORS, IDS, SCALES = "vectors.npy", "ids.npy", "scales.npy"
@@ -57,9 +57,9 @@ class _Mapped(NamedTuple):
 class TableRows(Rows):
     """A table that can be replaced."""
 
-    def __init__(self, path: str, what: str, form: Form) -> None:
+    def __init__(self, path: str, what: str, spec: TableSpec) -> None:
         self._what = what
-        self._files = Replaceable(path, what, partial(open_table, form=form))
+        self._files = Replaceable(path, what, partial(open_table, spec=spec))
         # Changed by take.
         self._is_cold = True  # the last look-up had to wait for the disk, or this will be the first
         self._num_faults = 0
@@ -143,11 +143,11 @@ def _read_ahead(table: Table, rows: Array) -> None:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-def open_table(path: str, form: Form) -> Table:
+def open_table(path: str, spec: TableSpec) -> Table:
     """The files as they are now. Raises InvalidArgumentError, which names the file and what it should be, and
     UnavailableError where only now it cannot be read."""
     if not os.path.isdir(path):
-        return _checked({VECTORS: _map(path, None)}, form)
+        return _checked({VECTORS: _map(path, None)}, spec)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # one directory, whatever the link leads to by then
     except OSError as error:
@@ -156,7 +156,7 @@ def open_table(path: str, form: Form) -> Table:
         opener = partial(os.open, dir_fd=descriptor)
         present = os.listdir(descriptor)
         names = (VECTORS, *(name for name in (IDS, SCALES) if name in present))
-        return _checked({name: _map(name, opener) for name in names}, form)
+        return _checked({name: _map(name, opener) for name in names}, spec)
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
@@ -208,28 +208,28 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
         raise ValueError(f"its header is damaged: {error}") from error
 
 
-def _checked(files: dict[str, _Mapped], form: Form) -> Table:
+def _checked(files: dict[str, _Mapped], spec: TableSpec) -> Table:
     vectors, ids, scales = (files[name].array if name in files else None for name in (VECTORS, IDS, SCALES))
     assert vectors is not None
     row_shape = vectors.shape[1:]
     if 0 in row_shape:
         raise InvalidArgumentError(f"rows have shape {format_shape(row_shape)}, which holds no numbers")
-    if len(row_shape) != len(form.row_dims) or any(
-        dim not in (-1, size) for dim, size in zip(form.row_dims, row_shape, strict=True)
+    if len(row_shape) != len(spec.row_dims) or any(
+        dim not in (-1, size) for dim, size in zip(spec.row_dims, row_shape, strict=True)
     ):
         raise InvalidArgumentError(
             f"rows have shape {format_shape(row_shape)}, the configuration of the output expects "
-            f"{format_shape(form.row_dims)}"
+            f"{format_shape(spec.row_dims)}"
         )
-    if form.scale is not None:
+    if spec.scale is not None:
         if scales is not None:
             raise InvalidArgumentError(f"there are '{SCALES}' and the setting scale; only one of them can be")
-        scales = np.full(1, form.scale, np.float32)
-    check_type(f"'{VECTORS}'", vectors.dtype, scales is not None, form.output)
-    if form.ids is BYTES and ids is None:
+        scales = np.full(1, spec.scale, np.float32)
+    check_type(f"'{VECTORS}'", vectors.dtype, scales is not None, spec.output)
+    if spec.ids is BYTES and ids is None:
         raise InvalidArgumentError(f"ids of {BYTES.config_name} need a directory with '{IDS}' in it")
     if ids is not None:
-        _check_ids(ids, len(vectors), form.ids)
+        _check_ids(ids, len(vectors), spec.ids)
     if scales is not None:
         if scales.dtype.kind != "f" or scales.shape not in ((1,), (len(vectors),)):
             raise InvalidArgumentError(

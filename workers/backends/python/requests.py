@@ -72,8 +72,8 @@ class ServedRequest(InferenceRequest):
     def _open(self) -> list[Tensor]:
         request = self.request
         given, ref, tensors = request.tensors, request.record[B.BLOCK], []
-        for name, (spec, shape, offset, nbytes) in request.form.inputs.items():
-            data, source = given[name], TensorSource(request.form.lent.get(name, ref), offset, nbytes, None)
+        for name, (spec, shape, offset, nbytes) in request.parsed.inputs.items():
+            data, source = given[name], TensorSource(request.parsed.lent.get(name, ref), offset, nbytes, None)
             if type(data) is memoryview:
                 tensor = Tensor._made(name, spec.datatype, shape, None, data, source)
             else:
@@ -105,11 +105,11 @@ class ServedRequest(InferenceRequest):
 
     def parameters(self) -> str:
         """The client's parameters, as JSON."""
-        return as_json(self.request.form.parameters)
+        return as_json(self.request.parsed.parameters)
 
     def requested_output_names(self) -> list[str]:
         """What the client asked for; all outputs where it asked for none."""
-        return sorted(self.request.form.share[1] or self._model.output_names)
+        return sorted(self.request.parsed.share[1] or self._model.output_names)
 
     def trace(self) -> InferenceTrace:
         """The trace that it belongs to."""

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from shoal.datatypes import BYTES, FP32, INT64
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.workers.backends.embedding.rows import Form
+from shoal.workers.backends.embedding.rows import TableSpec
 from shoal.workers.backends.embedding.table import TableRows, open_table
 from shoal.workers.tensors import Array
 
-FORM = Form(INT64, FP32, (4,), None, FP32)
+SPEC = TableSpec(INT64, FP32, (4,), None, FP32)
 TABLE: Array = np.arange(40, dtype=np.float32).reshape(10, 4)
 
 
-def rows_of(path: Path, form: Form = FORM) -> TableRows:
-    rows = TableRows(str(path), "table 't' of model 'm'", form)
+def rows_of(path: Path, spec: TableSpec = SPEC) -> TableRows:
+    rows = TableRows(str(path), "table 't' of model 'm'", spec)
     rows.refresh()
     return rows
 
@@ -37,9 +37,9 @@ def take(rows: TableRows, *ids: int) -> Array:
     return out
 
 
-def reason(path: Path, form: Form = FORM) -> str:
+def reason(path: Path, spec: TableSpec = SPEC) -> str:
     with pytest.raises(InvalidArgumentError) as caught:
-        rows_of(path, form)
+        rows_of(path, spec)
     return str(caught.value).removeprefix("table 't' of model 'm': ")
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(data: st.DataObject,
     path = tmp_path_factory.getbasetemp() / "damaged.npy"
     path.write_bytes(whole)
     try:
-        table = open_table(str(path), FORM)
+        table = open_table(str(path), SPEC)
     except InvalidArgumentError:
         return
     assert table.vectors[len(table.vectors) - 1].shape == (4,)
@@ -124,36 +124,36 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "form", "expected"),
+    ("files", "spec", "expected"),
     [
-        ({"ids": np.arange(9)}, FORM, "'ids.npy' has shape [9], expected one id for each of the 10 rows"),
+        ({"ids": np.arange(9)}, SPEC, "'ids.npy' has shape [9], expected one id for each of the 10 rows"),
         (
-            {"ids": np.arange(10, dtype=np.int32)}, FORM,
+            {"ids": np.arange(10, dtype=np.int32)}, SPEC,
             "'ids.npy' holds int32, the input's TYPE_INT64 needs int64",
         ),
         (
-            {"ids": np.arange(10)}, Form(BYTES, FP32, (4,), None, FP32),
+            {"ids": np.arange(10)}, TableSpec(BYTES, FP32, (4,), None, FP32),
             "'ids.npy' holds int64, the input's TYPE_STRING needs S (bytes of a fixed size)",
         ),
-        ({}, Form(BYTES, FP32, (4,), None, FP32), "ids of TYPE_STRING need a directory with 'ids.npy' in it"),
+        ({}, TableSpec(BYTES, FP32, (4,), None, FP32), "ids of TYPE_STRING need a directory with 'ids.npy' in it"),
         (
-            {"ids": np.arange(10)[::-1]}, FORM,
+            {"ids": np.arange(10)[::-1]}, SPEC,
             "'ids.npy' is not sorted; rows and their ids must be in ascending order of the ids",
         ),
         (
-            {"scales": np.ones(10)}, Form(INT64, FP32, (4,), 2.0, FP32),
+            {"scales": np.ones(10)}, TableSpec(INT64, FP32, (4,), 2.0, FP32),
             "there are 'scales.npy' and the setting scale; only one of them can be",
         ),
         (
-            {"scales": np.ones(9)}, FORM,
+            {"scales": np.ones(9)}, SPEC,
             "'scales.npy' has float64 of shape [9], expected floats, one or one for each of the 10 rows",
         ),
     ],
 )  # fmt: skip
-def test_files_that_do_not_go_together(tmp_path: Path, files: dict[str, Array], form: Form, expected: str) -> None:
+def test_files_that_do_not_go_together(tmp_path: Path, files: dict[str, Array], spec: TableSpec, expected: str) -> None:
     for name, array in {"vectors": TABLE, **files}.items():
         np.save(tmp_path / f"{name}.npy", array)
-    assert reason(tmp_path, form) == expected
+    assert reason(tmp_path, spec) == expected
 
 
 def test_a_directory_without_vectors(tmp_path: Path) -> None:
