@@ -16,7 +16,7 @@ from shoal.batcher.passed_on import Pieces, read_pieces
 from shoal.batcher.peers import Model
 from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.shared_answers import Answer, SharedAnswers
+from shoal.batcher.shared_answers import DecodedValue, SharedAnswers
 from shoal.errors import InternalError, UnavailableError
 from shoal.request import InferResponse, TensorRef, pack_response, unpack_response
 from shoal.shm.counters import CacheFigures
@@ -226,7 +226,7 @@ class CachedResponses:
         if self._shared is not None:
             self._shared.keep(identity, kept.memory[: place + len(packed)], place, self._clock_ns())
 
-    def _keep_shared(self, identity: Identity, answer: Answer) -> Stored | None:
+    def _keep_shared(self, identity: Identity, answer: DecodedValue) -> Stored | None:
         """Copy an answer of another server into the cache if there is, or can be made, room for it."""
         contents, header = answer
         own, nbytes = self._blocks.own, len(contents)

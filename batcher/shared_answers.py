@@ -33,7 +33,7 @@ _HEAD = struct.Struct("<4sIII")
 _CHECKED_FROM = 8
 
 
-class Store(Protocol):
+class ValueStore(Protocol):
     """A store of values by name (redis_connection.py has the rules)."""
 
     @property
@@ -44,14 +44,14 @@ class Store(Protocol):
     def step(self, now_ns: int) -> list[tuple[int, bytes | None]]: ...
 
 
-class Answer(NamedTuple):
+class DecodedValue(NamedTuple):
     """A valid value: a block's contents, and where the header is in them."""
 
     contents: memoryview
     header: int
 
 
-class LookUp(NamedTuple):
+class StoreLookUp(NamedTuple):
     """A request whose answer may be in the store."""
 
     identity: Identity
@@ -61,12 +61,12 @@ class LookUp(NamedTuple):
 class SharedAnswers:
     """The requests that wait for the store, and the answers to be stored."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ValueStore) -> None:
         self._store = store
         # Changed by name and unname: model id → first part of the names of its answers.
         self._names: dict[int, bytes] = {}
         # Changed by look_up, forget and step.
-        self._pending: dict[int, LookUp] = {}
+        self._pending: dict[int, StoreLookUp] = {}
 
     # --- models ---
 
@@ -96,7 +96,7 @@ class SharedAnswers:
         """Request an answer from the store. Whether the request waits now; then `step` returns what was found."""
         if not self._store.ask(queued.key, self._name(identity), now_ns, queued.deadline_ns):
             return False
-        self._pending[queued.key] = LookUp(identity, now_ns)
+        self._pending[queued.key] = StoreLookUp(identity, now_ns)
         return True
 
     def forget(self, key: int) -> bool:
@@ -115,7 +115,7 @@ class SharedAnswers:
         """When `step` must run again though no bell rings, in ns; 0: at once; None: never."""
         return self._store.deadline_ns
 
-    def step(self, now_ns: int) -> list[tuple[int, LookUp, Answer | None]]:
+    def step(self, now_ns: int) -> list[tuple[int, StoreLookUp, DecodedValue | None]]:
         """Requests whose lookup has ended, and the answers found."""
         found = self._store.step(now_ns)
         return [(key, self._pending.pop(key), unpack_answer(value) if value else None) for key, value in found]
@@ -130,7 +130,7 @@ def pack_answer(contents: memoryview, header: int) -> bytes:
     return b"".join((_MAGIC, struct.pack("<I", crc32(contents, crc32(rest))), rest, contents))
 
 
-def unpack_answer(value: bytes) -> Answer | None:
+def unpack_answer(value: bytes) -> DecodedValue | None:
     """The answer in a value; None if it is not one that `pack_answer` made."""
     if len(value) < _HEAD.size:
         return None
@@ -147,4 +147,4 @@ def unpack_answer(value: bytes) -> Answer | None:
         size = BY_WIRE[wire].itemsize
         if size and prod(shape) * size != nbytes:
             return None
-    return Answer(contents, header)
+    return DecodedValue(contents, header)

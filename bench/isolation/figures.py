@@ -15,7 +15,7 @@ FAILED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PacedRequest:
     """One request of a paced client: when it was due and when it was answered, in seconds of one clock."""
 
     due_s: float
@@ -112,25 +112,27 @@ class Row:
         )
 
 
-def p99_ms(answers: Sequence[Answer]) -> float:
+def p99_ms(answers: Sequence[PacedRequest]) -> float:
     """Of the times of all, answered or not; 0 of nothing."""
     times_s = [each.time_s for each in answers]
     return 1000 * (quantiles(times_s, n=100, method="inclusive")[98] if len(times_s) > 1 else sum(times_s))
 
 
-def compared(quiet: Sequence[Answer], loaded: Sequence[Answer], patience_s: float, note: str = "") -> Measure:
+def compared(
+    quiet: Sequence[PacedRequest], loaded: Sequence[PacedRequest], patience_s: float, note: str = ""
+) -> Measure:
     """The p99 of a paced client in quiet and under load; what it lost in quiet counts as well."""
     figure, most = p99_ms(loaded), 1000 * patience_s
     return Measure(p99_ms(quiet), min(figure, most), *lost([*quiet, *loaded]), note, figure >= most)
 
 
-def lost(answers: Sequence[Answer]) -> tuple[int, int]:
+def lost(answers: Sequence[PacedRequest]) -> tuple[int, int]:
     """How many were refused, and how many failed."""
     num_refused = sum(each.status == REFUSED for each in answers)
     return num_refused, sum(each.status != OK for each in answers) - num_refused
 
 
-def longest_silence_s(answers: Sequence[Answer], since_s: float) -> float:
+def longest_silence_s(answers: Sequence[PacedRequest], since_s: float) -> float:
     """From `since_s` on, the longest time in which no right answer came; until the last of all answers."""
     ends = sorted(each.end_s for each in answers if each.status == OK and each.end_s > since_s)
     last = max((each.end_s for each in answers), default=since_s)

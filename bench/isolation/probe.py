@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from bench.background_load import content_length, raw
 from bench.grpc_words import METHOD, SERVICE, channel
-from bench.isolation.figures import FAILED, REFUSED, Answer
+from bench.isolation.figures import FAILED, REFUSED, PacedRequest
 from bench.workloads import Request
 
 #: For one answer: far beyond any bar, and as long as nothing is learnt by waiting longer.
@@ -203,12 +203,12 @@ def paced(
     interval_s: float = INTERVAL_S,
     event: Callable[[], object] | None = None,
     patience_s: float = PATIENCE_S,
-) -> list[Answer]:
+) -> list[PacedRequest]:
     """Everything that was due in so many seconds, answered or not; `event` happens after the first few.
 
     A request that is late is sent at once. What has not been asked when the last one's patience is over has failed.
     """
-    answers: list[Answer] = []
+    answers: list[PacedRequest] = []
     begin_s = time.monotonic()
     end_s = begin_s + seconds
     number = 0
@@ -221,7 +221,7 @@ def paced(
             time.sleep(due_s - now_s)
         left_s = min(patience_s, end_s + patience_s - now_s)
         status = probe.ask(left_s) if left_s > 0 else FAILED
-        answers.append(Answer(due_s, time.monotonic(), status))
+        answers.append(PacedRequest(due_s, time.monotonic(), status))
     return answers
 
 

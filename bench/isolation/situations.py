@@ -16,9 +16,9 @@ from bench.isolation.crowd import Crowd, Guests
 from bench.isolation.figures import (
     OK,
     TAKEOVER,
-    Answer,
     Bar,
     Measure,
+    PacedRequest,
     Situation,
     Unit,
     compared,
@@ -66,7 +66,7 @@ def grpc_backlog(site: Site) -> Measure:
     return beside(site.grpc("quick"), site.callers("slow_a", [1], CALLS, channels=14))
 
 
-def _away(probe: Probe, event: Callable[[], float]) -> tuple[float, list[Answer]]:
+def _away(probe: Probe, event: Callable[[], float]) -> tuple[float, list[PacedRequest]]:
     """How long nothing is answered after the event, in ms, and everything that was asked."""
     moments: list[float] = []
     answers = paced(probe, AFTER_S, event=lambda: moments.append(event()), patience_s=LONG_PATIENCE_S)
@@ -86,7 +86,7 @@ def _kill_beside(site: Site, probe: Probe, title: str, model: str) -> Measure:
     return _of_event(quiet_ms, loaded_ms, loaded)
 
 
-def _of_event(quiet_ms: float, loaded_ms: float, loaded: Sequence[Answer]) -> Measure:
+def _of_event(quiet_ms: float, loaded_ms: float, loaded: Sequence[PacedRequest]) -> Measure:
     most_ms = 1000 * LONG_PATIENCE_S
     has_recovered = loaded[-1].status == OK or any(each.status == OK for each in loaded[EVENT_AT + 1 :])
     is_cut = loaded_ms >= most_ms or not has_recovered
@@ -242,12 +242,12 @@ def batcher_cpu(site: Site) -> Measure:
     """
     probe = site.http("quick")
 
-    def cost_us() -> tuple[float, list[Answer]]:
+    def cost_us() -> tuple[float, list[PacedRequest]]:
         (batcher,) = site.pids("shoal batcher")
         figures, answers = [], []
         for _ in range(SLICES):
             before_us = cpu_us(batcher)
-            some = [Answer(0.0, 0.0, probe.ask(PATIENCE_S)) for _ in range(LONE // SLICES)]
+            some = [PacedRequest(0.0, 0.0, probe.ask(PATIENCE_S)) for _ in range(LONE // SLICES)]
             figures.append((cpu_us(batcher) - before_us) / len(some))
             answers += some
         return min(figures), answers

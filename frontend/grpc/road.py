@@ -25,7 +25,7 @@ from shoal.frontend.front_end import enter
 from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.framing import percent_encode
 from shoal.frontend.grpc.road_inference import model_infer
-from shoal.frontend.grpc.road_stream import Stream
+from shoal.frontend.grpc.road_stream import RoadStream
 from shoal.frontend.grpc.service import MODEL_INFER, MODEL_STREAM_INFER, GrpcCall, Method, check_access, find, run
 from shoal.frontend.response import Response
 from shoal.frontend.road.hang_ups import Tell
@@ -37,7 +37,7 @@ from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
-    from shoal.frontend.road.transport import Answer
+    from shoal.frontend.road.transport import ModelResponse
 
 _log = logging.getLogger("shoal")
 
@@ -61,7 +61,7 @@ class RoadService(grpc.GenericRpcHandler):
         self._transport = transport
         self._compression = _COMPRESSIONS[state.grpc.infer_response_compression_level]
         # Changed by the threads of streams.
-        self._streams: set[Stream] = set()
+        self._streams: set[RoadStream] = set()
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call; None if no rpc has that name."""
@@ -115,7 +115,7 @@ class RoadService(grpc.GenericRpcHandler):
                 sent()
 
     def _rendered(
-        self, call: GrpcCall, request: bytes, context: Any, run_: "Callable[[PreparedRequest], Answer]"
+        self, call: GrpcCall, request: bytes, context: Any, run_: "Callable[[PreparedRequest], ModelResponse]"
     ) -> bytes:
         chunks, answer = model_infer(call, request, run_)
         try:
@@ -144,7 +144,7 @@ class RoadService(grpc.GenericRpcHandler):
         return guarded
 
     def _infer_stream(self, call: GrpcCall, requests: Iterable[bytes], context: Any) -> Iterator[bytes]:
-        stream = Stream(call, self._transport)
+        stream = RoadStream(call, self._transport)
         self._compress(context)
         self._streams.add(stream)
         try:

@@ -12,17 +12,19 @@ from shoal.star.models import ModelEntry
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
-    from shoal.frontend.road.transport import Answer
+    from shoal.frontend.road.transport import ModelResponse
 
 
 class Rendered(NamedTuple):
     """A ModelInferResponse in pieces, some of them views of the block of the `answer`."""
 
     chunks: wire.Chunks
-    answer: "Answer"
+    answer: "ModelResponse"
 
 
-def model_infer(call: GrpcCall, message: bytes | memoryview, run: "Callable[[PreparedRequest], Answer]") -> Rendered:
+def model_infer(
+    call: GrpcCall, message: bytes | memoryview, run: "Callable[[PreparedRequest], ModelResponse]"
+) -> Rendered:
     """Answer a ModelInferRequest; `run` is the transport's infer. Raises ShoalError."""
     refuse_while_exiting(call.state)
     request, raws = infer.parse(message)

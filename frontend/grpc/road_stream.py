@@ -30,7 +30,7 @@ MAX_OPEN = 256
 _END, _GONE, _DRAIN = object(), object(), object()
 
 
-class Waiting(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request that a model has."""
 
     message: bytes
@@ -40,7 +40,7 @@ class Waiting(NamedTuple):
     deadline_s: float  # of its next answer
 
 
-class Stream:
+class RoadStream:
     """One call on the road; its `answers` are the responses."""
 
     def __init__(self, call: GrpcCall, transport: PortTransport) -> None:
@@ -52,7 +52,7 @@ class Stream:
         self._room = threading.Semaphore(MAX_OPEN)
         # Changed by the thread that answers.
         self._order: StreamOrder[bytes | None] = StreamOrder()
-        self._open: dict[int, Waiting] = {}  # by the request's number
+        self._open: dict[int, PendingRequest] = {}  # by the request's number
         self._has_ended = False  # the client sends nothing more
         self._is_draining = False
         self._is_over = False
@@ -117,7 +117,7 @@ class Stream:
         except queue.Empty:
             return None
 
-    def _ask(self, message: bytes, gone: "tuple[Waiting, ModelGoneError] | None" = None) -> Iterator[bytes]:
+    def _ask(self, message: bytes, gone: "tuple[PendingRequest, ModelGoneError] | None" = None) -> Iterator[bytes]:
         """`gone` is for a request that a model had which was reloaded before it came there."""
         ticket = None if gone is None else gone[0].ticket
         try:
@@ -137,7 +137,7 @@ class Stream:
             return
         if ticket is None and not entry.is_decoupled:
             ticket = self._order.enter()
-        self._open[number] = Waiting(message, prepared, ticket, trace, self._deadline_s())
+        self._open[number] = PendingRequest(message, prepared, ticket, trace, self._deadline_s())
 
     def _trace(self, prepared: PreparedRequest) -> TracedRequest | None:
         tracing, now_ns = self._call.state.tracing, time.monotonic_ns()

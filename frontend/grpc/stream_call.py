@@ -35,7 +35,7 @@ MAX_OPEN = 256
 _MAX_LENT, _READ_SOON_BYTES = 8, 64 * 1024
 
 
-class Answer(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message of the stream, and the reply whose block it lies in."""
 
     chunks: list[bytes | memoryview]
@@ -44,14 +44,14 @@ class Answer(NamedTuple):
     kept_bytes: int = 0
 
 
-class Waiting(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request that a model has."""
 
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     deadline_s: float
 
 
-class Refusal(NamedTuple):
+class RefusedMessage(NamedTuple):
     """A message for which there was no memory to wait in: its error is sent at its turn."""
 
     message: bytes
@@ -74,9 +74,9 @@ class StreamCall:
         self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
         # Changed as the stream goes on.
         self._inbox = Inbox(lane.harbour, connection.unfinished)
-        self._order: StreamOrder[Answer | None] = StreamOrder()
-        self._open: dict[int, Waiting] = {}  # by the request's number
-        self._backlog: deque[Received | Large | Refusal] = deque()  # whole messages that must wait
+        self._order: StreamOrder[OutgoingMessage | None] = StreamOrder()
+        self._open: dict[int, PendingRequest] = {}  # by the request's number
+        self._backlog: deque[Received | Large | RefusedMessage] = deque()  # whole messages that must wait
         self._kept: deque[tuple[int, int]] = deque()  # of each of them, what parking has counted
         self._num_uncredited = 0
         self._num_kept = 0  # bytes of the backlog that count against the connection's window
@@ -140,7 +140,7 @@ class StreamCall:
         backlog, parking = self._backlog, self._lane.parking
         while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
             arrival = backlog[0]
-            if isinstance(arrival, Refusal):
+            if isinstance(arrival, RefusedMessage):
                 self._refuse(*arrival, self._order.enter())
             elif isinstance(arrival, Large):
                 error = _too_large(arrival) if self._lane.harbour.is_too_large(arrival.nbytes) else _no_room()
@@ -166,7 +166,7 @@ class StreamCall:
             if isinstance(arrival, Received):
                 if (found := lane.parking.keep(arrival)) is None:
                     error = _no_room()
-                    backlog[position] = Refusal(stream_error(str(error), arrival.data), error)
+                    backlog[position] = RefusedMessage(stream_error(str(error), arrival.data), error)
                 else:
                     backlog[position], counted = arrival._replace(data=bytes(arrival.data), block=None), found
                 if arrival.block is not None:
@@ -193,7 +193,7 @@ class StreamCall:
             self._refuse(stream_error(str(error), received.data), error, self._order.enter())
             return 0
         ticket = None if asked.found.entry.is_decoupled else self._order.enter()
-        self._open[number] = Waiting(ticket, lane.answer_by_s())
+        self._open[number] = PendingRequest(ticket, lane.answer_by_s())
         return 0
 
     # --- answers go out ---
@@ -209,7 +209,7 @@ class StreamCall:
         if reply.is_final and reply.is_empty:
             if token is not None:
                 inference.release(*token)
-            last = Answer([empty_final(asked.prepared)], None) if asked.found.wants_empty_final else None
+            last = OutgoingMessage([empty_final(asked.prepared)], None) if asked.found.wants_empty_final else None
             self._send_in_order(waiting.ticket, last)
         else:
             try:
@@ -226,11 +226,11 @@ class StreamCall:
         self._work_off()
         self._end_if_done()
 
-    def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> Answer:
+    def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> OutgoingMessage:
         """A message of the stream; a copy, where that gives the model its memory back before the client has read."""
         connection = self._connection
         if token is None:
-            return Answer(chunks, token)
+            return OutgoingMessage(chunks, token)
         queue = connection.http2.streams.queue_of(self._stream_id)
         if queue is None or not queue.nbytes:
             is_copied = len(chunks) == 1
@@ -242,28 +242,28 @@ class StreamCall:
             chunks = chunks if len(chunks) == 1 else [b"".join(chunks)]
             self._lane.inference.release(*token, prompt=False)
             token = None
-        return Answer(chunks, token)
+        return OutgoingMessage(chunks, token)
 
     def recall(self, is_wanted: Callable[[Token], bool]) -> None:
         self._order.change(lambda answer: self._kept_of(answer, is_wanted))
 
-    def _kept_of(self, answer: Answer | None, is_wanted: Callable[[Token], bool]) -> Answer | None:
+    def _kept_of(self, answer: OutgoingMessage | None, is_wanted: Callable[[Token], bool]) -> OutgoingMessage | None:
         if answer is None or answer.token is None or not is_wanted(answer.token):
             return answer
         nbytes = sum(map(len, answer.chunks))
         if not self._connection.has_room(nbytes):
             return answer
-        copied = Answer([b"".join(answer.chunks)], None, nbytes)
+        copied = OutgoingMessage([b"".join(answer.chunks)], None, nbytes)
         self._connection.keep_waiting(nbytes)
         self._lane.inference.release(*answer.token)
         return copied
 
-    def _send_in_order(self, ticket: int | None, answer: Answer | None) -> None:
+    def _send_in_order(self, ticket: int | None, answer: OutgoingMessage | None) -> None:
         for ready in [answer] if ticket is None else self._order.answer(ticket, answer):
             if ready is not None:
                 self._send(ready)
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: OutgoingMessage) -> None:
         connection, encoding = self._connection, self._opening.response_encoding
         http2 = connection.http2
         if answer.kept_bytes:
@@ -274,13 +274,13 @@ class StreamCall:
         chunks = prefixed(answer.chunks, encoding)
         if encoding != IDENTITY and answer.token is not None and connection.has_room(sum(map(len, chunks))):
             self._lane.inference.release(*answer.token, prompt=False)  # what is compressed is a copy
-            answer = Answer(chunks, None)
+            answer = OutgoingMessage(chunks, None)
         http2.send_data(self._stream_id, chunks, answer.token, self._lane.now_s)
         if http2.num_queued > _READ_SOON_BYTES and self._must_end(answer):
             self._stop()
             connection.cut(self._stream_id)
 
-    def _must_end(self, answer: Answer) -> bool:
+    def _must_end(self, answer: OutgoingMessage) -> bool:
         """Whether a message that was just queued finds no room, and the client is not to be waited for."""
         connection = self._connection
         if answer.token is None:
@@ -293,7 +293,7 @@ class StreamCall:
             self._stop()
             self._finish(error.grpc_status, str(error))
             return
-        self._send_in_order(ticket, Answer([message], None))
+        self._send_in_order(ticket, OutgoingMessage([message], None))
 
     def _end_if_done(self) -> None:
         if not self._has_ended or self._is_over or self._open or self._backlog or len(self._order):

@@ -9,7 +9,7 @@ from shoal.frontend.tracing import TracedRequest, Tracing
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
-    from shoal.frontend.road.transport import Answer, Part, Transport
+    from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Transport
 
 
 class TracedTransport:
@@ -23,11 +23,13 @@ class TracedTransport:
         # Changed by infer and stream.
         self._trace: TracedRequest | None = None
 
-    def infer(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "Answer":
+    def infer(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "ModelResponse":
         """Like the transport's; the trace is this request's."""
         return self._transport.infer(prepared, self._traced(prepared, trace))
 
-    def stream(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "Generator[Part, None, None]":
+    def stream(
+        self, prepared: "PreparedRequest", trace: TracedRequest | None = None
+    ) -> "Generator[StreamedResponse, None, None]":
         """Like the transport's; the trace is this request's."""
         return self._transport.stream(prepared, self._traced(prepared, trace))
 

@@ -28,7 +28,7 @@ from shoal.star.request_digest import request_digest
 from shoal.star.shared_port import SharedPort
 
 
-class Answer(NamedTuple):
+class ModelResponse(NamedTuple):
     """A model's response and the worker's block its tensors lie in.
 
     Either `release` the block once, or let `send` make the response that is sent of one whose chunks are views of it.
@@ -40,10 +40,10 @@ class Answer(NamedTuple):
     send: Callable[[Response], Response]
 
 
-class Part(NamedTuple):
+class StreamedResponse(NamedTuple):
     """One of a model's answers to a request: a response, an error, or, where it is final, neither."""
 
-    answer: Answer | None
+    answer: ModelResponse | None
     error: ShoalError | None
     is_final: bool
 
@@ -59,11 +59,13 @@ class Replies(Protocol):
 class Transport(Protocol):
     """What handlers use of shared memory."""
 
-    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
         """Run a prepared request; blocks until it is answered. Raises ShoalError."""
         ...
 
-    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None
+    ) -> Generator[StreamedResponse, None, None]:
         """Run a prepared request that may be answered several times; blocks for each. `close` it: that cancels what
         has not had its end. Raises ShoalError where there is no answer, before the first one or later."""
         ...
@@ -98,7 +100,7 @@ class PortTransport:
 
     def infer(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
-    ) -> Answer:
+    ) -> ModelResponse:
         """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
         waiter = queue.SimpleQueue() if waiter is None else waiter
         number = self.submit(prepared, waiter, trace)
@@ -112,7 +114,7 @@ class PortTransport:
 
     def stream(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
-    ) -> Generator[Part, None, None]:
+    ) -> Generator[StreamedResponse, None, None]:
         """Like `Transport.stream`. A request's deadline is that of each of its responses."""
         waiter = self.streamed_replies() if waiter is None else waiter
         number = self.submit(prepared, waiter, trace)
@@ -207,29 +209,29 @@ class PortTransport:
             self._port.cancel(number)
             self._port.flush()
 
-    def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
+    def part(self, prepared: PreparedRequest, reply: Reply) -> StreamedResponse:
         """A reply to this request as a response or an error."""
         if reply.is_final and reply.is_empty:
             self.drop(reply)
-            return Part(None, None, is_final=True)
+            return StreamedResponse(None, None, is_final=True)
         try:
-            return Part(self._answer(prepared, reply), None, reply.is_final)
+            return StreamedResponse(self._answer(prepared, reply), None, reply.is_final)
         except ShoalError as error:
             # Without its traceback, which has the reply in it, and so the worker's memory.
-            return Part(None, error.with_traceback(None), reply.is_final)
+            return StreamedResponse(None, error.with_traceback(None), reply.is_final)
 
-    def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
+    def _answer(self, prepared: PreparedRequest, reply: Reply) -> ModelResponse:
         try:
             _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
         except ShoalError:
             self.drop(reply)
             raise
         if isinstance(reply, KeptReply):
-            return Answer(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
+            return ModelResponse(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
         # By number: a reference to the reply would keep its memory for as long as the function lives.
         number, part = reply.number, reply.part
         release = partial(self._release_number, number, part)
-        return Answer(response, block, release, lambda made: self._held.send(made, number, part))
+        return ModelResponse(response, block, release, lambda made: self._held.send(made, number, part))
 
     def _send_kept(self, reply: KeptReply, made: Response) -> Response:
         """Like `HeldAnswers.send`, for chunks in our own memory."""
@@ -261,13 +263,15 @@ class WatchedTransport:
         self._transport = transport
         self._watch = watch
 
-    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
         """Like `Transport.infer`, cancelled when the caller hangs up."""
         waiter: Waiter = queue.SimpleQueue()
         with self._watch(waiter.put):
             return self._transport.infer(prepared, trace, waiter)
 
-    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None
+    ) -> Generator[StreamedResponse, None, None]:
         """Like `Transport.stream`, cancelled when the caller hangs up."""
         waiter = self._transport.streamed_replies()
         with self._watch(waiter.put):

@@ -30,7 +30,7 @@ from shoal.star.models import ModelEntry, client_shape
 from shoal.star.validation import ParsedInput, log_prefix, validate
 
 if TYPE_CHECKING:
-    from shoal.frontend.road.transport import Part, Transport
+    from shoal.frontend.road.transport import StreamedResponse, Transport
 
 _NESTED = "parameters"
 _NOT_ONE = (
@@ -76,7 +76,7 @@ def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Respon
     return Response(status, headers, close=parts.close, stream=_events(prepared, first, parts))
 
 
-def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[Part]") -> Iterator[bytes]:
+def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[StreamedResponse]") -> Iterator[bytes]:
     texts = first
     while True:
         for text in texts:
@@ -89,7 +89,7 @@ def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[
             texts = [bytes(error_response(error).chunks[0])]
 
 
-def _text(prepared: PreparedRequest, part: "Part") -> Sequence[bytes]:
+def _text(prepared: PreparedRequest, part: "StreamedResponse") -> Sequence[bytes]:
     """A response as JSON, none where there is only the end. Raises the model's error, or why there can be no JSON."""
     if part.error is not None:
         raise part.error

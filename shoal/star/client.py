@@ -49,7 +49,7 @@ class HeldBlock(np.ndarray[Any, np.dtype[np.uint8]]):
     finalizer."""
 
 
-class Answer(NamedTuple):
+class HeldResponse(NamedTuple):
     """A model's response, and the block its tensors lie in: held for as long as an array over it is."""
 
     response: InferResponse
@@ -58,11 +58,11 @@ class Answer(NamedTuple):
 
 
 #: Called once per response, with the response, an error, or None for an end without either; and whether it is the last.
-OnAnswer: TypeAlias = Callable[[Answer | ShoalError | None, bool], None]
+OnAnswer: TypeAlias = Callable[[HeldResponse | ShoalError | None, bool], None]
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class SubmittedRequest:
     """A submitted request, until its last reply has come."""
 
     outgoing: Outgoing
@@ -87,13 +87,13 @@ class Client:
         self._lock = self._shared.lock
         self._changed = threading.Condition(self._lock)
         # Changed under the lock: number → request; block → number of requests that name it.
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, SubmittedRequest] = {}
         self._lent: dict[int, int] = {}
         self._held_nbytes = 0  # bytes of responses that lie in other processes' memory
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: responses for which `on_answer` is yet to be called.
-        self._untold: list[tuple[OnAnswer | None, Answer | ShoalError | None, bool]] = []
+        self._untold: list[tuple[OnAnswer | None, HeldResponse | ShoalError | None, bool]] = []
         self._looked_ns = 0
 
     # --- submitting, in any thread ---
@@ -113,7 +113,7 @@ class Client:
         `deadline_ns` is monotonic; `is_unwanted` is polled, and cancels the request once it is true. Raises ShoalError
         if there is no memory; all later failures go to `on_answer`.
         """
-        opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, keep)
+        opened = SubmittedRequest(outgoing, on_answer, deadline_ns, is_unwanted, keep)
         block = self._shared.allocate(outgoing.nbytes, outgoing.entry.model_id)
         try:
             number = self._push(opened, block, outgoing.write(block.memory), parent)
@@ -123,7 +123,7 @@ class Client:
         self._release_unused()
         return number
 
-    def _push(self, opened: Open, block: Block, header: int, parent: int) -> int:
+    def _push(self, opened: SubmittedRequest, block: Block, header: int, parent: int) -> int:
         outgoing, ask = opened.outgoing, opened.outgoing.ask
         with self._lock:
             try:
@@ -235,7 +235,7 @@ class Client:
         for on_answer, answer, is_final in untold:
             _tell(on_answer, answer, is_final)
 
-    def _answer(self, request: Open, reply: Reply) -> Answer | ShoalError | None:
+    def _answer(self, request: SubmittedRequest, reply: Reply) -> HeldResponse | ShoalError | None:
         block, header = reply.block, reply.header
         if block is None or header is None:
             if reply.is_empty:
@@ -253,7 +253,7 @@ class Client:
         if reply.status:
             return errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         try:
-            return Answer(unpack_response(header, nbytes), held, ref)
+            return HeldResponse(unpack_response(header, nbytes), held, ref)
         except ShoalError as error:
             return error
 
@@ -283,7 +283,7 @@ class Client:
         self._release_unused()
 
 
-def _tell(on_answer: OnAnswer | None, answer: Answer | ShoalError | None, is_final: bool) -> None:
+def _tell(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
     if on_answer is not None:
         try:
             on_answer(answer, is_final)

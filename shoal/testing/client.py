@@ -18,7 +18,7 @@ from shoal.shm.layout import NO_DIGEST
 from shoal.shm.pieces import whole
 from shoal.shm.port import Port, Reply
 from shoal.shm.ring import RingFullError
-from shoal.star.client import Answer, HeldBlock, OnAnswer
+from shoal.star.client import HeldBlock, HeldResponse, OnAnswer
 from shoal.star.models import ModelTable
 from shoal.star.outgoing import Outgoing
 from shoal.star.questions import Ask
@@ -116,7 +116,7 @@ class LocalClient:
                 self._port.release(reply.number, reply.part, prompt=False)
         self._port.flush()
 
-    def _answer(self, request: OpenRequest, reply: Reply) -> Answer | ShoalError | None:
+    def _answer(self, request: OpenRequest, reply: Reply) -> HeldResponse | ShoalError | None:
         block, header, ask = reply.block, reply.header, request.outgoing.ask
         if reply.is_empty:
             return None
@@ -130,7 +130,7 @@ class LocalClient:
             response = unpack_response(header, len(block))
         except ShoalError as error:
             return error
-        return Answer(response, HeldBlock((len(block),), np.uint8, bytes(whole(block))), 0)
+        return HeldResponse(response, HeldBlock((len(block),), np.uint8, bytes(whole(block))), 0)
 
     # --- tensors of executing requests that models pass on ---
 

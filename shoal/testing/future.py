@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shoal.errors import ShoalError
 from shoal.request import Parameters
-from shoal.star.client import Answer
+from shoal.star.client import HeldResponse
 from shoal.star.outgoing import Outgoing
 from shoal.testing.tensors import as_arrays
 from shoal.workers.tensors import Array
@@ -62,10 +62,10 @@ class Future:
         self.errors: list[ShoalError] = []
         self.done = False
 
-    def hear(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
+    def hear(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
         """Add a response or an error; None for an end without either."""
         try:
-            if isinstance(answer, Answer):
+            if isinstance(answer, HeldResponse):
                 entry, ask = self._outgoing.entry, self._outgoing.ask
                 arrays, parameters = as_arrays(entry, answer), answer.response.parameters
                 self.responses.append(Response(entry.name, entry.version, ask.id, arrays, parameters))

@@ -13,7 +13,7 @@ from shoal.client.arrays import copied, understood
 from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.star.client import Answer
+from shoal.star.client import HeldResponse
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import Input
 from shoal.workers.tensors import Array, encode_strings
@@ -71,7 +71,7 @@ def _datatype(array: Array, spec: TensorSpec | None) -> Datatype | None:
     return _BY_DTYPE.get(array.dtype)
 
 
-def as_arrays(entry: ModelEntry, answer: Answer) -> dict[str, Array]:
+def as_arrays(entry: ModelEntry, answer: HeldResponse) -> dict[str, Array]:
     """The outputs of a response, owned by the caller; BF16, which numpy does not know, becomes float32.
 
     Raises InternalError if a model has written a malformed response.

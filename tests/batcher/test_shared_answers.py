@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.batcher.response_cache import Identity
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.shared_answers import MAX_VALUE_BYTES, Answer, SharedAnswers, pack_answer, unpack_answer
+from shoal.batcher.shared_answers import MAX_VALUE_BYTES, DecodedValue, SharedAnswers, pack_answer, unpack_answer
 from tests.batcher.scripted_store import Shelf
 
 FP32, BYTES = 11, 13  # their wire numbers
@@ -35,7 +35,7 @@ def value(contents: bytes = CONTENTS, start: int = 14, magic: bytes = b"SRC1", n
 
 def test_a_value_byte_by_byte() -> None:
     assert pack_answer(memoryview(CONTENTS), 14) == value()
-    assert unpack_answer(value()) == Answer(memoryview(CONTENTS), 14)
+    assert unpack_answer(value()) == DecodedValue(memoryview(CONTENTS), 14)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_names_are_of_the_model_as_it_was_loaded_and_of_what_was_asked() -> None
     assert shelf.kept == {name: value()}
     shelf.found = [(77, value())]
     ((key, look_up, answer),) = shared.step(40)
-    assert (key, look_up.began_ns, answer) == (77, 20, Answer(memoryview(CONTENTS), 14))
+    assert (key, look_up.began_ns, answer) == (77, 20, DecodedValue(memoryview(CONTENTS), 14))
     assert shared.in_use == set()
 
 

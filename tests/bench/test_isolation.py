@@ -21,9 +21,9 @@ from bench.isolation.figures import (
     RATIO,
     REFUSED,
     TAKEOVER,
-    Answer,
     Bar,
     Measure,
+    PacedRequest,
     Row,
     Situation,
     compared,
@@ -95,7 +95,9 @@ def test_an_event_happens_once_after_a_few_requests(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_longest_silence_is_between_right_answers_alone() -> None:
-    answers = [Answer(0, end_s, status) for end_s, status in ((1, OK), (2, OK), (3, REFUSED), (4, FAILED), (5.5, OK))]
+    answers = [
+        PacedRequest(0, end_s, status) for end_s, status in ((1, OK), (2, OK), (3, REFUSED), (4, FAILED), (5.5, OK))
+    ]
     assert longest_silence_s(answers, since_s=1.5) == 3.5
     assert longest_silence_s(answers, since_s=5) == 0.5
     assert longest_silence_s(answers[:4], since_s=1.5) == 2  # no right answer any more
@@ -103,8 +105,8 @@ def test_the_longest_silence_is_between_right_answers_alone() -> None:
 
 
 def test_figures_are_cut_at_what_a_client_waits_for() -> None:
-    quiet = [Answer(0, 0.002, OK)] * 100
-    hung = [*quiet[:90], *[Answer(0, 7, FAILED)] * 8, *[Answer(0, 0.1, REFUSED)] * 2]
+    quiet = [PacedRequest(0, 0.002, OK)] * 100
+    hung = [*quiet[:90], *[PacedRequest(0, 7, FAILED)] * 8, *[PacedRequest(0, 0.1, REFUSED)] * 2]
     assert compared(quiet, quiet, 2.0).loaded == pytest.approx(2)
     found = compared(quiet, hung, 2.0, "noted")
     assert (found.loaded, found.is_cut, found.num_refused, found.num_failed, found.note) == (2000, True, 2, 8, "noted")
@@ -283,4 +285,4 @@ def test_arguments_choose_situations_and_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("times_s", "expected_ms"), [((), 0), ((0.002,), 2), ((0.001, 0.003), pytest.approx(2.98))])
 def test_the_p99_is_interpolated_between_the_times_of_answers(times_s: tuple[float, ...], expected_ms: float) -> None:
-    assert p99_ms([Answer(0, each, OK) for each in times_s]) == expected_ms
+    assert p99_ms([PacedRequest(0, each, OK) for each in times_s]) == expected_ms

@@ -9,7 +9,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response
 from shoal.frontend.road.app import create_app
-from shoal.frontend.road.transport import Answer, Part
+from shoal.frontend.road.transport import ModelResponse, StreamedResponse
 from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
@@ -124,7 +124,7 @@ class EchoTransport:
         self.answers: dict[str, Any] = {"gauges": NO_GAUGES}
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
         self.num_asked += 1
         if self.error is not None:
             raise self.error
@@ -132,10 +132,12 @@ class EchoTransport:
         offset, nbytes = unpack_span(write_block(prepared, block))
         asked = unpack_request(block[offset : offset + nbytes], len(block))
         outputs = tuple(ref._replace(name=self.rename.get(ref.name, ref.name)) for ref in asked.inputs)
-        return Answer(InferResponse(outputs, {}), block, self._release, self._send)
+        return ModelResponse(InferResponse(outputs, {}), block, self._release, self._send)
 
-    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
-        yield Part(self.infer(prepared, trace), None, is_final=True)
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None
+    ) -> Generator[StreamedResponse, None, None]:
+        yield StreamedResponse(self.infer(prepared, trace), None, is_final=True)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         self.asked.append((verb, arguments))

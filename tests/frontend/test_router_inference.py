@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.errors import UnavailableError
 from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.road.transport import Answer
+from shoal.frontend.road.transport import ModelResponse
 from shoal.frontend.state import ServerState
 from shoal.reasons import ModelGoneError
 
@@ -78,7 +78,7 @@ def test_a_request_that_a_reload_overtakes_is_asked_again(
 ) -> None:
     infer = transport.infer
 
-    def reload(prepared: PreparedRequest) -> Answer:
+    def reload(prepared: PreparedRequest) -> ModelResponse:
         """The model is reloaded as other requests are on their way to it; the third comes through."""
         if transport.num_asked < 2:
             transport.num_asked += 1
@@ -86,7 +86,7 @@ def test_a_request_that_a_reload_overtakes_is_asked_again(
             state.models.apply(make_message("simple", 3, model_id, prepared.entry.config))
             raise GONE
         assert prepared.entry.model_id == 22
-        answer: Answer = infer(prepared)
+        answer: ModelResponse = infer(prepared)
         return answer
 
     transport.infer = reload
@@ -103,7 +103,7 @@ def test_a_request_is_not_asked_again_where_nothing_has_taken_its_model_s_place(
 def test_reloads_without_end_are_no_loop_without_end(
     client: Any, transport: Any, state: ServerState, make_message: Any
 ) -> None:
-    def reload(prepared: PreparedRequest) -> Answer:
+    def reload(prepared: PreparedRequest) -> ModelResponse:
         transport.num_asked += 1
         state.models.apply(make_message("simple", 3, 20 + transport.num_asked, prepared.entry.config))
         raise GONE
@@ -116,7 +116,7 @@ def test_reloads_without_end_are_no_loop_without_end(
 def test_a_request_whose_model_is_unloaded_meanwhile_is_told_so(
     client: Any, transport: Any, state: ServerState, make_message: Any
 ) -> None:
-    def unload(_prepared: PreparedRequest) -> Answer:
+    def unload(_prepared: PreparedRequest) -> ModelResponse:
         for version in (1, 3):
             message = make_message("simple", version, version, None, state="UNAVAILABLE", reason="unloaded")
             state.models.apply(message)

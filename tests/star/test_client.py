@@ -18,7 +18,7 @@ from shoal.messages.shared import Refused
 from shoal.request import unpack_request
 from shoal.shm import layout
 from shoal.star import client as module
-from shoal.star.client import Answer, join
+from shoal.star.client import HeldResponse, join
 from shoal.star.models import ModelEntry
 from tests.batcher.star import CLIENT
 from tests.client.client_harness import WAIT_S, Surroundings
@@ -31,12 +31,12 @@ class Told:
     """What a client was told of one request."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Answer | ShoalError | None, bool]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[HeldResponse | ShoalError | None, bool]] = queue.SimpleQueue()
 
-    def __call__(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
+    def __call__(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
         self._queue.put((answer, is_final))
 
-    def next(self) -> tuple[Answer | ShoalError | None, bool]:
+    def next(self) -> tuple[HeldResponse | ShoalError | None, bool]:
         return self._queue.get(timeout=WAIT_S)
 
     @property
@@ -55,8 +55,8 @@ def around(make_entry: Fixture) -> Iterator[Surroundings]:
     assert around.is_all_returned()
 
 
-def values(answer: Answer | ShoalError | None) -> Any:
-    assert isinstance(answer, Answer), answer
+def values(answer: HeldResponse | ShoalError | None) -> Any:
+    assert isinstance(answer, HeldResponse), answer
     (ref,) = answer.response.outputs
     return np.ndarray(ref.shape, np.float32, answer.block, ref.offset)
 
@@ -93,7 +93,7 @@ def test_beyond_what_may_be_held_answers_are_copies(around: Surroundings, monkey
         around.step()
     assert around.star.exchange.holders.num_held == 1
     assert [values(answer).tolist() for answer in answers] == [[0], [1], [2]]
-    assert [isinstance(answer, Answer) and bool(answer.ref) for answer in answers] == [True, False, False]
+    assert [isinstance(answer, HeldResponse) and bool(answer.ref) for answer in answers] == [True, False, False]
     with pytest.raises(ValueError, match="read-only"):
         values(answers[2])[0] = 1
     answers.clear()
@@ -103,7 +103,7 @@ def test_beyond_what_may_be_held_answers_are_copies(around: Surroundings, monkey
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     around.answer(around.batch(), np.zeros(1, np.float32))
     answer, _ = told.next()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, HeldResponse)
     assert answer.ref  # there is room again
     del answer, told
 

@@ -20,7 +20,7 @@ from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.grpc.road import RoadService, listen, peer_of, server_options
 from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.road.transport import Answer, Waiter
+from shoal.frontend.road.transport import ModelResponse, Waiter
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest, changed
 from shoal.grpc_settings import GrpcSettings
@@ -39,7 +39,7 @@ class Transport(EchoTransport):
 
     def infer(
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
-    ) -> Answer:
+    ) -> ModelResponse:
         assert waiter is not None
         return super().infer(prepared, trace)
 

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import NotFoundError, UnavailableError
 from shoal.frontend.grpc.messages import service as pb
-from shoal.frontend.grpc.road_stream import MAX_OPEN, Stream
+from shoal.frontend.grpc.road_stream import MAX_OPEN, RoadStream
 from shoal.frontend.grpc.service import GrpcCall
 from shoal.frontend.state import ServerState
 from tests.frontend.transport_harness import Surroundings, rung, surroundings
@@ -47,8 +47,8 @@ class Call:
         self.metadata: dict[str, str] = {}
         self.stream = self.open()
 
-    def open(self) -> Stream:
-        self.stream = Stream(GrpcCall(self.state, None, self.metadata, "127.0.0.1"), self.around.transport)
+    def open(self) -> RoadStream:
+        self.stream = RoadStream(GrpcCall(self.state, None, self.metadata, "127.0.0.1"), self.around.transport)
         self.answers = self.stream.answers()
         return self.stream
 

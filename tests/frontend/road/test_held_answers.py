@@ -9,7 +9,7 @@ from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
 from shoal.frontend.road import held_answers
 from shoal.frontend.road.held_answers import HeldAnswer
-from shoal.frontend.road.transport import Answer
+from shoal.frontend.road.transport import ModelResponse
 from shoal.frontend.slow_readers import HOLD_S
 from tests.frontend.transport_harness import Surroundings, rung, surroundings
 
@@ -28,7 +28,7 @@ def _pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def answer(surroundings: Surroundings) -> Iterator[Answer]:
+def answer(surroundings: Surroundings) -> Iterator[ModelResponse]:
     """Its block is worker 9's."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(surroundings.transport.infer, surroundings.prepared(10))
@@ -48,7 +48,7 @@ def recall(surroundings: Surroundings, owner: int, *, is_urgent: bool = False) -
     surroundings.transport.shared.deliver()
 
 
-def test_what_is_short_is_copied_and_given_back_at_once(surroundings: Surroundings, answer: Answer) -> None:
+def test_what_is_short_is_copied_and_given_back_at_once(surroundings: Surroundings, answer: ModelResponse) -> None:
     sent = answer.send(Response(200, (), (b"head", answer.block[: PIECE - 4])))
     assert sent.chunks == (b"head", TENSORS[: PIECE - 4])
     assert sent.close is None
@@ -56,7 +56,7 @@ def test_what_is_short_is_copied_and_given_back_at_once(surroundings: Surroundin
 
 
 def test_what_cannot_be_copied_is_given_back_once(
-    surroundings: Surroundings, answer: Answer, monkeypatch: pytest.MonkeyPatch
+    surroundings: Surroundings, answer: ModelResponse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk that is none stands for one for whose copy there is no memory."""
     released = []
@@ -66,14 +66,14 @@ def test_what_cannot_be_copied_is_given_back_once(
     assert len(released) == 1
 
 
-def test_what_was_compressed_needs_no_block(surroundings: Surroundings, answer: Answer) -> None:
+def test_what_was_compressed_needs_no_block(surroundings: Surroundings, answer: ModelResponse) -> None:
     sent = answer.send(Response(200, (), (bytes(3 * PIECE),)))
     assert sent.chunks == (bytes(3 * PIECE),)
     assert not is_held(surroundings)
 
 
 def test_what_is_long_is_sent_in_pieces_and_given_back_with_the_last(
-    surroundings: Surroundings, answer: Answer
+    surroundings: Surroundings, answer: ModelResponse
 ) -> None:
     sent = answer.send(Response(200, (("A", "b"),), (b"head", answer.block)))
     assert sent.headers == (("A", "b"), ("Content-Length", str(4 + len(answer.block))))
@@ -87,7 +87,7 @@ def test_what_is_long_is_sent_in_pieces_and_given_back_with_the_last(
 
 
 def test_a_worker_that_lacks_memory_has_it_back_while_the_client_reads(
-    surroundings: Surroundings, answer: Answer
+    surroundings: Surroundings, answer: ModelResponse
 ) -> None:
     expected = bytes(answer.block)
     sent = answer.send(Response(200, (), (answer.block,)))
@@ -105,7 +105,7 @@ def test_a_worker_that_lacks_memory_has_it_back_while_the_client_reads(
 
 
 def test_without_room_for_a_copy_a_block_stays_until_the_connection_ends(
-    surroundings: Surroundings, answer: Answer
+    surroundings: Surroundings, answer: ModelResponse
 ) -> None:
     sent = answer.send(Response(200, (), (answer.block,)))
     assert sent.stream is not None
@@ -120,7 +120,7 @@ def test_without_room_for_a_copy_a_block_stays_until_the_connection_ends(
     assert surroundings.transport._kept.nbytes == KeptMemory().most_bytes - PIECE
 
 
-def test_what_is_kept_is_kept_no_longer_than_the_connection(surroundings: Surroundings, answer: Answer) -> None:
+def test_what_is_kept_is_kept_no_longer_than_the_connection(surroundings: Surroundings, answer: ModelResponse) -> None:
     sent = answer.send(Response(200, (), (answer.block,)))
     assert sent.stream is not None
     next(sent.stream)
@@ -133,7 +133,7 @@ def test_what_is_kept_is_kept_no_longer_than_the_connection(surroundings: Surrou
 
 
 def test_without_any_memory_an_answer_without_room_ends_when_it_has_had_its_time(
-    surroundings: Surroundings, answer: Answer, monkeypatch: pytest.MonkeyPatch
+    surroundings: Surroundings, answer: ModelResponse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = answer.send(Response(200, (), (answer.block,)))
     assert isinstance(sent.stream, HeldAnswer)

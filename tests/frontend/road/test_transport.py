@@ -11,7 +11,7 @@ import pytest
 from shoal import log
 from shoal.errors import CancelledError, UnavailableError
 from shoal.frontend.road.streamed_replies import StreamedReplies
-from shoal.frontend.road.transport import Answer, Part, Waiter
+from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Waiter
 from shoal.frontend.state import ServerState
 from shoal.messages import shared
 from shoal.shm import segment
@@ -34,7 +34,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_up_to_a_quarter_of_the_slab_is_shared(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    future: Future[Answer] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096 - 256))
+    future: Future[ModelResponse] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096 - 256))
     rung(surroundings)
     number, block = surroundings.submitted()
     assert block >> 40 == 5
@@ -44,7 +44,7 @@ def test_up_to_a_quarter_of_the_slab_is_shared(surroundings: Surroundings, pool:
 
 
 def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    future: Future[Answer] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096))
+    future: Future[ModelResponse] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096))
     asked, _ = receive(surroundings.supervisor)
     assert (type(asked), asked.request, asked.model_id) == (shared.PayloadWanted, 1, 3)
     assert 4 * 4096 < asked.nbytes < 5 * 4096
@@ -184,7 +184,7 @@ def test_infer_takes_the_last_of_several_replies(surroundings: Surroundings, poo
     assert [record[0] for record in surroundings.records()] == [3]
 
 
-def waiting_parts(surroundings: Surroundings, pool: ThreadPoolExecutor) -> Generator[Part, None, None]:
+def waiting_parts(surroundings: Surroundings, pool: ThreadPoolExecutor) -> Generator[StreamedResponse, None, None]:
     """A stream whose first reply has been taken, while two and the final one wait."""
     parts = surroundings.transport.stream(surroundings.prepared(10))
     first = pool.submit(next, parts)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
-from shoal.frontend.road.transport import Answer, Part
+from shoal.frontend.road.transport import ModelResponse, StreamedResponse
 from shoal.frontend.v2.generate import fitted, flatten, generate, generate_stream, prepare
 from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, TensorRef
@@ -182,11 +182,11 @@ def test_what_the_core_refuses(make_entry: Make) -> None:
 # --- the response ---
 
 
-def _answer(response: InferResponse, release: Callable[[], None]) -> Answer:
+def _answer(response: InferResponse, release: Callable[[], None]) -> ModelResponse:
     def send(_response: Response) -> Response:
         raise AssertionError("these responses are made of copies")
 
-    return Answer(response, memoryview(BLOCK), release, send)
+    return ModelResponse(response, memoryview(BLOCK), release, send)
 
 
 class Repeat:
@@ -201,13 +201,13 @@ class Repeat:
     def infer(self, prepared: PreparedRequest, trace: Any = None) -> Any:
         raise AssertionError(prepared)
 
-    def stream(self, prepared: PreparedRequest, trace: Any = None) -> Generator[Part, None, None]:
+    def stream(self, prepared: PreparedRequest, trace: Any = None) -> Generator[StreamedResponse, None, None]:
         try:
             for number, said in enumerate(self._said, 1):
                 self.num_said = number
                 error = said if isinstance(said, ShoalError) else None
                 answer = _answer(said, self._release) if isinstance(said, InferResponse) else None
-                yield Part(answer, error, number == len(self._said))
+                yield StreamedResponse(answer, error, number == len(self._said))
             if self._raises is not None:
                 raise self._raises
         except GeneratorExit:

@@ -27,7 +27,7 @@ from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import ModelGoneError
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
-from shoal.star.client import Answer, Client
+from shoal.star.client import Client, HeldResponse
 from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Ask, Input, check
 from shoal.workers.requests import Request
@@ -211,13 +211,13 @@ class Call:
 
     # --- responses: in the listening thread, which never waits ---
 
-    def _answer(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
+    def _answer(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
         response = None
         try:
             if isinstance(answer, ModelGoneError) and self._num_attempts <= _MAX_RELOADS:
                 threading.Thread(target=self.attempt, name="bls-again", daemon=True).start()
                 return
-            if isinstance(answer, Answer):
+            if isinstance(answer, HeldResponse):
                 response = InferenceResponse(self._tensors(answer), parameters=answer.response.parameters)
         except Exception as error:  # noqa: BLE001 - a rim: the thread that waits for the response has no deadline
             answer = _known(error)
@@ -246,7 +246,7 @@ class Call:
     def _calls_itself(self) -> bool:
         return self._entry is not None and self._entry.name == self._caller and self._entry.num_instances == 1
 
-    def _tensors(self, answer: Answer) -> list[Tensor]:
+    def _tensors(self, answer: HeldResponse) -> list[Tensor]:
         assert self._entry is not None
         response, block, block_ref = answer
         if self._decoupled:
