@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Mapping
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.guests import checked
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import REJECTED
@@ -19,8 +19,9 @@ class Arrivals:
     """Handles REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
 
     def __init__(
-        self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, counted: set[Model],
-        awake: dict[int, Model], *, deadline_ns: int, tell_cancelled: Callable[[int, Model], None],
+        self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], requests: OpenRequests,
+        counted: set[ScheduledModel], awake: dict[int, ScheduledModel], *, deadline_ns: int,
+        tell_cancelled: Callable[[int, ScheduledModel], None],
     ) -> None:  # fmt: skip
         self._models = models
         self._workers = workers
@@ -33,7 +34,7 @@ class Arrivals:
         # Used only after a dead batcher: requests that its workers have, and those that clients have sent again; until
         # all front ends have done so, requests of sequences, with the times when their clients began to receive them.
         self.is_resuming = False
-        self._said_again: list[tuple[int, Model, QueuedRequest]] | None = None
+        self._said_again: list[tuple[int, ScheduledModel, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
         self._answered: Container[int] = ()
         self._heard: set[int] = set()
@@ -72,7 +73,7 @@ class Arrivals:
         """Whether a client has sent this request again, after a dead batcher."""
         return key in self._heard
 
-    def accept(self, client: Client, record: Record, now_ns: int) -> None:
+    def accept(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Queue or refuse the request of a REQUEST record. Raises LayoutError for a malformed one."""
         (
             _, number, model_id, block, header, rows, shape_key, priority, timeout_us,
@@ -118,7 +119,7 @@ class Arrivals:
             return
         self._queue(model, queued, now_ns)
 
-    def accept_child(self, client: Client, record: Record, now_ns: int) -> None:
+    def accept_child(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Accept a CHILD_REQUEST, a call made for another request. Raises LayoutError for a guest's."""
         if client.is_guest:
             raise LayoutError(f"guest {client.owner} asks on behalf of {record[Q.PARENT]:#x}")
@@ -128,7 +129,7 @@ class Arrivals:
         if is_new:
             self._requests.trace_child(client, record[Q.NUMBER], record[Q.PARENT])
 
-    def _queue(self, model: Model, queued: QueuedRequest, now_ns: int) -> None:
+    def _queue(self, model: ScheduledModel, queued: QueuedRequest, now_ns: int) -> None:
         try:
             model.scheduler.add(queued, now_ns)
         except (UnavailableError, SequenceError) as error:
@@ -142,7 +143,7 @@ class Arrivals:
         latest_ns = start_ns + self._deadline_ns
         return latest_ns if not deadline_ns else min(deadline_ns, latest_ns) if self._deadline_ns else deadline_ns
 
-    def _may_be_begun(self, model: Model) -> bool:
+    def _may_be_begun(self, model: ScheduledModel) -> bool:
         """Whether a dead batcher may have begun a request that its client sends again, so that it must not begin."""
         if isinstance(model, Ensemble):
             return not model.may_run_again

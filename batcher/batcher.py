@@ -19,7 +19,7 @@ from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.guests import is_fixed
-from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
@@ -108,7 +108,7 @@ class Batcher:
         # but not ready yet; whether a dead batcher's requests are still being taken over.
         self._bells: dict[int, Doorbell | GuestBell] = {}
         self._rung = Bells(self._poller)
-        self._starting: dict[int, Worker] = {}
+        self._starting: dict[int, WorkerPeer] = {}
         self._is_taking_over = settings.is_successor
 
     def run(self) -> None:
@@ -172,7 +172,7 @@ class Batcher:
         bell = GuestBell(message.bell) if is_guest else Doorbell(message.bell)
         self._bells[owner] = bell
         try:
-            client = Client(
+            client = ClientPeer(
                 owner,
                 Segment.attach(message.link),
                 SegmentView.attach(message.segment),
@@ -205,7 +205,7 @@ class Batcher:
         if self._limiter is not None:
             scheduler = RateLimitedScheduler(scheduler, self._limiter)
         row = self._counters.restored_row if self._is_taking_over else self._counters.row
-        model = Model(
+        model = ScheduledModel(
             message.model_id,
             scheduler,
             row(message.row),
@@ -285,7 +285,7 @@ class Batcher:
             close_descriptors(message)
             return
         link, segment = Segment.attach(message.link), SegmentView.attach(message.segment)
-        worker = Worker(message.owner, link, segment, Doorbell(message.bell), model)
+        worker = WorkerPeer(message.owner, link, segment, Doorbell(message.bell), model)
         if self._limiter is not None:
             self._limiter.add(worker.owner, Demand.from_message(message.demand))
         if self._is_taking_over:

@@ -1,7 +1,7 @@
 """Blocks of shared memory by owner: where a block can be read, and which process is sent FREE once it has no holder."""
 
 from shoal.batcher.late_clients import LateClients
-from shoal.batcher.peers import Client, Worker
+from shoal.batcher.peers import ClientPeer, WorkerPeer
 from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab, SlabView
@@ -16,13 +16,17 @@ class Blocks:
     """
 
     def __init__(
-        self, clients: dict[int, Client], workers: dict[int, Worker], written: set[Worker], late: LateClients
+        self,
+        clients: dict[int, ClientPeer],
+        workers: dict[int, WorkerPeer],
+        written: set[WorkerPeer],
+        late: LateClients,
     ) -> None:
         self._clients = clients
         self._workers = workers
         self._written = written
         #: Oversize segment → the worker whose results may lie there. Changed by add_result, remove and lose.
-        self.results: dict[int, Worker] = {}
+        self.results: dict[int, WorkerPeer] = {}
         # Changed by add_payload and remove: mapped oversize segments that ensembles may have to read, and the owner id
         # of the process that asked for each.
         self._payloads: dict[int, SlabView] = {}
@@ -52,7 +56,7 @@ class Blocks:
         owner = ref_owner(ref)
         return owner == client or self._askers.get(owner) == client
 
-    def check_named(self, worker: Worker, ref: int, *, may_be_gone: bool) -> bool:
+    def check_named(self, worker: WorkerPeer, ref: int, *, may_be_gone: bool) -> bool:
         """Whether a block outside a worker's slab that its record names is a result of this worker.
 
         False if the block's segment is gone, and `may_be_gone`. Raises LayoutError for a block of any other process.
@@ -74,7 +78,7 @@ class Blocks:
         self._payloads.pop(owner, None)
         self._askers.pop(owner, None)
 
-    def lose(self, worker: Worker) -> set[int]:
+    def lose(self, worker: WorkerPeer) -> set[int]:
         """Forget a dead worker's oversize segments. Returns all segments that its results may lie in."""
         lost = {owner for owner, writer in self.results.items() if writer is worker}
         for owner in lost:

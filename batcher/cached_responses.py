@@ -13,7 +13,7 @@ from shoal.batcher.blocks import Blocks
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import Pieces, read_pieces
-from shoal.batcher.peers import Model
+from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.shared_answers import DecodedValue, SharedAnswers
@@ -31,7 +31,7 @@ _CACHE = 0
 
 
 class CachedResponses:
-    """The response cache of all models that enable it. Its methods up to `drain` implement `Sharing`."""
+    """The response cache of all models that enable it. Its methods up to `drain` implement `CoalescingCache`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CachedResponses:
         blocks: Blocks,
         figures: CacheFigures,
         clock_ns: Callable[[], int],
-        woken: Callable[[Model], None],
+        woken: Callable[[ScheduledModel], None],
         shared: SharedAnswers | None = None,
     ) -> None:
         """`clock_ns` times lookups for the statistics; `woken` has the dispatch look at a model's queue."""
@@ -55,7 +55,7 @@ class CachedResponses:
         self._revisions: dict[int, str] = {}
         self._cache = ResponseCache(figures["total_bytes"])
 
-    def take(self, model: Model, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
+    def take(self, model: ScheduledModel, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
         """Take an accepted request unless it must be queued: it is answered, or waits. Digest (0, 0): unknown."""
         if digest == (0, 0):
             return False
@@ -72,7 +72,7 @@ class CachedResponses:
         self._show()
         return not must_execute
 
-    def settle(self, model: Model, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
+    def settle(self, model: ScheduledModel, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
         """Pass on and keep an ended request's only response (block, header, number of pieces), if there is one."""
         ended = self._cache.end(key)
         if ended is None:
@@ -97,7 +97,7 @@ class CachedResponses:
         """Whether the request waited, for an equal one or for the shared store; it no longer does."""
         return self._cache.cancel(key) or (self._shared is not None and self._shared.forget(key))
 
-    def abandon(self, model: Model, key: int) -> None:
+    def abandon(self, model: ScheduledModel, key: int) -> None:
         """Forget a request whose client is gone."""
         if not self._cache.cancel(key):
             if self._shared is not None:

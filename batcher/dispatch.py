@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Model, Running, Worker
+from shoal.batcher.peers import RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.contract import Sequences
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
@@ -71,8 +71,8 @@ class Dispatch:
     """Forms the batches of all models in `awake`."""
 
     def __init__(
-        self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, written: set[Worker],
-        counted: set[Model], limiter: RateLimiter | None = None,
+        self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], requests: OpenRequests,
+        written: set[WorkerPeer], counted: set[ScheduledModel], limiter: RateLimiter | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._workers = workers
@@ -84,7 +84,7 @@ class Dispatch:
         self.awake = requests.awake
         self.deadlines = DueModels()
         #: Workers whose rings are read without a bell: they have several batches, and may ring only after a long one.
-        self.busy: dict[int, Worker] = {}
+        self.busy: dict[int, WorkerPeer] = {}
 
     def forget(self, model_id: int) -> None:
         """Forget a model version."""
@@ -131,13 +131,13 @@ class Dispatch:
         for key, reason in sequences.refused():
             self._requests.fail(key, reason, now_ns, CANCELED if reason is Reason.CANCELLED else REJECTED)
 
-    def _dispatch(self, model: Model, batch: Batch) -> None:
+    def _dispatch(self, model: ScheduledModel, batch: Batch) -> None:
         instance, requests, rows = batch
         worker = self._workers[instance]
         missing, freed, push = worker.missing, worker.freed, worker.writer.push
         worker.num_batches = number = worker.num_batches + 1
         count, has_more = len(requests), bool(missing)
-        running = Running(number, rows, count)
+        running = RunningBatch(number, rows, count)
         if model.order is not None and model.order.begin([request.key for request in requests]):
             worker.note_overlap()  # its responses may be kept back: a successor cannot know which
         for index, request in enumerate(requests):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.passed_on import MAX_KEPT, Asked, EnsembleResponses, Passed, StepRequests, StepResponses
-from shoal.batcher.peers import Client, Model, Sharing
+from shoal.batcher.peers import ClientPeer, CoalescingCache, ScheduledModel
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.ensemble import Graph, Stage
 from shoal.batcher.scheduling.payload import Batch
@@ -37,7 +37,7 @@ NO_POINTS = (0, 0, 0, 0)
 NUM_WORDS = P.PIECES + 1
 
 
-class StepClient(Client):
+class StepClient(ClientPeer):
     """The client to which replies to steps go. It has no ring, since it is in this process."""
 
     __slots__ = ("_steps", "replies")
@@ -62,7 +62,9 @@ class StepClient(Client):
         step = self._steps.get(number)
         return None if step is None else step[0].trace_of_steps
 
-    def times(self, number: int, model: Model, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+    def times(
+        self, number: int, model: ScheduledModel, queue_ns: int, compute: Compute
+    ) -> tuple[int, int, int, int, int]:
         """The step's times, unchanged; they are added up for the ensemble's statistics."""
         return queue_ns, *compute
 
@@ -151,14 +153,14 @@ class Progress:
         asked: Asked,
         tensors: dict[str, Passed],
         slab: Slab,
-        client: Client,
+        client: ClientPeer,
         asker: "Progress | None" = None,
     ) -> None:
         """`asker` is the ensemble's request that this one is a step of, if any."""
         self.ensemble = ensemble
         self.client = client
         #: The client of the outermost ensemble's request.
-        self.outermost: Client = client if asker is None else asker.outermost
+        self.outermost: ClientPeer = client if asker is None else asker.outermost
         self.key = queued.key
         self.queued = queued
         self.asked = asked
@@ -200,7 +202,7 @@ class Progress:
 
 
 #: Open steps by the numbers of their requests: progress, iteration, step, the step's model, when it was asked (ns).
-Steps = dict[int, tuple[Progress, Iteration, int, Model, int]]
+Steps = dict[int, tuple[Progress, Iteration, int, ScheduledModel, int]]
 
 
 class Unqueued(Scheduler):
@@ -270,7 +272,7 @@ class Unqueued(Scheduler):
         return drained
 
 
-class Ensemble(Model):
+class Ensemble(ScheduledModel):
     """A version of an ensemble. `models` are the ids of its steps' models; 0 for one that is not loaded."""
 
     __slots__ = (
@@ -289,7 +291,7 @@ class Ensemble(Model):
         version: int,
         models: Sequence[int],
         may_run_again: bool,
-        sharing: Sharing | None = None,
+        sharing: CoalescingCache | None = None,
         decoupled: Collection[int] = (),
     ) -> None:
         self.unqueued = Unqueued()

@@ -13,7 +13,7 @@ from shoal.batcher.ensemble import NO_POINTS, Ensemble, Iteration, Progress, Ste
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import EnsembleRequests
-from shoal.batcher.peers import Model
+from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import OTHER
@@ -39,14 +39,14 @@ class Ensembles:
 
     def __init__(
         self,
-        models: dict[int, Model],
+        models: dict[int, ScheduledModel],
         requests: OpenRequests,
         holders: Holders,
         blocks: Blocks,
         *,
         wall_offset_ns: int,
-        woken: Callable[[Model], None],
-        tell_cancelled: Callable[[int, Model], None],
+        woken: Callable[[ScheduledModel], None],
+        tell_cancelled: Callable[[int, ScheduledModel], None],
     ) -> None:
         """Works on the exchange's models and tables; `woken` has a model's queue looked at, `tell_cancelled` tells
         workers that a request's client does not wait any more."""
@@ -102,14 +102,14 @@ class Ensembles:
         used = {model_id for each in progresses for model_id in each.models}
         return used | {each.ensemble.id for each in progresses}
 
-    def running(self, key: int, ensemble: Model) -> list[tuple[int, Model]]:
+    def running(self, key: int, ensemble: ScheduledModel) -> list[tuple[int, ScheduledModel]]:
         """The steps of a request that are queued or running: their keys and models."""
         progress = ensemble.unqueued.open.get(key) if isinstance(ensemble, Ensemble) else None
         iterations = () if progress is None else progress.iterations
         keys = [self._client.first_key + number for each in iterations for number in each.asked]
         return [(each, self._requests[each][1]) for each in keys if each in self._requests]
 
-    def lose(self, owners: set[int], reason: Reason, detail: int, model: Model, now_ns: int) -> None:
+    def lose(self, owners: set[int], reason: Reason, detail: int, model: ScheduledModel, now_ns: int) -> None:
         """An instance is dead, and with it results in its segments: requests that still need one of them fail."""
         error = refusal(model, reason, detail, "")
         for ensemble in self._ensembles.values():

@@ -20,7 +20,7 @@ from shoal.batcher.guests import greedy
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
-from shoal.batcher.peers import Client, Model, Peer, Running, Worker
+from shoal.batcher.peers import ClientPeer, Peer, RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
@@ -54,16 +54,16 @@ class Exchange:
         #: Most requests in flight per client, which front ends keep to; a guest may not.
         self._max_in_flight = max_in_flight
         # Changed by the add_, retire_ and remove_ methods, called by the control plane. By owner id, and model id.
-        self.clients: dict[int, Client] = {}
-        self.workers: dict[int, Worker] = {}
-        self.models: dict[int, Model] = {}
+        self.clients: dict[int, ClientPeer] = {}
+        self.workers: dict[int, WorkerPeer] = {}
+        self.models: dict[int, ScheduledModel] = {}
         # Changed by step and by deaths.
         self.holders = Holders()
-        self._written_workers: set[Worker] = set()
-        self._written_clients: set[Client] = set()
+        self._written_workers: set[WorkerPeer] = set()
+        self._written_clients: set[ClientPeer] = set()
         self._late = LateClients(self.holders)
         self.blocks = Blocks(self.clients, self.workers, self._written_workers, self._late)
-        self._counted: set[Model] = set()
+        self._counted: set[ScheduledModel] = set()
         self._requests = OpenRequests(self.holders, self._written_clients, self._counted, self._late)
         self._dispatch = Dispatch(
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
@@ -101,7 +101,7 @@ class Exchange:
 
     # --- peers and models, announced by the supervisor ---
 
-    def add_worker(self, worker: Worker, now_ns: int = 0) -> None:
+    def add_worker(self, worker: WorkerPeer, now_ns: int = 0) -> None:
         """Give batches to a worker that is loaded and has mapped everything."""
         self.workers[worker.owner] = worker
         worker.model.is_failed = False
@@ -277,7 +277,7 @@ class Exchange:
             if client.reader.has_unread() and owner in self.clients:
                 self._drain_client(client, now_ns)
 
-    def _drain_client(self, client: Client, now_ns: int) -> None:
+    def _drain_client(self, client: ClientPeer, now_ns: int) -> None:
         try:
             for record in client.reader.read():
                 kind = record[0]
@@ -315,7 +315,7 @@ class Exchange:
                 if owner in self.clients:  # the client of ensembles' steps is in no table
                     self.distrust(owner)
 
-    def _release_others(self, client: Client, record: Record) -> None:
+    def _release_others(self, client: ClientPeer, record: Record) -> None:
         for number in takewhile(bool, record[_OTHERS:]):
             if number > _MAX_NUMBER:
                 raise LayoutError(f"client {client.owner} sent the number {number}")
@@ -329,7 +329,7 @@ class Exchange:
 
     # --- records from workers, which user code may have written ---
 
-    def _drain_worker(self, worker: Worker, now_ns: int) -> None:
+    def _drain_worker(self, worker: WorkerPeer, now_ns: int) -> None:
         try:
             records = worker.reader.read()
             if not records:
@@ -347,7 +347,7 @@ class Exchange:
             self.busy.pop(worker.owner, None)
         self._read.append(worker)
 
-    def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:
+    def _obey_worker(self, worker: WorkerPeer, records: Sequence[Record], now_ns: int) -> list[int]:
         """Handle a worker's records. Returns the blocks that they name, all of them the worker's. A record that names
         another process's block changes nothing, and raises LayoutError."""
         if self._late.are_any:
@@ -379,7 +379,7 @@ class Exchange:
 
     # --- a worker's batches: responses, and when the instance is free again ---
 
-    def _finish(self, worker: Worker, record: Record, now_ns: int) -> None:
+    def _finish(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
         """Handle a DONE: a request's only response, or its end."""
         _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
         running = worker.missing.pop(key, None)
@@ -398,7 +398,7 @@ class Exchange:
                 worker.end_shortage(ref)
             self._finish_batch(worker, running, compute, now_ns)
 
-    def _respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
+    def _respond(self, worker: WorkerPeer, record: Record, now_ns: int) -> ScheduledModel | None:
         """Handle a RESPONSE: the request stays open at its worker.
 
         Returns the request's model if this response makes it fail: its worker must be told that no client waits.
@@ -411,7 +411,7 @@ class Exchange:
             worker.end_shortage(ref)
         return self._requests.respond(key, status, ref, header, now_ns)
 
-    def _ready(self, worker: Worker, record: Record, now_ns: int) -> None:
+    def _ready(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
         """Handle a READY: the instance is free again, though responses of its batch are missing."""
         running = next((each for each in reversed(worker.missing.values()) if each.number == record[D.BATCH]), None)
         if running is None or running.is_executed:
@@ -425,7 +425,7 @@ class Exchange:
         compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
         self._end_execution(worker, running, compute, now_ns)
 
-    def _reschedule(self, worker: Worker, record: Record, now_ns: int) -> None:
+    def _reschedule(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
         """Handle a RESCHEDULE: the request leaves the worker unanswered, and is queued again."""
         key = record[D.KEY]
         running = worker.missing.get(key)
@@ -440,12 +440,16 @@ class Exchange:
         if not running.num_missing:
             self._finish_batch(worker, running, (now_ns, 0, 0, 0), now_ns)
 
-    def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+    def _finish_batch(
+        self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
+    ) -> None:
         worker.num_finished = running.number
         if not running.is_executed:
             self._end_execution(worker, running, compute, now_ns)
 
-    def _end_execution(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+    def _end_execution(
+        self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
+    ) -> None:
         model = worker.model
         statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
         model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
@@ -453,7 +457,7 @@ class Exchange:
 
     # --- both ways ---
 
-    def _tell_cancelled(self, key: int, model: Model) -> None:
+    def _tell_cancelled(self, key: int, model: ScheduledModel) -> None:
         """Send CANCEL to the worker that has the request, or its steps; one that cannot stop ignores it.
 
         Which requests a dead batcher gave to workers whose executions overlap is unknown: all such workers are told.
@@ -467,7 +471,7 @@ class Exchange:
                 worker.cancelled.add(key)
                 self._written_workers.add(worker)
 
-    def _wake(self, model: Model) -> None:
+    def _wake(self, model: ScheduledModel) -> None:
         self._awake[model.id] = model
         self._counted.add(model)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequest
-from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.shm.layout import SPAN_MASK, LayoutError, R, ref_owner
 from shoal.shm.ring import Record
 
@@ -25,7 +25,7 @@ _MAX_INT64 = 2**63 - 1
 _looked_at = itemgetter(R.NUMBER, R.BLOCK, R.HEADER, R.ROWS, R.SHAPE_KEY, R.PRIORITY, R.TIMEOUT_US, R.START_NS)
 
 
-def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[int, int]:
+def checked(client: ClientPeer, model: ScheduledModel, record: Record, now_ns: int) -> tuple[int, int]:
     """The shape key and start time to use for a guest's REQUEST. Raises LayoutError for an invalid record.
 
     The block must be the guest's own, since others' blocks hold others' requests. Whether the header agrees with the
@@ -54,7 +54,7 @@ def greedy(requests: Iterable[OpenRequest], max_in_flight: int) -> list[int]:
     return [owner for owner, count in counts.items() if count > max_in_flight]
 
 
-def is_starved(worker: Worker, now_ns: int, *, is_urgent: bool) -> bool:
+def is_starved(worker: WorkerPeer, now_ns: int, *, is_urgent: bool) -> bool:
     """Whether a guest must be ended because a worker waits for memory: only after a while, and only if `is_urgent`: the
     worker gets no memory elsewhere."""
     since_ns = worker.short_since_ns
@@ -64,7 +64,7 @@ def is_starved(worker: Worker, now_ns: int, *, is_urgent: bool) -> bool:
     return since_ns > 0
 
 
-def most_holding_guest(holders: Holders, clients: Mapping[int, Client], segments: Container[int]) -> int:
+def most_holding_guest(holders: Holders, clients: Mapping[int, ClientPeer], segments: Container[int]) -> int:
     """The guest that holds most of the replies in these segments; 0 if none holds any."""
     for owner, _ in holders.num_held_of(segments).most_common():
         if owner in clients and clients[owner].is_guest:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from shoal.batcher.holders import Holders
-from shoal.batcher.peers import Client
+from shoal.batcher.peers import ClientPeer
 from shoal.shm.layout import DONE, NUMBER_BITS, RESPONSE, D
 from shoal.shm.ring import Record
 
@@ -31,7 +31,7 @@ class LateClients:
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
         # Changed by the methods below.
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, ClientPeer] = {}
         #: Owner id → keys of requests that workers had from the dead batcher, answered since or not.
         self._in_hand: dict[int, set[int]] = {}
         self._answered_since: set[int] = set()  # blocks in which workers have answered since
@@ -51,7 +51,7 @@ class LateClients:
         """Whether a late client is a front end."""
         return any(client.is_front_end for client in self._clients.values())
 
-    def add(self, client: Client) -> None:
+    def add(self, client: ClientPeer) -> None:
         """Add a dead batcher's client as late."""
         self._clients[client.owner] = client
         self.are_any = True
@@ -60,7 +60,7 @@ class LateClients:
         """Note that all records written for the dead batcher have been read: it has passed on no later answer."""
         self._has_begun = True
 
-    def client_of(self, key: int) -> Client | None:
+    def client_of(self, key: int) -> ClientPeer | None:
         """The late client that a request belongs to; None if its client is not late."""
         return self._clients.get(key >> NUMBER_BITS)
 
@@ -80,7 +80,7 @@ class LateClients:
         """Forget a request that no worker has any more, and that was not answered."""
         self._in_hand.get(key >> NUMBER_BITS, set()).discard(key)
 
-    def pop(self, owner: int) -> Client | None:
+    def pop(self, owner: int) -> ClientPeer | None:
         """Remove a client that has sent its open requests again, or is dead; None if it was not late. Then `settle`."""
         return self._clients.pop(owner, None)
 

@@ -8,7 +8,7 @@ from shoal.batcher import statistics
 from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
-from shoal.batcher.peers import Client, Model, Reply, Worker
+from shoal.batcher.peers import ClientPeer, Reply, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
@@ -21,7 +21,7 @@ from shoal.shm.layout import NUMBER_BITS, REPLY, Record
 #: Client, model, the client's number, block, header, when the client began to receive it and when it was accepted
 #: (monotonic ns), and the request as schedulers see it. A plain tuple, unpacked at once: an object costs ten times as
 #: much to make, an attribute more to read.
-OpenRequest = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
+OpenRequest = tuple[ClientPeer, ScheduledModel, int, int, int, int, int, QueuedRequest]
 
 
 #: Most replies that wait for room in a client's ring; a client with more gets no further responses of its streams
@@ -38,7 +38,9 @@ class OpenRequests(dict[int, OpenRequest]):
 
     __slots__ = ("_counted", "_holders", "_late", "_responded", "_second_chances", "_written", "awake")
 
-    def __init__(self, holders: Holders, written: set[Client], counted: set[Model], late: LateClients) -> None:
+    def __init__(
+        self, holders: Holders, written: set[ClientPeer], counted: set[ScheduledModel], late: LateClients
+    ) -> None:
         super().__init__()
         self._late = late
         self._holders = holders
@@ -46,13 +48,15 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted = counted
         #: Models that may have a batch to form, by id; here those in whose queue others may have waited for a request
         #: that has left. Changed by all code that queues or removes a model's requests.
-        self.awake: dict[int, Model] = {}
+        self.awake: dict[int, ScheduledModel] = {}
         #: Keys of requests that were being executed when their instance died, and are queued a last time.
         self._second_chances: set[int] = set()
         #: Keys of requests that have had responses, but not their last.
         self._responded: set[int] = set()
 
-    def respond(self, key: int, status: int, ref: int, header: int, now_ns: int, num_pieces: int = 0) -> Model | None:
+    def respond(
+        self, key: int, status: int, ref: int, header: int, now_ns: int, num_pieces: int = 0
+    ) -> ScheduledModel | None:
         """Send a response that is not the last. Returns the model if the request fails now."""
         request = self.get(key)
         if request is None:
@@ -118,7 +122,7 @@ class OpenRequests(dict[int, OpenRequest]):
         statistics.count_cache_hit(model.row, hit_ns, start_ns, queue_ns, now_ns)
         self._counted.add(model)
 
-    def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> Model | None:
+    def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> ScheduledModel | None:
         """End a request that no worker will answer. `cell` counts the failure, `detail` is for the reason's sentence.
 
         Returns its model, or None if the request had ended before.
@@ -143,13 +147,13 @@ class OpenRequests(dict[int, OpenRequest]):
 
     # --- traces ---
 
-    def trace(self, client: Client, number: int) -> None:
+    def trace(self, client: ClientPeer, number: int) -> None:
         """Trace an open request, as its client has asked."""
         key = client.first_key + number
         if key in self:
             client.traced[number] = TraceParent(TraceRoot(key), 0)
 
-    def trace_child(self, client: Client, number: int, parent: int) -> None:
+    def trace_child(self, client: ClientPeer, number: int, parent: int) -> None:
         """Put a new call into the trace of its parent request, if that is open and traced. `parent` is its key."""
         asked = self.get(parent)
         if asked is None or not asked[0].traced:
@@ -162,7 +166,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self,
         trace: TraceParent,
         key: int,
-        model: Model,
+        model: ScheduledModel,
         times: tuple[int, ...],
         now_ns: int,
         *,
@@ -186,7 +190,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._written.add(client)
 
     def _end_trace(
-        self, client: Client, number: int, model: Model, start_ns: int, times: tuple[int, ...], now_ns: int
+        self, client: ClientPeer, number: int, model: ScheduledModel, start_ns: int, times: tuple[int, ...], now_ns: int
     ) -> None:
         """Forget the trace of a request that has ended; a child's times go to the front end of the root request.
 
@@ -197,12 +201,12 @@ class OpenRequests(dict[int, OpenRequest]):
             times = min(start_ns, now_ns), *times
             self.send_child_trace(trace, client.first_key + number, model, times, now_ns, is_call=True)
 
-    def turn_away(self, client: Client, number: int, reason: Reason) -> None:
+    def turn_away(self, client: ClientPeer, number: int, reason: Reason) -> None:
         """Refuse a request that was never accepted; it counts in no statistics."""
         client.say(layout.refusal_record(number, UnavailableError.wire, reason))
         self._written.add(client)
 
-    def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> Model | None:
+    def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> ScheduledModel | None:
         """Cancel a request. Without `is_sure`, its client may still wait, and it stays in its queue.
 
         Returns the request's model if one of its workers has the request.
@@ -219,7 +223,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self.awake[model.id] = model
         return None
 
-    def _is_waiting(self, key: int, model: Model) -> bool:
+    def _is_waiting(self, key: int, model: ScheduledModel) -> bool:
         """Remove the request from its scheduler or the cache; whether it waited there."""
         return model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
 
@@ -250,19 +254,19 @@ class OpenRequests(dict[int, OpenRequest]):
         else:
             self.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
 
-    def refuse_queued(self, model: Model, reason: Reason, now_ns: int) -> None:
+    def refuse_queued(self, model: ScheduledModel, reason: Reason, now_ns: int) -> None:
         """Refuse all requests that wait for a model which is served no more."""
         waiting = [] if model.sharing is None else model.sharing.drain(model.id)
         for key in (*[queued.key for queued in model.scheduler.drain()], *waiting):
             self.fail(key, reason, now_ns, REJECTED)
 
-    def not_begun(self, worker: Worker, reason: Reason) -> list[QueuedRequest]:
+    def not_begun(self, worker: WorkerPeer, reason: Reason) -> list[QueuedRequest]:
         """Requests that a dead worker had been given and had not begun."""
         begun = _batch_begun(worker, reason)
         given = [key for key, running in worker.missing.items() if running.number > begun]
         return [request[-1] for key in given if (request := self.get(key)) is not None and not self._late.has(key)]
 
-    def take_back(self, worker: Worker, reason: Reason, detail: int, now_ns: int) -> None:
+    def take_back(self, worker: WorkerPeer, reason: Reason, detail: int, now_ns: int) -> None:
         """Queue a dead worker's unbegun requests again, and decide about those that it was executing.
 
         A request in execution runs once more if the model may, alone, so that one that kills instances is found;
@@ -311,7 +315,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if model.order is not None:
             self._say_all(model.order.forget(lambda each: each == key))
 
-    def forget(self, client: Client) -> list[tuple[int, Model]]:
+    def forget(self, client: ClientPeer) -> list[tuple[int, ScheduledModel]]:
         """Remove a dead client's requests. Returns running ones, which end without effect, and their models."""
         # A request for which others' responses are kept back is open.
         orders = {request[1].order for request in self.values()}
@@ -332,7 +336,7 @@ class OpenRequests(dict[int, OpenRequest]):
                 self._say_all(order.forget(lambda key: key >> NUMBER_BITS == owner))
         return running
 
-    def _say(self, model: Model, key: int, client: Client, reply: Record, *, is_last: bool = True) -> None:
+    def _say(self, model: ScheduledModel, key: int, client: ClientPeer, reply: Record, *, is_last: bool = True) -> None:
         """Send a reply to the client; if the model keeps responses in order, once it is this request's turn."""
         if model.order is None:
             client.say(reply)
@@ -346,6 +350,6 @@ class OpenRequests(dict[int, OpenRequest]):
             self._written.add(client)
 
 
-def _batch_begun(worker: Worker, reason: Reason) -> int:
+def _batch_begun(worker: WorkerPeer, reason: Reason) -> int:
     """The batch that a dead worker began last; a number beyond those it was given is not believed."""
     return worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun

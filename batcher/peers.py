@@ -66,7 +66,7 @@ class Peer:
         self.reader.acknowledge()
 
 
-class Client(Peer):
+class ClientPeer(Peer):
     """A front end, a worker whose model calls others, or a guest: a foreign process (guests.py).
 
     The key of a request is `first_key` plus the client's number of it.
@@ -137,7 +137,9 @@ class Client(Peer):
         """The trace that an open request is part of; None if it is not traced."""
         return self.traced.get(number)
 
-    def times(self, number: int, model: "Model", queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+    def times(
+        self, number: int, model: "ScheduledModel", queue_ns: int, compute: Compute
+    ) -> tuple[int, int, int, int, int]:
         """The words of a reply that say when its request was accepted and computed; zeros if it is not traced."""
         if number not in self.traced:
             return 0, 0, 0, 0, 0
@@ -153,20 +155,20 @@ class Client(Peer):
         return not self.backlog
 
 
-Reply = tuple[Client, Record]
+Reply = tuple[ClientPeer, Record]
 
 
-class Sharing(Protocol):
+class CoalescingCache(Protocol):
     """A cache that answers several requests with one response (cached_responses.py)."""
 
-    def take(self, model: "Model", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
-    def settle(self, model: "Model", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
+    def take(self, model: "ScheduledModel", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
+    def settle(self, model: "ScheduledModel", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
     def cancel(self, key: int) -> bool: ...
-    def abandon(self, model: "Model", key: int) -> None: ...
+    def abandon(self, model: "ScheduledModel", key: int) -> None: ...
     def drain(self, model_id: int) -> list[int]: ...
 
 
-class Model:
+class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
@@ -189,7 +191,7 @@ class Model:
         signature: Signature | None = None,
         version: int = 0,
         groups: Sequence[str] = (),
-        sharing: Sharing | None = None,
+        sharing: CoalescingCache | None = None,
     ) -> None:
         self.id = model_id
         #: Most rows of one request, and whether requests differ in nothing else (guests.py).
@@ -224,7 +226,7 @@ class Model:
             self.scheduler = DeadlineScheduler(self.scheduler)
 
 
-class Running:
+class RunningBatch:
     """A batch that a worker has been given: its number, its rows, and how many of its answers are missing.
 
     `is_executed` once its execution is over and the instance is free, though answers are missing. `compute` are the
@@ -244,7 +246,7 @@ class Running:
         self.positions: dict[int, int] | None = None
 
 
-class Worker(Peer):
+class WorkerPeer(Peer):
     """A model instance, and the requests it has been given and not answered, in the order of their batches."""
 
     __slots__ = (
@@ -252,10 +254,10 @@ class Worker(Peer):
         "num_finished", "partly_answered", "short_since_ns", "slots",
     )  # fmt: skip
 
-    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
+    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: ScheduledModel) -> None:
         super().__init__(owner, link, segment, bell)
         self.model = model
-        self.missing: dict[int, Running] = {}
+        self.missing: dict[int, RunningBatch] = {}
         #: Numbers of the last batch it was given, and of the last one that is finished; batches finish in order.
         self.num_batches = 0
         self.num_finished = 0
@@ -267,7 +269,7 @@ class Worker(Peer):
         self.is_hungry = False
         self.short_since_ns = 0
         #: A batch some of whose requests, or all, were answered in this step.
-        self.partly_answered: Running | None = None
+        self.partly_answered: RunningBatch | None = None
         #: The instance's sequences by slot; `held` are those that a successor found there.
         self.slots = SlotTable(link)
         self.held: list[HeldSlot] = []
@@ -328,18 +330,18 @@ class Worker(Peer):
         self._link_words[PROGRESS_WORD] = self.num_finished
         self.reader.acknowledge()
 
-    def note_returned(self, running: Running, key: int) -> None:
+    def note_returned(self, running: RunningBatch, key: int) -> None:
         """Mark, for a successor, that the worker has given back a request of this batch: it need not wait for an
         answer, and may find the request in a later batch. To be called before the request is queued again."""
         if not self.overlaps:
             self._mark(running, key)
 
-    def _mark(self, running: Running, key: int) -> None:
+    def _mark(self, running: RunningBatch, key: int) -> None:
         position = self._positions(running).pop(key, None)
         if position is not None:
             self.writer.mark(position, B.ANSWERED, 1)
 
-    def _positions(self, running: Running) -> dict[int, int]:
+    def _positions(self, running: RunningBatch) -> dict[int, int]:
         if running.positions is None:
             running.positions = {
                 record[B.KEY]: position
@@ -381,11 +383,11 @@ class Worker(Peer):
         if self.overlaps:
             self.held = [HeldSlot(*each) for each in slots]
             return
-        batches: dict[int, Running] = {}
+        batches: dict[int, RunningBatch] = {}
         given: dict[int, Record] = {}  # by slot
         for _, record in reversed(items):
             number = record[B.BATCH]
-            running = batches.setdefault(number, Running(number, 0, 0))
+            running = batches.setdefault(number, RunningBatch(number, 0, 0))
             running.rows += record[B.ROWS]
             if not record[B.ANSWERED]:
                 running.num_missing += 1

@@ -5,7 +5,7 @@ Lives in the batcher.
 
 from collections.abc import Iterable
 
-from shoal.batcher.peers import Model, Worker
+from shoal.batcher.peers import ScheduledModel, WorkerPeer
 from shoal.messages.from_batcher import ModelRetired, WorkerRetired
 
 
@@ -16,10 +16,10 @@ class Retirement:
 
     def __init__(self) -> None:
         # Changed by the exchange, and by reports.
-        self.workers: set[Worker] = set()
-        self.models: set[Model] = set()
+        self.workers: set[WorkerPeer] = set()
+        self.models: set[ScheduledModel] = set()
 
-    def reports(self, all_workers: Iterable[Worker], in_use: set[int]) -> list[ModelRetired | WorkerRetired]:
+    def reports(self, all_workers: Iterable[WorkerPeer], in_use: set[int]) -> list[ModelRetired | WorkerRetired]:
         """Messages about those that have nothing left; their last answers have been published to clients.
 
         `in_use` are models that an open request may still need, though none is queued or running there.

@@ -11,20 +11,22 @@ from itertools import islice
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.guests import is_starved, most_holding_guest
 from shoal.batcher.holders import Holders
-from shoal.batcher.peers import Client, Worker
+from shoal.batcher.peers import ClientPeer, WorkerPeer
 from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, recall_record
 
 
 class Shortages:
     """Recalls of blocks. Front ends to which a RECALL was sent are added to `written`."""
 
-    def __init__(self, clients: Mapping[int, Client], holders: Holders, blocks: Blocks, written: set[Client]) -> None:
+    def __init__(
+        self, clients: Mapping[int, ClientPeer], holders: Holders, blocks: Blocks, written: set[ClientPeer]
+    ) -> None:
         self._clients = clients
         self._holders = holders
         self._blocks = blocks
         self._written = written
 
-    def ask_back(self, worker: Worker, urgency: int, now_ns: int) -> int:
+    def ask_back(self, worker: WorkerPeer, urgency: int, now_ns: int) -> int:
         """Send RECALL to the front ends that hold this worker's results. Returns the guest to be ended; mostly 0."""
         worker.is_hungry = True
         if urgency not in (ROOM, ROOM_NOW):
@@ -41,7 +43,7 @@ class Shortages:
             return 0
         return most_holding_guest(self._holders, self._clients, segments)
 
-    def _ask(self, client: Client, segments: set[int], *, is_urgent: bool) -> None:
+    def _ask(self, client: ClientPeer, segments: set[int], *, is_urgent: bool) -> None:
         if client.has_unread_recall:
             return  # it is stopped or busy: if the memory is still needed then, it is asked again
         rest = iter(segments)

@@ -7,7 +7,7 @@ from shoal import errors, reasons
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.holders import Holders
 from shoal.batcher.passed_on import Asked, Passed, Pieces, StepResponses, read_pieces
-from shoal.batcher.peers import Model
+from shoal.batcher.peers import ScheduledModel
 from shoal.errors import ShoalError
 from shoal.request import Parameters
 from shoal.shm.layout import SPAN_MASK, SPAN_SHIFT, P, Record
@@ -40,7 +40,7 @@ class StepResults:
 
     def read(
         self,
-        model: Model,
+        model: ScheduledModel,
         responses: StepResponses,
         reply: Record,
         result: Result,
@@ -87,7 +87,9 @@ class StepResults:
                 self._blocks.free(unheld)
 
 
-def refusal(model: Model, reason: int, detail: int, request_id: str, correlation_id: int | str = 0) -> ShoalError:
+def refusal(
+    model: ScheduledModel, reason: int, detail: int, request_id: str, correlation_id: int | str = 0
+) -> ShoalError:
     """The error for the batcher's own refusal of a request to that model."""
     return reasons.error_for(
         reason,

@@ -12,7 +12,7 @@ from shoal.batcher.arrivals import Arrivals
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Client, Worker
+from shoal.batcher.peers import ClientPeer, WorkerPeer
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.shm.layout import B, R
 from shoal.shm.ring import Record
@@ -24,14 +24,14 @@ class Succession:
 
     def __init__(
         self,
-        clients: dict[int, Client],
-        workers: Mapping[int, Worker],
-        busy: dict[int, Worker],
+        clients: dict[int, ClientPeer],
+        workers: Mapping[int, WorkerPeer],
+        busy: dict[int, WorkerPeer],
         requests: OpenRequests,
         arrivals: Arrivals,
         late: LateClients,
         blocks: Blocks,
-        drain: Callable[[Client, int], None],
+        drain: Callable[[ClientPeer, int], None],
     ) -> None:
         self._clients = clients
         self._workers = workers
@@ -42,7 +42,7 @@ class Succession:
         self._blocks = blocks
         self._drain = drain
 
-    def add_late(self, client: Client) -> None:
+    def add_late(self, client: ClientPeer) -> None:
         """Add a dead batcher's client, which has not sent its open requests again: its ring is not read."""
         self._late.add(client)
 
@@ -112,7 +112,7 @@ class Succession:
             elif ref := self._late.holders.release(key):
                 self._blocks.free(ref)
 
-    def hold(self, client: Client, record: Record) -> None:
+    def hold(self, client: ClientPeer, record: Record) -> None:
         """Handle a HOLD: a client holds a reply that a dead batcher passed on."""
         if record[R.MODEL]:
             self._late.begin_again(client.owner)
@@ -130,14 +130,14 @@ class Succession:
         if worker is not None and worker.reader.has_unread():
             self._busy[owner] = worker
 
-    def remove_late(self, owner: int, now_ns: int) -> Client | None:
+    def remove_late(self, owner: int, now_ns: int) -> ClientPeer | None:
         """Forget a dead client. Returns it if it was late."""
         client = self._late.pop(owner)
         if client is not None:
             self._settle(owner, now_ns)
         return client
 
-    def restore_sequences(self, worker: Worker, now_ns: int) -> None:
+    def restore_sequences(self, worker: WorkerPeer, now_ns: int) -> None:
         """Continue a worker's sequences from a dead batcher; end them if the worker's progress in them is unknown."""
         held, worker.held = worker.held, []
         sequences = worker.model.sequences

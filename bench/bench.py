@@ -14,7 +14,7 @@ from bench.peers import Peer
 from bench.results import Row, Sample
 from bench.server import Server
 from bench.slices import SLICE_S, Shoot, Slices, turns
-from bench.workloads import Model, Workload, expected, verify
+from bench.workloads import BenchModel, Workload, expected, verify
 
 
 class Bench:
@@ -102,7 +102,7 @@ def _faults_go_to(rows: Sequence[Row]) -> Iterator[None]:
             say(f"{row.workload.name:16} {row.peer.name:12} {row.fault}")
 
 
-def _check(peer: Peer, model: Model, headers: Mapping[str, str], body: bytes) -> None:
+def _check(peer: Peer, model: BenchModel, headers: Mapping[str, str], body: bytes) -> None:
     try:
         answer = peer.answer(headers, body)
     except (LookupError, TypeError, ValueError) as error:
@@ -111,7 +111,7 @@ def _check(peer: Peer, model: Model, headers: Mapping[str, str], body: bytes) ->
 
 
 @functools.cache
-def _expected(model: Model) -> "array[float]":
+def _expected(model: BenchModel) -> "array[float]":
     return expected(model)
 
 

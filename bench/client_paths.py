@@ -44,7 +44,7 @@ from bench.errors import BenchmarkError
 from bench.peers import ROOT
 from bench.server import POLL_S, START_DEADLINE_S, Server, free_ports
 from bench.triton_beside import triton_beside
-from bench.workloads import Model
+from bench.workloads import BenchModel
 from shoal import AsyncClient, Client
 
 DOCUMENT = ROOT / "docs" / "client.md"
@@ -73,15 +73,17 @@ class Cost:
 Times = dict[tuple[str, int], list[float]]
 
 
-def models(file: Path, sizes: Sequence[int]) -> list[Model]:
+def models(file: Path, sizes: Sequence[int]) -> list[BenchModel]:
     """One for each size, so that the server knows how large its results are. The first can be batched."""
     return [
-        Model(f"double_{nbytes}", ("x",), (nbytes // 4,), ("y",), (nbytes // 4,), 32 if nbytes == sizes[0] else 1, file)
+        BenchModel(
+            f"double_{nbytes}", ("x",), (nbytes // 4,), ("y",), (nbytes // 4,), 32 if nbytes == sizes[0] else 1, file
+        )
         for nbytes in sizes
     ]
 
 
-def serve(folder: Path, every: Sequence[Model]) -> tuple[Server, Places]:
+def serve(folder: Path, every: Sequence[BenchModel]) -> tuple[Server, Places]:
     """`shoal serve`, not started yet."""
     http_port, grpc_port, metrics_port = free_ports(3)
     path = str(folder / "socket")
@@ -113,7 +115,7 @@ def wait_until_ready(port: int) -> None:
     raise BenchmarkError(f"the server at port {port} is not ready within {START_DEADLINE_S:.0f} s")
 
 
-def measure_times(places: Places, every: Sequence[Model], num_rounds: int) -> Times:
+def measure_times(places: Places, every: Sequence[BenchModel], num_rounds: int) -> Times:
     """µs of each call, by way and size."""
     times: Times = {}
     for model in every:
@@ -130,7 +132,7 @@ def measure_times(places: Places, every: Sequence[Model], num_rounds: int) -> Ti
     return times
 
 
-def check(title: str, model: Model, call: Call) -> None:
+def check(title: str, model: BenchModel, call: Call) -> None:
     """Raises BenchmarkError unless the answers are right, from the second on, too."""
     for _ in range(3):
         if not np.array_equal(call(), array_of(model) * 2):
@@ -154,7 +156,7 @@ def _told(times: Times, nbytes: int) -> list[str]:
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-def ask_as_coroutines(path: str, model: Model, num_each: int) -> None:
+def ask_as_coroutines(path: str, model: BenchModel, num_each: int) -> None:
     """AsyncClient."""
     inputs = {"x": array_of(model)}
 
@@ -169,7 +171,7 @@ def ask_as_coroutines(path: str, model: Model, num_each: int) -> None:
     asyncio.run(ask_all())
 
 
-def ask_as_threads(path: str, model: Model, num_each: int) -> None:
+def ask_as_threads(path: str, model: BenchModel, num_each: int) -> None:
     """One Client."""
     inputs = {"x": array_of(model)}
     with Client(path) as client, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -182,7 +184,12 @@ def ask_as_threads(path: str, model: Model, num_each: int) -> None:
 
 
 def cost(
-    title: str, load: Callable[[str, Model, int], None], server: Server, path: str, model: Model, num_each: int
+    title: str,
+    load: Callable[[str, BenchModel, int], None],
+    server: Server,
+    path: str,
+    model: BenchModel,
+    num_each: int,
 ) -> Cost:
     """What it takes."""
     load(path, model, num_each // 10)

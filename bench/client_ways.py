@@ -22,7 +22,7 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from numpy.typing import NDArray
 
-from bench.workloads import Model
+from bench.workloads import BenchModel
 from shoal import Client
 
 Array: TypeAlias = NDArray[np.float32]
@@ -49,11 +49,11 @@ class Way:
 
     name: str
     title: str
-    open: Callable[[Places, Model, ExitStack], Call | None]
+    open: Callable[[Places, BenchModel, ExitStack], Call | None]
 
 
 @functools.cache
-def array_of(model: Model) -> Array:
+def array_of(model: BenchModel) -> Array:
     """What every call asks."""
     return np.random.default_rng(1).random(model.shape, np.float32)
 
@@ -70,7 +70,7 @@ def save_onnx(file: Path) -> None:
     save(model, str(file))
 
 
-def _alone(_places: Places, model: Model, _stack: ExitStack) -> Call:
+def _alone(_places: Places, model: BenchModel, _stack: ExitStack) -> Call:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(model.file), options, providers=["CPUExecutionProvider"])
@@ -83,7 +83,7 @@ def _alone(_places: Places, model: Model, _stack: ExitStack) -> Call:
     return call
 
 
-def _asked(triton: Any, client: Any, model: Model, **binary: bool) -> Call:
+def _asked(triton: Any, client: Any, model: BenchModel, **binary: bool) -> Call:
     array = array_of(model)
     outputs = [triton.InferRequestedOutput("y", **{f"{name}_data": value for name, value in binary.items()})]
 
@@ -102,22 +102,22 @@ def _http_client(port: int, stack: ExitStack) -> Any:
     )
 
 
-def _json(places: Places, model: Model, stack: ExitStack) -> Call | None:
+def _json(places: Places, model: BenchModel, stack: ExitStack) -> Call | None:
     if model.dims[0] > MAX_JSON_FLOATS:
         return None
     return _asked(tritonclient.http, _http_client(places.http, stack), model, binary=False)
 
 
-def _binary(places: Places, model: Model, stack: ExitStack) -> Call:
+def _binary(places: Places, model: BenchModel, stack: ExitStack) -> Call:
     return _asked(tritonclient.http, _http_client(places.http, stack), model, binary=True)
 
 
-def _grpc(places: Places, model: Model, stack: ExitStack) -> Call:
+def _grpc(places: Places, model: BenchModel, stack: ExitStack) -> Call:
     client = stack.enter_context(closing(tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{places.grpc}")))
     return _asked(tritonclient.grpc, client, model)
 
 
-def _socket(places: Places, model: Model, stack: ExitStack) -> Call:
+def _socket(places: Places, model: BenchModel, stack: ExitStack) -> Call:
     """No client library: the request's bytes are ready, and of the answer no more is read than where it ends."""
     array = array_of(model)
     tensor = {"name": "x", "shape": array.shape, "datatype": "FP32", "parameters": {"binary_data_size": array.nbytes}}
@@ -143,7 +143,7 @@ def _socket(places: Places, model: Model, stack: ExitStack) -> Call:
     return call
 
 
-def _region(port: int, model: Model, stack: ExitStack) -> Call:
+def _region(port: int, model: BenchModel, stack: ExitStack) -> Call:
     """Both tensors in regions of the client's, as Triton's own clients have it."""
     client, array, places = _http_client(port, stack), array_of(model), []
     for _ in "xy":
@@ -168,20 +168,20 @@ def _region(port: int, model: Model, stack: ExitStack) -> Call:
     return call
 
 
-def _shoal_region(places: Places, model: Model, stack: ExitStack) -> Call:
+def _shoal_region(places: Places, model: BenchModel, stack: ExitStack) -> Call:
     return _region(places.http, model, stack)
 
 
-def _triton_region(places: Places, model: Model, stack: ExitStack) -> Call | None:
+def _triton_region(places: Places, model: BenchModel, stack: ExitStack) -> Call | None:
     return _region(places.triton, model, stack) if places.triton else None
 
 
-def _client(places: Places, model: Model, stack: ExitStack) -> Call:
+def _client(places: Places, model: BenchModel, stack: ExitStack) -> Call:
     client, inputs = stack.enter_context(Client(places.path)), {"x": array_of(model)}
     return lambda: client.infer(model.name, inputs)["y"]
 
 
-def _client_in_place(places: Places, model: Model, stack: ExitStack) -> Call:
+def _client_in_place(places: Places, model: BenchModel, stack: ExitStack) -> Call:
     client = stack.enter_context(Client(places.path))
     array = client.empty(model.name, "x", model.shape)
     array[:] = array_of(model)

@@ -14,14 +14,14 @@ from enum import Enum
 
 from bench.background_load import Bodies, Crowd, raw
 from bench.peers import PEERS, Peer, launch_shoal
-from bench.workloads import DIGITS, IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, Model, Request, v2_request
+from bench.workloads import DIGITS, IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, BenchModel, Request, v2_request
 
 NUM_MODELS, NUM_INSTANCES = 200, 8
 NUM_GUESTS, NUM_LARGE_READERS = 1000, 50
 LARGE_BODY_BYTES = 60_000_000
 WORKLOAD = next(each for each in WORKLOADS if each.name == "binary-c10")
 #: Loaded beside the model that is asked, since some company asks them; plain, too, so that nothing else differs.
-ANY_SIZE = Model("identity_any", ("INPUT0",), (-1,), ("OUTPUT0",), (-1,), 0)
+ANY_SIZE = BenchModel("identity_any", ("INPUT0",), (-1,), ("OUTPUT0",), (-1,), 0)
 BESIDE = (IDENTITY_IMAGE, ANY_SIZE)
 
 
@@ -94,7 +94,7 @@ def _large_json() -> tuple[Request, bytes]:
 def _setting(
     name: str,
     title: str,
-    others: Sequence[Model] = BESIDE,
+    others: Sequence[BenchModel] = BESIDE,
     num_instances: int = 1,
     company: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> Peer:

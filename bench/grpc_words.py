@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from bench.workloads import Model, Request
+from bench.workloads import BenchModel, Request
 
 SERVICE = "/inference.GRPCInferenceService/"
 METHOD = SERVICE + "ModelInfer"
@@ -25,7 +25,7 @@ def channel(port: int) -> Any:
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL)
 
 
-def grpc_request(model: Model, _encoding: str = "") -> Request:
+def grpc_request(model: BenchModel, _encoding: str = "") -> Request:
     """An inference with raw tensors, uncompressed; its body as gRPC sends it."""
     import tritonclient.grpc.service_pb2 as service
 

@@ -30,7 +30,7 @@ from bench.background_load import raw
 from bench.errors import BenchmarkError
 from bench.grpc_words import METHOD, frame, grpc_request
 from bench.own_instructions import OwnInstructions
-from bench.workloads import IDENTITY_16, Model, v2_request
+from bench.workloads import IDENTITY_16, BenchModel, v2_request
 from shoal.control import Channel
 from shoal.datatypes import FP32
 from shoal.frontend.front_end import FrontEnd
@@ -56,7 +56,7 @@ GRACE_S = 5.0  # for the lane, when its clients have hung up
 class World(Star):
     """The star with a bell of the lane's own, in which every request has the same answer."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BenchModel) -> None:
         super().__init__(SLAB_BYTES)
         self.lane_bell = Doorbell.create()
         nbytes = 4 * prod(model.dims)
@@ -78,10 +78,10 @@ class World(Star):
             self.lane_bell.ring()
 
 
-class Client:
+class LoadClient:
     """One connection that asks so many things at once, and again as soon as all are answered."""
 
-    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
@@ -126,19 +126,19 @@ class Client:
         raise NotImplementedError
 
 
-class HttpClient(Client):
+class HttpLoadClient(LoadClient):
     """An HTTP client that sends the same bytes each time."""
 
-    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
         super().__init__(port, model, num_at_once)
         self._bytes = raw(v2_request(model, "binary"))
 
     def request(self) -> bytes:
-        """Like `Client.request`."""
+        """Like `LoadClient.request`."""
         return self._bytes
 
 
-class GrpcClient(Client):
+class GrpcLoadClient(LoadClient):
     """A stream each time: HEADERS with nothing but references into the table, as soon as that is filled, and DATA in
     frames as large as most clients make them. Like h2load, and unlike others, it says how long the body is."""
 
@@ -148,7 +148,7 @@ class GrpcClient(Client):
     )  # fmt: skip
     FRAME_BYTES = 16 * 1024
 
-    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
         super().__init__(port, model, num_at_once)
         body = grpc_request(model).body
         starts = range(0, len(body), self.FRAME_BYTES)
@@ -161,7 +161,7 @@ class GrpcClient(Client):
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
 
     def request(self) -> bytes:
-        """Like `Client.request`."""
+        """Like `LoadClient.request`."""
         self._stream_id += 2
         frames = [frame(1, 4, self._stream_id, self._encoder.encode(self._head))]
         frames += [frame(0, is_last, self._stream_id, piece) for piece, is_last in self._pieces]
@@ -174,20 +174,20 @@ class Case:
 
     name: str
     lane: type[Lane[Any]]
-    client: type[Client]
+    client: type[LoadClient]
     num_clients: int
     num_at_once: int = 1
-    model: Model = SMALL
+    model: BenchModel = SMALL
 
 
 CASES = (
-    Case("http-c1", HttpLane, HttpClient, 1),
-    Case("http-c16", HttpLane, HttpClient, 16),
-    Case("http-large", HttpLane, HttpClient, 8, model=LARGE),
-    Case("grpc-c1", GrpcLane, GrpcClient, 1),
-    Case("grpc-c16", GrpcLane, GrpcClient, 16),
-    Case("grpc-s16", GrpcLane, GrpcClient, 1, 16),  # streams of one connection
-    Case("grpc-large", GrpcLane, GrpcClient, 8, model=LARGE),
+    Case("http-c1", HttpLane, HttpLoadClient, 1),
+    Case("http-c16", HttpLane, HttpLoadClient, 16),
+    Case("http-large", HttpLane, HttpLoadClient, 8, model=LARGE),
+    Case("grpc-c1", GrpcLane, GrpcLoadClient, 1),
+    Case("grpc-c16", GrpcLane, GrpcLoadClient, 16),
+    Case("grpc-s16", GrpcLane, GrpcLoadClient, 1, 16),  # streams of one connection
+    Case("grpc-large", GrpcLane, GrpcLoadClient, 8, model=LARGE),
 )
 
 
@@ -219,8 +219,8 @@ class Run:
         self._world = World(case.model)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         # Changed by `is_alive`.
-        self._clients: list[Client] = []
-        self._silent: deque[Client] = deque()  # clients that have not sent a request yet
+        self._clients: list[LoadClient] = []
+        self._silent: deque[LoadClient] = deque()  # clients that have not sent a request yet
         self._num_warm_up = WARM_UP_CALLS if case.model is SMALL else WARM_UP_CALLS // 10
         self._mark, self._mark_s = 0, 0.0
         #: Figures of the lane, since it was warm.

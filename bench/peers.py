@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import repository
 from bench.errors import BenchmarkError
 from bench.server import Server, free_ports
-from bench.workloads import Model, Request, plain_answer, plain_request, v2_answer, v2_request
+from bench.workloads import BenchModel, Request, plain_answer, plain_request, v2_answer, v2_request
 
 ROOT = Path(__file__).parents[1]
 SHOAL_PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -35,15 +35,15 @@ class Peer:
     name: str
     title: str
     short: str  # in the head of a column
-    launch: Callable[[Path, Model, str], Server]  # (folder for its files, model, encoding) → not started yet
-    request: Callable[[Model, str], Request]
+    launch: Callable[[Path, BenchModel, str], Server]  # (folder for its files, model, encoding) → not started yet
+    request: Callable[[BenchModel, str], Request]
     answer: Callable[[Mapping[str, str], bytes], "array[float]"]
     version: Callable[[int], str]  # port of the running server → what was measured
     notes: str
     company: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → what else it has to bear
     runs_python: bool = False  # a model.py as it is
 
-    def can_serve(self, model: Model) -> bool:
+    def can_serve(self, model: BenchModel) -> bool:
         """Whether the peer can serve this model."""
         return self.runs_python or not model.is_python
 
@@ -61,9 +61,9 @@ def _packages(*names: str) -> str:
 
 def launch_shoal(
     folder: Path,
-    model: Model,
+    model: BenchModel,
     _encoding: str,
-    others: Sequence[Model] = (),
+    others: Sequence[BenchModel] = (),
     num_instances: int = 1,
     grpc: Sequence[str] | None = None,
 ) -> Server:
@@ -88,7 +88,7 @@ def shoal_version(_port: int) -> str:
     return subprocess.run([SHOAL_PYTHON, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def launch_triton(folder: Path, model: Model, _encoding: str, *, is_grpc: bool = False) -> Server:
+def launch_triton(folder: Path, model: BenchModel, _encoding: str, *, is_grpc: bool = False) -> Server:
     """The real `tritonserver`, not started yet, asked over HTTP or gRPC."""
     return serve_with_triton(folder, repository.write_for_triton(folder, model), is_grpc=is_grpc)
 
@@ -133,14 +133,14 @@ def triton_title(version: str) -> str:
     return f"tritonserver {version} ({_packages('nvidia-pytriton', 'numpy', 'onnxruntime')})"
 
 
-def _launch_mosec(folder: Path, model: Model, encoding: str) -> Server:
+def _launch_mosec(folder: Path, model: BenchModel, encoding: str) -> Server:
     (port,) = free_ports(1)
     command = [sys.executable, f"{Path(__file__).parent / 'served' / 'mosec_server.py'}"]
     command += ["--address=127.0.0.1", f"--port={port}", f"--path={folder / 'mosec'}", "--log-level=warning"]
     return Server(command, _environment(MODEL=model.name, ENCODING=encoding), port, folder / "mosec.log")
 
 
-def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
+def _launch_flask(folder: Path, model: BenchModel, _encoding: str) -> Server:
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "gunicorn", f"--bind=127.0.0.1:{port}", f"--workers={NUM_CPUS}", "--threads=8"]
     command += ["--keep-alive=60", "bench.served.flask_app:create_app()"]

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.workloads import MLP_THREADS, TABLE_MODULO, Model
+from bench.workloads import MLP_THREADS, TABLE_MODULO, BenchModel
 
 TRITON_MODEL = Path(__file__).parent / "served" / "triton_model.py"
 ONNX_MODEL = TRITON_MODEL.with_name("onnx_model.py")
 
 
-def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
+def config_pbtxt(model: BenchModel, backend: str, num_instances: int = 1) -> str:
     """The configuration: instances on the CPU, batching without delay where the model can be batched."""
     parts = [
         f'name: "{model.name}"',
@@ -33,7 +33,7 @@ def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
     return "\n".join(parts) + "\n"
 
 
-def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), num_instances: int = 1) -> Path:
+def write_for_shoal(folder: Path, model: BenchModel, others: Sequence[BenchModel] = (), num_instances: int = 1) -> Path:
     """A repository with this model and `others` beside it, each with so many instances; the folder of it."""
     repository = folder / "-".join(["shoal", model.name, str(len(others)), str(num_instances)])
     for each in (model, *others):
@@ -45,7 +45,7 @@ def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), nu
     return repository
 
 
-def write_onnx_for_triton(folder: Path, models: Sequence[Model]) -> Path:
+def write_onnx_for_triton(folder: Path, models: Sequence[BenchModel]) -> Path:
     """Models with files in ONNX, in Triton's Python backend."""
     repository = folder / "triton-onnx"
     for each in models:
@@ -54,7 +54,7 @@ def write_onnx_for_triton(folder: Path, models: Sequence[Model]) -> Path:
     return repository
 
 
-def write_for_triton(folder: Path, model: Model) -> Path:
+def write_for_triton(folder: Path, model: BenchModel) -> Path:
     """Write the model for Triton's Python backend."""
     file = model.file if model.file and model.is_python else TRITON_MODEL
     links = {"model.py": file}
@@ -63,7 +63,7 @@ def write_for_triton(folder: Path, model: Model) -> Path:
     return _write(folder / "triton" / model.name, model, config_pbtxt(model, "python"), links)
 
 
-def _table(folder: Path, model: Model) -> Path:
+def _table(folder: Path, model: BenchModel) -> Path:
     """The model's table, written by the first caller."""
     file = folder / f"{model.name}.npy"
     if not file.exists():
@@ -76,7 +76,7 @@ def _table(folder: Path, model: Model) -> Path:
     return file
 
 
-def _write(repository: Path, model: Model, config: str, links: Mapping[str, Path]) -> Path:
+def _write(repository: Path, model: BenchModel, config: str, links: Mapping[str, Path]) -> Path:
     version = repository / model.name / "1"
     version.mkdir(parents=True, exist_ok=True)
     (version.parent / "config.pbtxt").write_text(config)

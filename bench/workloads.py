@@ -21,7 +21,7 @@ MLP_THREADS = 1  # of ONNX Runtime, for every server: the cores are shared with 
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class BenchModel:
     """Tensors in, all with the same numbers in them, FP32 tensors out; identity unless it has a file."""
 
     name: str
@@ -57,20 +57,22 @@ class Model:
         return array("f", (numbers.uniform(-1, 1) for _ in range(prod(self.dims))))
 
 
-IDENTITY_16 = Model("identity_16", ("INPUT0",), (16,), ("OUTPUT0",), (16,), 0)
-IDENTITY_IMAGE = Model("identity_image", ("INPUT0",), (3, 224, 224), ("OUTPUT0",), (3, 224, 224), 0)
-MLP_512 = Model("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
-ADD_SUB = Model(
+IDENTITY_16 = BenchModel("identity_16", ("INPUT0",), (16,), ("OUTPUT0",), (16,), 0)
+IDENTITY_IMAGE = BenchModel("identity_image", ("INPUT0",), (3, 224, 224), ("OUTPUT0",), (3, 224, 224), 0)
+MLP_512 = BenchModel("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
+ADD_SUB = BenchModel(
     "add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SAMPLES / "add_sub" / "1" / "model.py"
 )
 #: Number by number, row by row, a table has 0, 1, 2 … up to what a float holds exactly, and again.
 TABLE_MODULO = 2**24
 #: 512 MB. Triton has no backend for it, so it is a model.py there.
-EMBEDDING = Model(
+EMBEDDING = BenchModel(
     "embedding", ("ids",), (64,), ("vectors",), (64, 128), 32, _SERVED / "embedding_model.py", table_rows=1_000_000
 )
 #: Small, and never asked: what one more model costs.
-DIGITS = Model("digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx")
+DIGITS = BenchModel(
+    "digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx"
+)
 MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512, ADD_SUB, EMBEDDING)}
 
 
@@ -80,7 +82,7 @@ class Workload:
 
     name: str
     title: str
-    model: Model
+    model: BenchModel
     encoding: str  # "json", "binary" or "grpc"
     connections: int
     keep_alive: bool = True
@@ -114,7 +116,7 @@ class Request:
     body: bytes
 
 
-def v2_request(model: Model, encoding: str) -> Request:
+def v2_request(model: BenchModel, encoding: str) -> Request:
     """An inference in Triton's protocol: JSON, or a JSON head and then the tensor's bytes."""
     path = f"/v2/models/{model.name}/infer"
     values = model.values
@@ -141,7 +143,7 @@ def v2_answer(headers: Mapping[str, str], body: bytes) -> "array[float]":
     return array("f", body[int(length) :])
 
 
-def plain_request(model: Model, encoding: str) -> Request:
+def plain_request(model: BenchModel, encoding: str) -> Request:
     """The floats as a JSON list, or as they lie in memory."""
     path = f"/{model.name}/{encoding}"
     if encoding == "json":
@@ -156,7 +158,7 @@ def plain_answer(headers: Mapping[str, str], body: bytes) -> "array[float]":
     return array("f", body)
 
 
-def expected(model: Model) -> "array[float]":
+def expected(model: BenchModel) -> "array[float]":
     """The right answer."""
     if model is ADD_SUB:
         return array("f", [*(number + number for number in model.values), *(0.0 for _ in model.values)])
@@ -175,7 +177,7 @@ def expected(model: Model) -> "array[float]":
     return array("f", session.run(None, {model.input_names[0]: features})[0].tobytes())
 
 
-def verify(model: Model, answer: "array[float]", right: "array[float]") -> None:
+def verify(model: BenchModel, answer: "array[float]", right: "array[float]") -> None:
     """Raises BenchmarkError unless it is the right answer: to the bit, or for the mlp as exactly as batches allow."""
     if model is not MLP_512:
         correct = answer == right

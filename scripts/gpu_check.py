@@ -193,12 +193,14 @@ def bare_run(framework: str, file: Path, config: Any, *, on_cpu: bool) -> Run:
     """The framework without a server, in this process: device 0 is its default."""
     if framework == "onnxruntime":
         return onnxruntime_run(file, "CPUExecutionProvider" if on_cpu else "CUDAExecutionProvider")
-    from shoal.workers.backends.backend import Device, Model
+    from shoal.workers.backends.backend import BackendModel, Device
     from shoal.workers.backends.tensorrt.backend import TensorrtBackend
 
     # TensorRT has no call of its own that takes an array: our backend's, then, with nothing around it.
     backend = TensorrtBackend()
-    model = Model(framework, 1, f"{framework}_0_0", str(file.parent), str(file), {"model_warmup": [], **config}, {})
+    model = BackendModel(
+        framework, 1, f"{framework}_0_0", str(file.parent), str(file), {"model_warmup": [], **config}, {}
+    )
     backend.load(model, Device("KIND_GPU", 0, (0,)))
     return lambda array: backend.run({"X": array})["Y"]
 

@@ -44,7 +44,7 @@ STEPS = {
         "answered": "shoal.batcher.exchange:Exchange._finish",
         "counted": "shoal.shm.counters:Row.publish",
         "acknowledged": "shoal.shm.ring:RingReader.acknowledge",
-        "introduced": "shoal.batcher.peers:Worker.take_over",
+        "introduced": "shoal.batcher.peers:WorkerPeer.take_over",
         "resumed": "shoal.batcher.exchange:Exchange.resume",
     },
     "worker": {

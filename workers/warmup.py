@@ -23,7 +23,7 @@ from shoal.model_config.signature import Signature, TensorSpec, reshaped
 from shoal.model_config.warmup import INPUT_DATA_FILE, NO_ID, RANDOM_DATA, samples
 from shoal.request import InferRequest, TensorRef, pack_request
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Backend, Model
+from shoal.workers.backends.backend import Backend, BackendModel
 from shoal.workers.loop import as_shoal_error
 from shoal.workers.plans import Plans
 from shoal.workers.requests import Request, RequestReader
@@ -37,7 +37,7 @@ DIRECTORY = "warmup"
 MAX_STRINGS_BYTES = 64 << 20
 
 
-def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
+def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None:
     """Run all samples of a model that is loaded; they have passed the checks of `shoal.model_config.warmup`.
 
     Raises InvalidArgumentError with Triton's sentences, InternalError for a file that cannot be read.
@@ -62,7 +62,7 @@ def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
                 raise _failed(name, list(dict.fromkeys(map(str, errors))))
 
 
-def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: Model) -> Sequence[ShoalError]:
+def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: BackendModel) -> Sequence[ShoalError]:
     try:
         backend.execute(requests, answers)
         answers.wait_for_senders()
@@ -80,7 +80,7 @@ def _failed(sample: str, sentences: Sequence[str]) -> InvalidArgumentError:
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _requests(sample: Config, model: Model, signature: Signature) -> list[Request]:
+def _requests(sample: Config, model: BackendModel, signature: Signature) -> list[Request]:
     """One batch: `batch_size` requests of one row each, all of the same data."""
     body, tensors = bytearray(), list[TensorRef]()
     leading = (1,) if signature.max_batch_size > 0 else ()
@@ -96,7 +96,7 @@ def _requests(sample: Config, model: Model, signature: Signature) -> list[Reques
     return [reader.open(position, block, header) for position in range(sample["batch_size"])]
 
 
-def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
+def _data(given: Config, spec: TensorSpec, model: BackendModel) -> bytes:
     # Zeros of a string are the four bytes of its length: it is empty.
     nbytes = math.prod(given["dims"]) * (spec.datatype.itemsize or 4)
     if INPUT_DATA_FILE in given:
@@ -108,7 +108,7 @@ def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
     return bytes(np.frombuffer(data, np.uint8) & 1) if spec.datatype is BOOL else data
 
 
-def _read(filename: str, spec: TensorSpec, nbytes: int, model: Model) -> bytes:
+def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> bytes:
     """The data of one input; what a file has beyond its `nbytes` is left alone, as in Triton."""
     directory = Path(os.path.realpath(Path(model.version_dir).parent / DIRECTORY))
     path = Path(os.path.realpath(directory / filename))

@@ -27,7 +27,7 @@ from shoal.process import EXIT_DEVICE_LOST, die_with_parent, ignore_group_signal
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
-from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.faults import DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
@@ -135,10 +135,10 @@ def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
     return loaded
 
 
-def _model(order: LoadModel, config: Config) -> Model:
+def _model(order: LoadModel, config: Config) -> BackendModel:
     if runs_on(config) != "python":  # whose models are told of their configuration, and look at no tensor in it
         config = sequences.with_sequence_tensors(config)
-    return Model(
+    return BackendModel(
         name=order.name,
         version=order.version,
         instance_name=order.instance_name,

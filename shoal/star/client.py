@@ -72,7 +72,7 @@ class SubmittedRequest:
     keep: object  # objects that must stay until then
 
 
-class Client:
+class StarClient:
     """The worker's place in the star; `start` it once."""
 
     #: The clock of deadlines, in ns.
@@ -291,7 +291,7 @@ def _tell(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None, 
             _log.exception("an answer could not be handed to who waits for it")
 
 
-def join() -> Client:
+def join() -> StarClient:
     """Join the star as a client, beside the worker that the process is; returns when all models are known.
 
     Raises ShoalError if the supervisor refuses, OSError or EOFError if it is gone.
@@ -301,6 +301,6 @@ def join() -> Client:
     place, welcome, seq = take_place(CallerConnected, asks_for_segments=True)
     os.close(welcome.counters)
     place.settle(seq)
-    client = Client(place)
+    client = StarClient(place)
     client.start()
     return client

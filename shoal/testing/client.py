@@ -1,6 +1,6 @@
 """The client of the star that a test and its models share: requests go through a real port, replies become responses.
 
-To models it is what `shoal.star.client.Client` is in a worker. All methods run under the star's lock, in the thread
+To models it is what `shoal.star.client.StarClient` is in a worker. All methods run under the star's lock, in the thread
 that submits or lets time pass. Responses are copied, so that no memory stays in use.
 """
 

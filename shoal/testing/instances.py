@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-from shoal.batcher.peers import Model, Worker
+from shoal.batcher.peers import ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.instances import FAST_NS
 from shoal.control import Channel
 from shoal.errors import InvalidArgumentError
@@ -38,7 +38,7 @@ class Instance(Loop):
         self,
         simulation: Simulation,
         version: ModelVersion,
-        model: Model,
+        model: ScheduledModel,
         name: str,
         backend: Backend,
         execution_ns: int,
@@ -55,7 +55,7 @@ class Instance(Loop):
         self._simulation = simulation
         self._version = version
         self._execution_ns = execution_ns
-        self.worker = Worker(owner, link, self.view, simulation.bell, model)
+        self.worker = WorkerPeer(owner, link, self.view, simulation.bell, model)
         #: The loop of its coroutines; None if it has none.
         self.event_loop = backend.virtual_loop if isinstance(backend, InlinePythonBackend) else None
         #: Whether a thread runs it now. Changed by the star.

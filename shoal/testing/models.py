@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.batcher.ensemble import Ensemble
-from shoal.batcher.peers import Model as ScheduledModel
+from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.errors import InvalidArgumentError
@@ -31,14 +31,14 @@ from shoal.star import file_overrides
 from shoal.testing.instances import Instance
 from shoal.testing.python_backend import InlinePythonBackend
 from shoal.testing.repository import Repository
-from shoal.testing.star import Star
+from shoal.testing.star import SimulatedStar
 from shoal.workers import backends
-from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.warmup import warm_up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ServedModel:
+class SimulatedModel:
     """A loaded version of a model. An ensemble has no instances."""
 
     version: ModelVersion
@@ -46,11 +46,11 @@ class ServedModel:
     instances: Sequence[Instance]
 
 
-class Models:
+class SimulatedModels:
     """All models of one test."""
 
     def __init__(
-        self, repository: Repository, options: ServerOptions, execution_ms: Mapping[str, float], star: Star
+        self, repository: Repository, options: ServerOptions, execution_ms: Mapping[str, float], star: SimulatedStar
     ) -> None:
         self._repository = repository
         self._options = options
@@ -58,7 +58,7 @@ class Models:
         self._star = star
         star.client.ask = self._answer
         # Changed by load and unload. Name → its versions.
-        self.loaded: dict[str, list[ServedModel]] = {}
+        self.loaded: dict[str, list[SimulatedModel]] = {}
         self._loading: list[str] = []  # ensembles being loaded, each a step of the one before it
         self._num_loads = 0
         self._directories = ExitStack()
@@ -69,7 +69,7 @@ class Models:
         stay."""
         found = self._repository.look(name, config, directory)
         self._load_steps(found)
-        loaded: list[ServedModel] = []
+        loaded: list[SimulatedModel] = []
         try:
             for number in found.versions:
                 loaded.append(self._load(found, number))  # noqa: PERF401 - those before a failure are unloaded
@@ -109,7 +109,7 @@ class Models:
 
     # -- one version ------------------------------------------------------------------------------------------------
 
-    def _load(self, found: FoundModel, number: int) -> ServedModel:
+    def _load(self, found: FoundModel, number: int) -> SimulatedModel:
         self._num_loads += 1
         version = ModelVersion(found.name, number, self._num_loads, 0, found.versions[number].directory)
         version.labels = found.labels
@@ -127,7 +127,7 @@ class Models:
         version.is_cached = scheduled.sharing is not None
         version.num_instances = version.num_instances_up = len(instances) or 1
         version.move(VersionState.READY)
-        return ServedModel(version, scheduled, instances)
+        return SimulatedModel(version, scheduled, instances)
 
     def _scheduled(self, version: ModelVersion) -> ScheduledModel:
         config = version.config
@@ -168,13 +168,13 @@ class Models:
             raise
         return instances
 
-    def _backend(self, model: Model) -> Backend:
+    def _backend(self, model: BackendModel) -> Backend:
         name = runs_on(model.config)
         return InlinePythonBackend(model, self._star, self._star.client) if name == "python" else backends.create(name)
 
-    def _model(self, version: ModelVersion, placement: Placement) -> Model:
+    def _model(self, version: ModelVersion, placement: Placement) -> BackendModel:
         config = version.config
-        return Model(
+        return BackendModel(
             name=version.name,
             version=version.version,
             instance_name=placement.instance_name,

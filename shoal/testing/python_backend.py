@@ -8,13 +8,13 @@ from typing import cast
 from triton_python_backend_utils import runtime
 
 from shoal.model_config.autocomplete import ModelIO
-from shoal.star.client import Client
+from shoal.star.client import StarClient
 from shoal.testing.client import LocalClient
 from shoal.testing.event_loop import InlineEventLoop, VirtualEventLoop
 from shoal.testing.model_isolation import Surroundings
 from shoal.testing.simulation import Simulation
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 from shoal.workers.backends.python.backend import PythonBackend
 from shoal.workers.backends.python.requests import ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
@@ -27,7 +27,7 @@ class InlineRuntime(WorkerRuntime):
     def __init__(self, model: str, simulation: Simulation, client: LocalClient) -> None:
         super().__init__(model)
         self._simulation = simulation
-        self._client = cast("Client", client)  # it has all that a runtime and its calls use
+        self._client = cast("StarClient", client)  # it has all that a runtime and its calls use
 
     def wait(self, changed: threading.Condition, has_come: Callable[[], bool]) -> None:
         """Run what is due in the waiting thread, until a response has come."""
@@ -41,7 +41,7 @@ class InlineRuntime(WorkerRuntime):
 class InlinePythonBackend(PythonBackend):
     """One instance, with modules of its own. Its coroutines run on the star's clock."""
 
-    def __init__(self, model: Model, simulation: Simulation, client: LocalClient) -> None:
+    def __init__(self, model: BackendModel, simulation: Simulation, client: LocalClient) -> None:
         super().__init__()
         self._simulation = simulation
         self._runtime = InlineRuntime(model.name, simulation, client)
@@ -49,11 +49,11 @@ class InlinePythonBackend(PythonBackend):
         #: The loop of a model whose execute is a coroutine. Set by load.
         self.virtual_loop: VirtualEventLoop | None = None
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         with self._surroundings.enter():
             return super().describe(model, device)
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         with self._surroundings.enter():
             super().load(model, device)
         if self._model.is_async:
@@ -72,7 +72,7 @@ class InlinePythonBackend(PythonBackend):
         if runtime.current is self._runtime:
             runtime.set_runtime(None)  # it would keep the test's whole server alive
 
-    def _own_process(self, model: Model, device: Device) -> None:
+    def _own_process(self, model: BackendModel, device: Device) -> None:
         """Do nothing: the settings of the interpreter are the test's."""
 
     def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:

@@ -13,9 +13,9 @@ from shoal.options import ServerOptions
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import Ask, check
 from shoal.testing.future import Batch, Future, Response, as_raised
-from shoal.testing.models import Models
+from shoal.testing.models import SimulatedModels
 from shoal.testing.repository import Repository
-from shoal.testing.star import Star
+from shoal.testing.star import SimulatedStar
 from shoal.testing.tensors import parse_inputs
 
 
@@ -49,8 +49,8 @@ class Server:
         options = ServerOptions(backend_config={each: dict(said) for each, said in (backend_config or {}).items()})
         repository = Repository(Path(path))
         self._raise_errors = raise_errors
-        self._star = Star(patience_s, cache_bytes)
-        self._models = Models(repository, options, execution_ms or {}, self._star)
+        self._star = SimulatedStar(patience_s, cache_bytes)
+        self._models = SimulatedModels(repository, options, execution_ms or {}, self._star)
         try:
             for name in repository.names() if models is None else models:
                 if name not in self.models:  # an ensemble has loaded it

@@ -30,7 +30,7 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Simulation(ABC):
-    """The clock, and what the instances and the client of a test share. `Star` knows what is due when."""
+    """The clock, and what the instances and the client of a test share. `SimulatedStar` knows what is due when."""
 
     def __init__(self) -> None:
         self.bell = Doorbell.create()  # rung by all, heard by none: every ring is looked into

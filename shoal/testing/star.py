@@ -10,7 +10,7 @@ from functools import partial
 from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
-from shoal.batcher.peers import Client, Model
+from shoal.batcher.peers import ClientPeer, ScheduledModel
 from shoal.messages.from_batcher import WorkerRetired
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.reasons import Reason
@@ -31,7 +31,7 @@ from shoal.testing.simulation import BATCHER, CLIENT, Simulation, Work
 _LOOK_S = 0.005
 
 
-class Star(Simulation):
+class SimulatedStar(Simulation):
     """Every request from its submission to its last response; see `Simulation` for the clock."""
 
     def __init__(self, patience_s: float, cache_bytes: int) -> None:
@@ -43,7 +43,7 @@ class Star(Simulation):
         self.exchange = Exchange(0, 1 << 30)
         own, view = create_segment(layout.CLIENT, CLIENT, SLAB_NBYTES)
         link, link_view = create_segment(layout.LINK, CLIENT, 0)
-        self._client = self.exchange.clients[CLIENT] = Client(CLIENT, link, view, self.bell, is_front_end=True)
+        self._client = self.exchange.clients[CLIENT] = ClientPeer(CLIENT, link, view, self.bell, is_front_end=True)
         self._port = Port(own, link_view, self.bell, MAX_IN_FLIGHT)
         self.segments.add(CLIENT, view)
         self.client = LocalClient(self, self._port)
@@ -64,7 +64,7 @@ class Star(Simulation):
         self.exchange.cached.name(version.model_id, revision, self.now_ns)
         return self.exchange.cached
 
-    def add_model(self, model: Model, instances: Sequence[Instance]) -> None:
+    def add_model(self, model: ScheduledModel, instances: Sequence[Instance]) -> None:
         """Accept requests to a model, and give batches to its instances."""
         with self.changed:
             if isinstance(model, Ensemble):
@@ -80,7 +80,7 @@ class Star(Simulation):
         self.segments.add(owner, view)
         self._port.add_segment(owner, view)
 
-    def remove_model(self, model: Model) -> None:
+    def remove_model(self, model: ScheduledModel) -> None:
         """Fail the requests that are queued for a model, or left to its coroutines and threads. An executing instance
         answers first; then, or at once, its backend is unloaded."""
         with self.changed:

@@ -26,7 +26,7 @@ from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_version import Served
 
 
-class Model(Protocol):
+class ComposingModel(Protocol):
     """What a step names: a model (model.py)."""
 
     identifier: ModelIdentifier
@@ -42,7 +42,7 @@ class Model(Protocol):
 
 
 #: The model that is meant by a name in the ensemble's own repository; None where there is none, or it could be several.
-Find = Callable[[ModelIdentifier], Model | None]
+Find = Callable[[ModelIdentifier], ComposingModel | None]
 
 
 class ServedEnsemble(Served):
@@ -237,7 +237,7 @@ class ServedEnsemble(Served):
         )
 
 
-def _missing(ensemble: str, model: Model, wanted: int) -> str:
+def _missing(ensemble: str, model: ComposingModel, wanted: int) -> str:
     """Triton's sentence for a step whose version is not there, and why it is not."""
     depends = f"ensemble '{ensemble}' depends on '{model.identifier}'"
     if wanted != LATEST and model.serving:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgpack
 
-from shoal.batcher.peers import Model
+from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.shm import layout
 from shoal.shm.layout import BATCH_ITEM, DONE, RELEASE, REPLY, REQUEST, Geometry, P
@@ -34,7 +34,7 @@ class Larder(Star):
         self.exchange.clients[CLIENT].is_front_end = True
         self.slab = Slab(self.worker.own)
 
-    def add_cached(self, model_id: int, config: dict[str, Any], max_queue: int = 100) -> Model:
+    def add_cached(self, model_id: int, config: dict[str, Any], max_queue: int = 100) -> ScheduledModel:
         model = self.add_model(model_id, config, max_queue)
         assert self.exchange.cached is not None
         self.exchange.cached.name(model_id, f"m:{model_id}", 0)

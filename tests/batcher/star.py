@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
-from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
@@ -82,18 +82,20 @@ class Star:
 
     def add_model(
         self, model_id: int, config: dict[str, Any], max_queue: int = 100, *, may_run_again: bool = False
-    ) -> Model:
+    ) -> ScheduledModel:
         """A model version without instances."""
         model = self._model(model_id, config, self._table.row(model_id), max_queue, may_run_again=may_run_again)
         self.exchange.models[model_id] = model
         self._models[model_id] = config, may_run_again
         return model
 
-    def _model(self, model_id: int, config: dict[str, Any], row: Row, max_queue: int, *, may_run_again: bool) -> Model:
+    def _model(
+        self, model_id: int, config: dict[str, Any], row: Row, max_queue: int, *, may_run_again: bool
+    ) -> ScheduledModel:
         scheduler = from_config(config, max_queue)
         if self._limiter is not None:
             scheduler = RateLimitedScheduler(scheduler, self._limiter)
-        return Model(
+        return ScheduledModel(
             model_id,
             scheduler,
             row,
@@ -134,7 +136,7 @@ class Star:
     ) -> End:
         """A client."""
         end = End(layout.CLIENT, owner, geometry, link_geometry)
-        self.exchange.clients[owner] = Client(
+        self.exchange.clients[owner] = ClientPeer(
             owner, end.link, end.own_view, end.bell, is_guest=is_guest, is_front_end=is_front_end
         )
         if is_guest:
@@ -148,12 +150,12 @@ class Star:
         """A client that is gone; no successor hears of it."""
         self._clients = [end for end in self._clients if end.owner != owner]
 
-    def add_worker(self, owner: int, model: Model) -> End:
+    def add_worker(self, owner: int, model: ScheduledModel) -> End:
         """A ready worker."""
         end = End(layout.WORKER, owner)
         if self._limiter is not None:
             self._limiter.add(owner, Demand(resources=((Resource("SLOT", 0), 1),)))
-        self.exchange.add_worker(Worker(owner, end.link, end.own_view, end.bell, model))
+        self.exchange.add_worker(WorkerPeer(owner, end.link, end.own_view, end.bell, model))
         self._workers.append((end, model.id))
         return end
 
@@ -182,7 +184,7 @@ class Star:
             model = self._model(model_id, config, row, 100, may_run_again=may_run_again)
             self.exchange.models[model_id] = model
         for end in self._clients:
-            client = Client(
+            client = ClientPeer(
                 end.owner,
                 end.link,
                 end.own_view,
@@ -196,11 +198,11 @@ class Star:
             else:
                 self.exchange.clients[end.owner] = client
         for end, model_id in self._workers:
-            worker = Worker(end.owner, end.link, end.own_view, end.bell, self.exchange.models[model_id])
+            worker = WorkerPeer(end.owner, end.link, end.own_view, end.bell, self.exchange.models[model_id])
             worker.take_over()
             self.exchange.add_worker(worker)
 
-    def model(self, model_id: int) -> Model:
+    def model(self, model_id: int) -> ScheduledModel:
         """A model as the batcher of now has it."""
         return self.exchange.models[model_id]
 
@@ -209,7 +211,7 @@ class Star:
         return [tuple(batch) for batch in self._table_view.read(model_id).batches]
 
 
-def cell(model: Model, name: str) -> int:
+def cell(model: ScheduledModel, name: str) -> int:
     """One figure of a model's statistics."""
     return model.row.cells[CELL[name]]
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from shoal.batcher.peers import Client
+from shoal.batcher.peers import ClientPeer
 from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.reasons import Reason
 from shoal.shm.layout import (
@@ -119,7 +119,7 @@ def test_a_call_for_a_front_end_that_dies_is_answered() -> None:
 def test_of_a_front_end_that_dies_nothing_is_kept_while_calls_for_it_run() -> None:
     """Else its memory would stay mapped here until the garbage is collected."""
 
-    class Watched(Client):
+    class Watched(ClientPeer):
         __slots__ = ("__weakref__",)
 
     star = Calls()

@@ -3,7 +3,7 @@
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Client, Model, Running, Worker
+from shoal.batcher.peers import ClientPeer, RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.statistics import BACKEND
 from shoal.reasons import Reason
@@ -21,8 +21,8 @@ class Table:
     def __init__(self, num_requests: int, *, may_run_again: bool = False) -> None:
         self.model = Star().add_model(MODEL, SINGLE, may_run_again=may_run_again)
         self.end = End(layout.CLIENT, CLIENT)
-        self.client = Client(CLIENT, self.end.link, self.end.own_view, self.end.bell)
-        self.holders, self.written, self.counted = Holders(), set[Client](), set[Model]()
+        self.client = ClientPeer(CLIENT, self.end.link, self.end.own_view, self.end.bell)
+        self.holders, self.written, self.counted = Holders(), set[ClientPeer](), set[ScheduledModel]()
         self.requests = OpenRequests(self.holders, self.written, self.counted, LateClients(self.holders))
         for number in range(1, num_requests + 1):
             queued = QueuedRequest(key(number), 1, 0, 500)
@@ -76,8 +76,8 @@ def test_what_a_dead_worker_had_not_begun_is_queued_again_and_the_rest_gets_one_
     end = End(layout.WORKER, WORKER)
     for reasons in ([], [(1, Reason.INSTANCE_DIED)]):
         table.model.scheduler.drain()
-        worker = Worker(WORKER, end.link, end.own_view, end.bell, table.model)
-        worker.missing = {key(1): Running(1, 1, 1), key(2): Running(2, 1, 1)}
+        worker = WorkerPeer(WORKER, end.link, end.own_view, end.bell, table.model)
+        worker.missing = {key(1): RunningBatch(1, 1, 1), key(2): RunningBatch(2, 1, 1)}
         end.begin(1)
         table.requests.take_back(worker, Reason.INSTANCE_DIED, 0, 2_000)
         assert table.heard() == reasons

@@ -14,7 +14,7 @@ from bench.peers import Peer
 from bench.results import Row, Sample, slice_ratios
 from bench.server import Server, ask, free_ports
 from bench.slices import SLICE_S, Slices, turns
-from bench.workloads import Model, Request
+from bench.workloads import BenchModel, Request
 
 # Answers with what it was sent, on the port that it is told.
 ECHO = """
@@ -72,7 +72,7 @@ class Asker:
 def peer(name: str, port: int, program: str = ECHO) -> Peer:
     """It speaks the plain protocol, and `program` is the server."""
 
-    def launch(folder: Path, _model: Model, _encoding: str) -> Server:
+    def launch(folder: Path, _model: BenchModel, _encoding: str) -> Server:
         return Server([sys.executable, "-c", program, str(port)], os.environ, port, folder / f"{name}.log")
 
     return Peer(name, name, name, launch, workloads.plain_request, workloads.plain_answer, lambda _port: "1.0", "")

@@ -12,7 +12,7 @@ from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
 from shoal.shm.shares import RECORDS_PER_REQUEST
 from shoal.shm.slab import Slab
-from shoal.star.client import Client
+from shoal.star.client import StarClient
 from shoal.star.models import ModelEntry, ModelTable
 from shoal.star.outgoing import Ask, Input, Outgoing, check
 from shoal.star.place import Place
@@ -39,7 +39,7 @@ class Surroundings:
         ours.detach()  # a client whose supervisor hangs up ends its process: it stays open
         self.port = Port(self.end.own, self.end.link_view, self.batcher_bell, 8)
         self.port.add_segment(WORKER, self.worker.own_view)
-        self.client = Client(Place(self.port, self.end.bell, Channel(theirs), ModelTable(), WAIT_S, WAIT_S))
+        self.client = StarClient(Place(self.port, self.end.bell, Channel(theirs), ModelTable(), WAIT_S, WAIT_S))
         self.client.start()
         self.entry = entry
 

@@ -242,7 +242,7 @@ def test_the_image_is_602112_bytes() -> None:
 
 
 @pytest.mark.parametrize("model", [workloads.IDENTITY_16, workloads.MLP_512], ids=lambda model: model.name)
-def test_a_wrong_answer_is_refused(model: workloads.Model) -> None:
+def test_a_wrong_answer_is_refused(model: workloads.BenchModel) -> None:
     right = workloads.expected(model)
     workloads.verify(model, array("f", right), right)
     wrong = array("f", right)

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from shoal.testing import Server, StuckError
-from shoal.testing.star import Star
+from shoal.testing.star import SimulatedStar
 from tests.testing.models import DECOUPLED, DOUBLE, write_python
 
 ROW = np.array([[1, 2]], np.float32)
@@ -328,7 +328,7 @@ def test_a_sender_that_is_dropped_fails_its_request(tmp_path: Path) -> None:
 
 
 def test_a_finalizer_waits_for_nobody() -> None:
-    star = Star(patience_s=1.0, cache_bytes=0)
+    star = SimulatedStar(patience_s=1.0, cache_bytes=0)
     done: list[bool] = []
     with ThreadPoolExecutor(1) as pool:
         with star.changed:

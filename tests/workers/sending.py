@@ -7,7 +7,7 @@ from typing import Any
 from shoal.datatypes import FP32
 from shoal.model_config.autocomplete import ModelIO
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import ResponseSender
 from shoal.workers.tensors import Output
@@ -26,10 +26,10 @@ class Sending(Backend):
         self.loop: Any = None
         self.raised: Exception | None = None
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         return ModelIO((), ())
 
-    def load(self, model: Model, device: Device) -> None: ...
+    def load(self, model: BackendModel, device: Device) -> None: ...
 
     def unload(self) -> None: ...
 

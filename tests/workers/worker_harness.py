@@ -21,7 +21,7 @@ from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab, SlabView
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Backend, BatchedBackend, Device, Model
+from shoal.workers.backends.backend import Backend, BackendModel, BatchedBackend, Device
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
@@ -201,9 +201,9 @@ def model_config(
     }
 
 
-def model(config: dict[str, Any], file: str = "", backend_config: dict[str, str] | None = None) -> Model:
+def model(config: dict[str, Any], file: str = "", backend_config: dict[str, str] | None = None) -> BackendModel:
     """The first instance of a model called m, as a backend is told of it."""
-    return Model("m", 1, "m_0_0", os.path.dirname(file), file, config, backend_config or {})
+    return BackendModel("m", 1, "m_0_0", os.path.dirname(file), file, config, backend_config or {})
 
 
 CPU = Device("KIND_CPU", 0, (0,))
@@ -236,10 +236,10 @@ class Returning(BatchedBackend):
     def __init__(self, result: Callable[[dict[str, Array]], dict[str, Array]]) -> None:
         self._result = result
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         return ModelIO((), ())
 
-    def load(self, model: Model, device: Device) -> None: ...
+    def load(self, model: BackendModel, device: Device) -> None: ...
 
     def unload(self) -> None: ...
 

@@ -20,7 +20,7 @@ from shoal.workers.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class BackendModel:
     """What is to be served. `config` may be unfinished in `describe`, never in `load`."""
 
     name: str
@@ -49,13 +49,13 @@ class Device:
 class Backend(ABC):
     """One model instance in one framework. Frameworks are imported by the methods' module, not before."""
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs as the model's file declares them; empty where no file does. Raises ShoalError."""
         del model, device
         return ModelIO((), ())
 
     @abstractmethod
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Get ready to execute, and check the model against its configuration. Raises ShoalError.
 
         Where the configuration has no samples to warm up with, a backend that profits from a first run has one here.

@@ -20,7 +20,7 @@ from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.fil_options import FILENAMES, ForestSettings, forest_settings
 from shoal.workers.tensors import Array
 
@@ -46,7 +46,7 @@ class FilBackend(BatchedBackend):
         self._num_scores = 0  # that treelite computes for a row: one per class or target, or one for two classes
         self._num_columns = 0  # of output__0
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The features of the file, and what the configuration makes of its scores."""
         self._open(model, device)
         self._num_columns = 1 if self._settings.is_class_wanted else self._num_scores
@@ -57,7 +57,7 @@ class FilBackend(BatchedBackend):
             (IOTensor(OUTPUT, "TYPE_FP32", (-1, self._num_columns)),),
         )
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Read the forest and check it. Raises InvalidArgumentError where file and configuration disagree."""
         signature = Signature.from_config(model.config)
         if TREESHAP_OUTPUT in signature.outputs:
@@ -80,7 +80,7 @@ class FilBackend(BatchedBackend):
         """Let the forest go."""
         self._forest = None
 
-    def _open(self, model: Model, device: Device) -> None:
+    def _open(self, model: BackendModel, device: Device) -> None:
         if self._forest is not None:
             return
         self._name = model.name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError
 from shoal.workers.backends import parameters
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 
 #: Parameter model_type → the file in a version directory, unless default_model_filename says otherwise.
 FILENAMES = {
@@ -47,7 +47,7 @@ class ForestSettings:
         return self.is_classifier and not self.predict_proba
 
 
-def forest_settings(model: Model, device: Device) -> ForestSettings:
+def forest_settings(model: BackendModel, device: Device) -> ForestSettings:
     """The settings of `model`. Raises InvalidArgumentError for a value that is none."""
     model_type = model.parameter("model_type") or "xgboost"
     if model_type not in FILENAMES:
@@ -71,7 +71,7 @@ def forest_settings(model: Model, device: Device) -> ForestSettings:
     )
 
 
-def _is_classifier(model: Model) -> bool:
+def _is_classifier(model: BackendModel) -> bool:
     """`output_class` is what releases before 25.09 call it. Triton requires it, too: no file says it for certain."""
     for key in ("is_classifier", "output_class"):
         if model.parameter(key) is not None:
@@ -82,24 +82,24 @@ def _is_classifier(model: Model) -> bool:
     )
 
 
-def _num_threads(model: Model, num_cores: int) -> int:
+def _num_threads(model: BackendModel, num_cores: int) -> int:
     """The worker's cores; fewer where `cpu_nthread` says so, which Triton reads but does not document."""
     value = model.parameter("cpu_nthread")
     asked = 0 if value == "-1" else parameters.whole_number(model, "cpu_nthread", value)
     return min(asked, num_cores) if asked > 0 else num_cores
 
 
-def _switch(model: Model, key: str) -> bool:
+def _switch(model: BackendModel, key: str) -> bool:
     words = {"true": True, "false": False}
     return bool(parameters.flag(model, key, model.parameter(key), words, "'true' or 'false'", _expected))
 
 
-def _expected(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+def _expected(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
     """Triton's sentence."""
     return InvalidArgumentError(f"Expected {expected} for parameter '{key}', got: '{value}', in model '{model.name}'")
 
 
-def _check_choice(model: Model, key: str, choices: Collection[str]) -> None:
+def _check_choice(model: BackendModel, key: str, choices: Collection[str]) -> None:
     value = model.parameter(key)
     if value and value not in choices:
         raise parameters.invalid(model, key, f"one of {', '.join(choices)}", value)

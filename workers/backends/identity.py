@@ -15,7 +15,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.answers import Answers
 from shoal.workers.backends import parameters
-from shoal.workers.backends.backend import BatchedBackend, Device, Model, joinable
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device, joinable
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
@@ -34,7 +34,7 @@ class IdentityBackend(BatchedBackend):
         self._rows = 1
         self._delay_s = 0.0
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Pair inputs with outputs. Raises InvalidArgumentError where the pairs do not match."""
         del device
         signature = Signature.from_config(model.config)
@@ -117,7 +117,7 @@ def _check_pair(source: TensorSpec, target: TensorSpec) -> None:
         )
 
 
-def _delay_s(model: Model) -> float:
+def _delay_s(model: BackendModel) -> float:
     delay_ms = parameters.whole_number(model, "execute_delay_ms", model.parameter("execute_delay_ms"))
     multiplier = parameters.whole_number(
         model, "instance_wise_delay_multiplier", model.parameter("instance_wise_delay_multiplier")

@@ -25,7 +25,7 @@ from shoal.model_config import sequences
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks, onnxruntime_checks
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
 from shoal.workers.backends.output_shapes import OutputShapes
 from shoal.workers.ragged import RaggedBatches
@@ -76,14 +76,14 @@ class OnnxruntimeBackend(BatchedBackend):
         self._needs_binding = False
         self._bind_nbytes = BIND_NBYTES
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs of the file."""
         self._open(model, device)
         outputs = _io_tensors(self._session.get_outputs())
         onnxruntime_checks.refuse_maps(model, outputs)
         return ModelIO(_io_tensors(self._session.get_inputs()), outputs)
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Open the session and check it. Raises InvalidArgumentError where file and configuration disagree."""
         onnxruntime_checks.refuse_bf16(model.config, device.kind)
         signature = Signature.from_config(model.config)
@@ -113,7 +113,7 @@ class OnnxruntimeBackend(BatchedBackend):
         """Release the session."""
         self._session = None
 
-    def _open(self, model: Model, device: Device) -> None:
+    def _open(self, model: BackendModel, device: Device) -> None:
         if self._session is not None:
             return
         path = os.path.join(model.file, os.path.basename(model.file)) if os.path.isdir(model.file) else model.file
@@ -280,7 +280,7 @@ def _io_tensors(arguments: Sequence[Any]) -> tuple[IOTensor, ...]:
     return tuple(tensors)
 
 
-def _session_options(settings: SessionSettings, log_verbose: int, model: Model) -> Any:
+def _session_options(settings: SessionSettings, log_verbose: int, model: BackendModel) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = settings.intra_op_num_threads
     options.inter_op_num_threads = settings.inter_op_num_threads
@@ -297,7 +297,7 @@ def _session_options(settings: SessionSettings, log_verbose: int, model: Model) 
     return options
 
 
-def _register_operators(options: Any, name: str, model: Model) -> None:
+def _register_operators(options: Any, name: str, model: BackendModel) -> None:
     """Load a library of operators: from the version's directory, the model's, or where the system's loader looks."""
     directories = (model.version_dir, os.path.dirname(model.version_dir))
     places = dict.fromkeys(os.path.join(directory, name) for directory in directories)  # one where `name` is absolute

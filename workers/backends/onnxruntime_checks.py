@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from shoal.errors import UnavailableError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor
 from shoal.model_config.messages import Config
-from shoal.workers.backends.backend import Model
+from shoal.workers.backends.backend import BackendModel
 
 
 def refuse_bf16(config: Config, kind: str) -> None:
@@ -18,7 +18,7 @@ def refuse_bf16(config: Config, kind: str) -> None:
         )
 
 
-def refuse_maps(model: Model, outputs: Iterable[IOTensor]) -> None:
+def refuse_maps(model: BackendModel, outputs: Iterable[IOTensor]) -> None:
     """Raises UnsupportedError for an output that the configuration has, or would be given, and that is no tensor.
 
     `outputs` are the file's; one that is a list of maps has ONNX Runtime's name for that in place of a data type.
@@ -37,7 +37,7 @@ def refuse_maps(model: Model, outputs: Iterable[IOTensor]) -> None:
             )
 
 
-def check_providers(model: Model, wanted: Collection[tuple[str, object]], got: Collection[str]) -> None:
+def check_providers(model: BackendModel, wanted: Collection[tuple[str, object]], got: Collection[str]) -> None:
     """Raises UnavailableError where a provider could not be set up: ONNX Runtime goes on without it, on the CPU."""
     missing = [name for name, _ in wanted if name not in got]
     if missing:

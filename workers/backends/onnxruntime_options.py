@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.workers.backends import parameters
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 
 CPU, CUDA, TENSORRT, OPENVINO = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "OpenVINO"))
 
@@ -48,7 +48,7 @@ class SessionSettings:
     providers: tuple[Provider, ...]
 
 
-def session_settings(model: Model, device: Device, available: Collection[str]) -> SessionSettings:
+def session_settings(model: BackendModel, device: Device, available: Collection[str]) -> SessionSettings:
     """All options of the session of `model`; `available` are the providers that this build of ONNX Runtime has.
 
     Raises InvalidArgumentError for a value that is none, UnsupportedError for a provider that is missing.
@@ -72,18 +72,18 @@ def session_settings(model: Model, device: Device, available: Collection[str]) -
     )
 
 
-def _entries(model: Model, prefix: str) -> dict[str, str]:
+def _entries(model: BackendModel, prefix: str) -> dict[str, str]:
     """Parameters that ONNX Runtime knows by the same name: session.use_device_allocator_for_initializers."""
     return {key: model.parameter(key) or "" for key in model.config["parameters"] if key.startswith(prefix)}
 
 
-def _threads(model: Model, key: str) -> int:
+def _threads(model: BackendModel, key: str) -> int:
     """0 where nothing is said: the worker's number of cores then, which ONNX Runtime's own default would not honour."""
     value = model.parameter(key) or model.backend_config.get(key)
     return parameters.whole_number(model, key, value, parameters.THREADS)
 
 
-def _flag(model: Model, key: str, *, default: bool, meaning: str = "0 or 1") -> bool:
+def _flag(model: BackendModel, key: str, *, default: bool, meaning: str = "0 or 1") -> bool:
     value = parameters.flag(model, key, model.parameter(key), {"0": False, "1": True}, meaning)
     return default if value is None else value
 
@@ -91,7 +91,7 @@ def _flag(model: Model, key: str, *, default: bool, meaning: str = "0 or 1") -> 
 # -- providers --------------------------------------------------------------------------------------------------------
 
 
-def _providers(model: Model, device: Device, available: Collection[str]) -> tuple[Provider, ...]:
+def _providers(model: BackendModel, device: Device, available: Collection[str]) -> tuple[Provider, ...]:
     """In ONNX Runtime's order of preference; the CPU is the last resort for single operators, as in Triton."""
     accelerators: dict[str, Any] = model.config.get("optimization", {}).get("execution_accelerators", {})
     providers: list[Provider] = []
@@ -145,7 +145,7 @@ def _tensorrt_options(parameters: dict[str, str]) -> dict[str, str]:
     return options
 
 
-def _cuda_parameters(model: Model) -> dict[str, str]:
+def _cuda_parameters(model: BackendModel) -> dict[str, str]:
     options = {key: value for key in _CUDA_PARAMETERS if (value := model.parameter(key))}
     # These two are numbers of an enum in Triton, names in ONNX Runtime's options.
     for key, names in (("cudnn_conv_algo_search", _CUDNN_SEARCHES), ("arena_extend_strategy", _ARENA_STRATEGIES)):

@@ -24,7 +24,7 @@ from shoal.errors import InternalError, UnavailableError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.backends import file_checks
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_settings
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
@@ -53,7 +53,7 @@ class OpenvinoBackend(BatchedBackend):
         self._fixed_rows = 0  # what every execution must have; 0 = any number
         self._pads_batches = False
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs of the file. It fills max_batch_size only where their layouts name the batch."""
         self._read(model, openvino_settings(model, device))
         ports = (*self._model.inputs, *self._model.outputs)
@@ -68,7 +68,7 @@ class OpenvinoBackend(BatchedBackend):
             inputs, outputs = _with_batch(inputs), _with_batch(outputs)
         return ModelIO(inputs, outputs, fills_max_batch_size=says_batch)
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Shape, check and compile the model. Raises InvalidArgumentError where file and configuration disagree."""
         settings, signature = openvino_settings(model, device), Signature.from_config(model.config)
         file_checks.refuse_optional(signature, "OpenVINO")
@@ -92,7 +92,7 @@ class OpenvinoBackend(BatchedBackend):
         """Let the compiled model go."""
         self._request = self._model = self._core = None
 
-    def _read(self, model: Model, settings: OpenvinoSettings) -> None:
+    def _read(self, model: BackendModel, settings: OpenvinoSettings) -> None:
         if self._model is not None:
             return
         if not os.path.exists(model.file):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.workers.backends import parameters
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 
 #: Triton's three; with one stream they differ in nothing that the pinned cores have not decided.
 PERFORMANCE_HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
@@ -24,7 +24,7 @@ class OpenvinoSettings:
     reshapes_inputs: bool  # RESHAPE_IO_LAYERS: the inputs get the configuration's dims
 
 
-def openvino_settings(model: Model, device: Device) -> OpenvinoSettings:
+def openvino_settings(model: BackendModel, device: Device) -> OpenvinoSettings:
     """All options of `model`. Raises InvalidArgumentError with Triton's sentence for a value that is none."""
     if device.kind != "KIND_CPU":
         raise InvalidArgumentError(
@@ -56,34 +56,34 @@ def openvino_settings(model: Model, device: Device) -> OpenvinoSettings:
     )
 
 
-def _value(model: Model, key: str) -> str:
+def _value(model: BackendModel, key: str) -> str:
     """In lower case, as Triton compares it and says it back."""
     return (model.parameter(key) or "").lower()
 
 
-def _threads(model: Model, key: str) -> int:
+def _threads(model: BackendModel, key: str) -> int:
     return parameters.whole_number(model, key, _value(model, key), "be a non-negative number", _expected)
 
 
-def _check_streams(model: Model) -> None:
+def _check_streams(model: BackendModel) -> None:
     value = _value(model, "NUM_STREAMS")
     if value not in ("auto", "numa"):
         parameters.whole_number(model, "NUM_STREAMS", value, "be either AUTO/NUMA/<int_value>", _expected)
 
 
-def _performance_hint(model: Model) -> str:
+def _performance_hint(model: BackendModel) -> str:
     value = _value(model, "PERFORMANCE_HINT").upper() or "LATENCY"
     if value not in PERFORMANCE_HINTS:
         raise _expected(model, "PERFORMANCE_HINT", f"be {'/'.join(PERFORMANCE_HINTS)}", value.lower())
     return value
 
 
-def _flag(model: Model, key: str) -> bool:
+def _flag(model: BackendModel, key: str) -> bool:
     # Triton takes whatever is not YES for NO; a word that is neither is refused here.
     words = {"yes": True, "no": False}
     return bool(parameters.flag(model, key, _value(model, key), words, "be either YES or NO", _expected))
 
 
-def _expected(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+def _expected(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
     del model
     return InvalidArgumentError(f"expected the parameter '{key}' to {expected}, got {value}")

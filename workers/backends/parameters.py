@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from shoal.errors import InvalidArgumentError
-from shoal.workers.backends.backend import Model
+from shoal.workers.backends.backend import BackendModel
 
 #: The error for a model's parameter that must be something and has another value; a framework may have a sentence.
-Refusal: TypeAlias = Callable[[Model, str, str, str], InvalidArgumentError]
+Refusal: TypeAlias = Callable[[BackendModel, str, str, str], InvalidArgumentError]
 
 THREADS = "a number of threads, 0 for the default"
 # Python takes more for numbers: 1_000, digits of other scripts, nan.
@@ -16,13 +16,13 @@ _WHOLE_NUMBER = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+def invalid(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
     """The sentence of the frameworks that have none of their own."""
     return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
 
 
 def whole_number(
-    model: Model, key: str, value: str | None, expected: str = "a whole number", refusal: Refusal = invalid
+    model: BackendModel, key: str, value: str | None, expected: str = "a whole number", refusal: Refusal = invalid
 ) -> int:
     """0 where nothing is said. Raises what `refusal` returns for anything but digits."""
     if not value:
@@ -32,7 +32,7 @@ def whole_number(
     return int(value)
 
 
-def number(model: Model, key: str, value: str | None, default: float) -> float:
+def number(model: BackendModel, key: str, value: str | None, default: float) -> float:
     """A number in digits. Raises InvalidArgumentError for anything else."""
     if not value:
         return default
@@ -42,7 +42,7 @@ def number(model: Model, key: str, value: str | None, default: float) -> float:
 
 
 def flag(
-    model: Model,
+    model: BackendModel,
     key: str,
     value: str | None,
     words: Mapping[str, bool],

@@ -23,7 +23,7 @@ from shoal.model_config import files
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.backends import file_checks
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.tensorflow_options import TensorflowSettings, chosen_signature, tensorflow_settings
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
@@ -62,7 +62,7 @@ class TensorflowBackend(BatchedBackend):
         self._bf16: frozenset[str] = frozenset()  # inputs and outputs that travel as 16-bit words
         self._copies_inputs = False
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The inputs and outputs of the signature; of a frozen graph nothing, which tells potential ones only."""
         settings = tensorflow_settings(model, device)
         self._open(model, settings)
@@ -76,7 +76,7 @@ class TensorflowBackend(BatchedBackend):
                 )
         return ModelIO(tuple(self._tensors["input"]), tuple(self._tensors["output"]))
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Open the session and check it. Raises InvalidArgumentError where file and configuration disagree."""
         signature, settings = Signature.from_config(model.config), tensorflow_settings(model, device)
         file_checks.refuse_optional(signature, "TensorFlow")
@@ -127,7 +127,7 @@ class TensorflowBackend(BatchedBackend):
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
-    def _open(self, model: Model, settings: TensorflowSettings) -> None:
+    def _open(self, model: BackendModel, settings: TensorflowSettings) -> None:
         if self._session is not None:
             return
         if not os.path.exists(model.file):
@@ -147,7 +147,7 @@ class TensorflowBackend(BatchedBackend):
             raise InternalError(f"unable to load model '{model.name}': {_message(error)}") from error
         self._session = session
 
-    def _read_saved_model(self, model: Model, settings: TensorflowSettings, session: Any) -> None:
+    def _read_saved_model(self, model: BackendModel, settings: TensorflowSettings, session: Any) -> None:
         meta_graph = tf.compat.v1.saved_model.load(session, [settings.graph_tag], model.file)
         name = chosen_signature(meta_graph.signature_def, settings, model.name)
         if name != settings.signature_def:
@@ -164,7 +164,7 @@ class TensorflowBackend(BatchedBackend):
                 _io_tensor(key, info.dtype, tf.TensorShape(info.tensor_shape)) for key, info in sorted(infos.items())
             ]
 
-    def _read_graph(self, model: Model, settings: TensorflowSettings, session: Any) -> None:
+    def _read_graph(self, model: BackendModel, settings: TensorflowSettings, session: Any) -> None:
         definition = tf.compat.v1.GraphDef.FromString(Path(model.file).read_bytes())
         if not definition.node:
             raise InternalError(f"model {model.name} has an empty network")
@@ -235,7 +235,7 @@ def _with_rank(tensors: Iterable[IOTensor], specs: dict[str, TensorSpec], is_bat
     return result
 
 
-def _init_ops(model: Model, name: str) -> list[str]:
+def _init_ops(model: BackendModel, name: str) -> list[str]:
     """The operations that initialise a graph, listed in a file of the version's directory or the model's."""
     for directory in (Path(model.version_dir), Path(model.version_dir).parent):
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.workers.backends import parameters
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 
 DEFAULT_TAG, DEFAULT_SIGNATURE = "serve", "serving_default"
 #: Signatures that do no inference.
@@ -32,7 +32,7 @@ class TensorflowSettings:
     allows_soft_placement: bool  # of operations that ask for a device that is not there
 
 
-def tensorflow_settings(model: Model, device: Device) -> TensorflowSettings:
+def tensorflow_settings(model: BackendModel, device: Device) -> TensorflowSettings:
     """All options of the session of `model`. Raises InvalidArgumentError for a value that is none."""
     if not _number(model, "MAX_SESSION_SHARE_COUNT", 1):
         raise _invalid(model, "MAX_SESSION_SHARE_COUNT", "positive number", "0")
@@ -64,23 +64,23 @@ def chosen_signature(signatures: Collection[str], settings: TensorflowSettings, 
     raise InternalError(f"unable to load model '{model}', expected '{settings.signature_def}' signature")
 
 
-def _number(model: Model, key: str, default: int) -> int:
+def _number(model: BackendModel, key: str, default: int) -> int:
     value = model.parameter(key)
     return parameters.whole_number(model, key, value, "non-negative number", _invalid) if value else default
 
 
-def _flag(model: Model, key: str, get: Callable[[str], str | None], *, default: bool = False) -> bool:
+def _flag(model: BackendModel, key: str, get: Callable[[str], str | None], *, default: bool = False) -> bool:
     value = parameters.flag(model, key, (get(key) or "").lower(), _FLAGS, "'true' or 'false'", _invalid)
     return default if value is None else value
 
 
-def _init_ops_file(model: Model) -> str:
+def _init_ops_file(model: BackendModel) -> str:
     name = model.parameter("TF_INIT_OPS_FILE") or ""
     if "/" in name:
         raise _invalid(model, "TF_INIT_OPS_FILE", "name of a file in the model's directory or its version's", name)
     return name
 
 
-def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+def _invalid(model: BackendModel, key: str, expected: str, value: str) -> InvalidArgumentError:
     del value
     return InvalidArgumentError(f"parameter '{key}' must be {expected} for TensorFlow model '{model.name}'")

@@ -16,7 +16,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unavai
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import onnxruntime as onnxruntime_backend
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 from shoal.workers.backends.onnxruntime import OnnxruntimeBackend
 from shoal.workers.backends.onnxruntime_options import CUDA, SessionSettings, session_settings
 from shoal.workers.loop import Loop
@@ -340,7 +340,7 @@ def test_on_a_gpu_inputs_are_bound_from_page_locked_memory(
 ) -> None:
     """All that can be seen without one: CUDA's runtime is played, and the session is told to stay on the CPU."""
 
-    def on_the_cpu(model: Model, device: Device, available: Any) -> SessionSettings:
+    def on_the_cpu(model: BackendModel, device: Device, available: Any) -> SessionSettings:
         return replace(session_settings(model, device, (*available, CUDA)), providers=(("CPUExecutionProvider", {}),))
 
     monkeypatch.setattr("shoal.workers.backends.onnxruntime.session_settings", on_the_cpu)

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Backend, Device, Model, joinable
+from shoal.workers.backends.backend import Backend, BackendModel, Device, joinable
 from shoal.workers.backends.embedding.options import STORES, LookUp, look_ups
 from shoal.workers.backends.embedding.outputs import Found, Output
 from shoal.workers.backends.embedding.rows import Rows, TableSpec
@@ -33,7 +33,7 @@ class EmbeddingBackend(Backend):
         self._tables: tuple[Rows, ...] = ()
         self._outputs: tuple[Output, ...] = ()
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Open the tables. Raises InvalidArgumentError where they and the configuration disagree."""
         del device
         tables: dict[tuple[str, TableSpec, str], Rows] = {}
@@ -87,7 +87,7 @@ class EmbeddingBackend(Backend):
         answers.output_start_ns = time.monotonic_ns()
 
 
-def _rows(look_up: LookUp, model: Model, what: str, spec: TableSpec, stores: dict[str, Store]) -> Rows:
+def _rows(look_up: LookUp, model: BackendModel, what: str, spec: TableSpec, stores: dict[str, Store]) -> Rows:
     table = look_up.table
     if not table.startswith(STORES):
         return TableRows(os.path.join(model.version_dir, table), what, spec)

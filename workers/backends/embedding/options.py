@@ -15,7 +15,7 @@ import numpy as np
 from shoal.datatypes import BF16, BY_CONFIG_NAME, BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.workers.backends.backend import Model
+from shoal.workers.backends.backend import BackendModel
 
 _log = logging.getLogger(__name__)
 
@@ -49,13 +49,13 @@ class LookUp:
         return self.pooling != "none"
 
 
-def look_ups(model: Model, signature: Signature) -> tuple[LookUp, ...]:
+def look_ups(model: BackendModel, signature: Signature) -> tuple[LookUp, ...]:
     """One look-up per output. Raises InvalidArgumentError for settings without effect or in contradiction."""
     _refuse_misspelt(model, signature)
     return tuple(_look_up(model, signature, output) for output in signature.outputs.values())
 
 
-def _refuse_misspelt(model: Model, signature: Signature) -> None:
+def _refuse_misspelt(model: BackendModel, signature: Signature) -> None:
     for key in model.config["parameters"]:
         output, _, setting = key.rpartition(".")
         if output in signature.outputs and setting not in SETTINGS:
@@ -72,7 +72,7 @@ def _refuse_misspelt(model: Model, signature: Signature) -> None:
             _log.warning("model '%s': parameter '%s' is no setting, '%s' is", model.name, setting, *meant)
 
 
-def _look_up(model: Model, signature: Signature, output: TensorSpec) -> LookUp:
+def _look_up(model: BackendModel, signature: Signature, output: TensorSpec) -> LookUp:
     where = f"model '{model.name}', output '{output.name}'"
 
     def setting(name: str) -> str | None:

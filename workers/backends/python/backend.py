@@ -22,12 +22,12 @@ from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
 from shoal.process import EXIT_DEVICE_LOST
 from shoal.workers.answers import Answers
-from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.backends.python import blas
 from shoal.workers.backends.python.bls import NO_PARENTS, Parents, current_parents
 from shoal.workers.backends.python.event_loop import EventLoop
 from shoal.workers.backends.python.model import Identity, PythonModel, Responses, describe
-from shoal.workers.backends.python.requests import ServedModel, ServedRequest
+from shoal.workers.backends.python.requests import ModelTraits, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.faults import DeviceError, Fault, fault_of
 from shoal.workers.requests import Request
@@ -44,24 +44,24 @@ class PythonBackend(Backend):
     def __init__(self) -> None:
         # Changed by describe and load.
         self._model = PythonModel(Identity("", 0, "", "", ""), {})
-        self._served = ServedModel("", 0, (), False)
+        self._served = ModelTraits("", 0, (), False)
         self._event_loop = EventLoop("execute")
         self._runtime = WorkerRuntime("")
         # Changed by load, and by execute where the model turns out to write into its inputs.
         self._has_copies = False
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """What the model's auto_complete_config makes of the configuration."""
         self._open(model, device)
         return ModelIO((), (), self._model.auto_complete())
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Import the model and initialize it. Raises InvalidArgumentError for a parameter that makes no sense."""
         _flag(model, "FORCE_CPU_ONLY_INPUT_TENSORS", default="yes")
         self._has_copies = _flag(model, "WRITABLE_INPUTS", default="no")
         self._open(model, device)
         outputs = tuple(Signature.from_config(model.config).outputs)
-        self._served = ServedModel(model.name, model.version, outputs, self._model.is_decoupled)
+        self._served = ModelTraits(model.name, model.version, outputs, self._model.is_decoupled)
         self._model.load()
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
@@ -189,7 +189,7 @@ class PythonBackend(Backend):
         for request in batch:
             request.fail(failure)
 
-    def _open(self, model: Model, device: Device) -> None:
+    def _open(self, model: BackendModel, device: Device) -> None:
         identity = Identity(
             model.name, model.version, model.instance_name, model.version_dir, model.file, device.kind, device.id
         )
@@ -199,7 +199,7 @@ class PythonBackend(Backend):
         self._model = PythonModel(identity, model.config)
         self._own_process(model, device)
 
-    def _own_process(self, model: Model, device: Device) -> None:
+    def _own_process(self, model: BackendModel, device: Device) -> None:
         """Make the settings of an interpreter in which one model runs and no other."""
         sys.dont_write_bytecode = True  # beside a model it would look like a change of the model
         self._runtime = WorkerRuntime(model.name)
@@ -212,7 +212,7 @@ def _num_calls() -> int:
     return runtime.current.num_calls if runtime.current is not None else 0
 
 
-def _flag(model: Model, key: str, *, default: str) -> bool:
+def _flag(model: BackendModel, key: str, *, default: str) -> bool:
     value = model.parameter(key) or default
     if value not in ("yes", "no"):
         raise InvalidArgumentError(

@@ -27,7 +27,7 @@ from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import ModelGoneError
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
-from shoal.star.client import Client, HeldResponse
+from shoal.star.client import HeldResponse, StarClient
 from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Ask, Input, check
 from shoal.workers.requests import Request
@@ -108,7 +108,7 @@ class Call:
     """One request of a model's own, sent again if the called model is reloaded on the way."""
 
     def __init__(
-        self, client: Client, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
+        self, client: StarClient, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
     ) -> None:
         self._client = client
         self._caller = caller

@@ -14,7 +14,7 @@ from shoal.workers.requests import Request
 from shoal.workers.response_sender import ResponseSender
 
 
-class ServedModel:
+class ModelTraits:
     """What all requests to one model have in common."""
 
     def __init__(self, name: str, version: int, output_names: tuple[str, ...], is_decoupled: bool) -> None:
@@ -27,7 +27,7 @@ class ServedModel:
 class ServedRequest(InferenceRequest):
     """A client's request as the model gets it. With `has_copies` its inputs are copies that may be written to."""
 
-    def __init__(self, request: Request, answers: Answers, model: ServedModel, has_copies: bool) -> None:
+    def __init__(self, request: Request, answers: Answers, model: ModelTraits, has_copies: bool) -> None:
         self._request: Request = request
         self.request = request
         self.answers = answers

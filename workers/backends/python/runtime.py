@@ -13,7 +13,7 @@ from triton_python_backend_utils.runtime import Runtime
 
 from shoal.errors import ShoalError, UnavailableError
 from shoal.star import client, model_control
-from shoal.star.client import Client
+from shoal.star.client import StarClient
 from shoal.star.readiness import is_ready
 from shoal.workers.answers import Answers
 from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
@@ -30,7 +30,7 @@ class WorkerRuntime(Runtime):
         self._model = model
         self._lock = threading.Lock()
         # Changed by the first call.
-        self._client: Client | None = None
+        self._client: StarClient | None = None
 
     def follow_forks(self) -> None:
         """Let processes that the model forks from now on, as multiprocessing does, call models, too. Called once."""
@@ -106,7 +106,7 @@ class WorkerRuntime(Runtime):
         except ShoalError:
             return False
 
-    def _join(self) -> Client:
+    def _join(self) -> StarClient:
         """Raises ShoalError where that cannot be; the next call tries again."""
         with self._lock:
             if self._client is None:

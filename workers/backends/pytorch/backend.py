@@ -16,7 +16,7 @@ import torch
 from shoal.datatypes import BF16, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.model_config.signature import Signature
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.pytorch import programs
 from shoal.workers.backends.pytorch.options import Settings, settings
 from shoal.workers.ragged import RaggedBatches
@@ -50,7 +50,7 @@ class PytorchBackend(BatchedBackend):
         self._cleans_cache = False
         self._format = torch.preserve_format  # of inputs with four dimensions
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Load the model and check it. Raises ShoalError."""
         chosen = settings(model, device)
         _set_up_process(chosen)
@@ -150,7 +150,7 @@ class PytorchBackend(BatchedBackend):
         return array
 
 
-def _torch_device(model: Model, device: Device) -> torch.device | None:
+def _torch_device(model: BackendModel, device: Device) -> torch.device | None:
     if device.kind == "KIND_CPU":
         return torch.device("cpu")
     if device.kind == "KIND_MODEL":

@@ -9,7 +9,7 @@ from shoal.datatypes import BYTES
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks, parameters
-from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.backend import BackendModel, Device
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton reads them, in any case
@@ -33,7 +33,7 @@ class Settings:
     compile: dict[str, Any] | None  # keyword arguments of torch.compile; None = not compiled
 
 
-def settings(model: Model, device: Device) -> Settings:
+def settings(model: BackendModel, device: Device) -> Settings:
     """All options of an instance. Raises InvalidArgumentError for a value that is none."""
     num_cores = len(device.cores)
     return Settings(
@@ -52,7 +52,7 @@ def settings(model: Model, device: Device) -> Settings:
     )
 
 
-def check_tensors(model: Model, *, takes_strings: bool) -> None:
+def check_tensors(model: BackendModel, *, takes_strings: bool) -> None:
     """Raises InternalError with Triton's sentences for tensors that PyTorch has no form for.
 
     Strings are lists in TorchScript, and nothing elsewhere. Raises UnsupportedError for an input that may be missing.
@@ -75,7 +75,7 @@ def check_tensors(model: Model, *, takes_strings: bool) -> None:
                 )
 
 
-def _compile(model: Model) -> dict[str, Any] | None:
+def _compile(model: BackendModel) -> dict[str, Any] | None:
     text = model.parameter(COMPILE)
     if text is None:
         return None
@@ -90,7 +90,7 @@ def _compile(model: Model) -> dict[str, Any] | None:
     return arguments
 
 
-def _threads(model: Model, keys: Sequence[str]) -> int:
+def _threads(model: BackendModel, keys: Sequence[str]) -> int:
     """0 where nothing is said: the worker's number of cores then. Triton's two runtimes have a name each for it."""
     for key in keys:
         value = model.parameter(key)
@@ -99,10 +99,10 @@ def _threads(model: Model, keys: Sequence[str]) -> int:
     return 0
 
 
-def _flag(model: Model, key: str, *, default: bool) -> bool:
+def _flag(model: BackendModel, key: str, *, default: bool) -> bool:
     value = _flag_or_none(model, key)
     return default if value is None else value
 
 
-def _flag_or_none(model: Model, key: str) -> bool | None:
+def _flag_or_none(model: BackendModel, key: str) -> bool | None:
     return parameters.flag(model, key, (model.parameter(key) or "").lower(), _FLAGS, "true or false")

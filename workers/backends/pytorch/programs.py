@@ -23,7 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
-from shoal.workers.backends.backend import Model
+from shoal.workers.backends.backend import BackendModel
 from shoal.workers.backends.python.model import import_model
 from shoal.workers.backends.pytorch import naming
 from shoal.workers.backends.pytorch.options import COMPILE, Settings, check_tensors
@@ -49,7 +49,7 @@ class Program(ABC):
 class Forward(Program):
     """A `forward` that is called with arguments, and may return anything."""
 
-    def __init__(self, function: Callable[..., Any], model: Model, arguments: naming.Template) -> None:
+    def __init__(self, function: Callable[..., Any], model: BackendModel, arguments: naming.Template) -> None:
         self._function = function
         self._model = model.name
         self._arguments = arguments
@@ -90,7 +90,7 @@ class Exported(Program):
     def __init__(
         self,
         function: Callable[[list[Any]], Sequence[Any]],
-        model: Model,
+        model: BackendModel,
         in_spec: Any,
         out_spec: Any,
         arguments: Sequence[str] = (),
@@ -117,7 +117,7 @@ class Exported(Program):
         return {name: leaves[position] for name, position in self._outputs.items()}
 
 
-def _inputs(model: Model) -> list[str]:
+def _inputs(model: BackendModel) -> list[str]:
     """The model's inputs: those of clients, then those that are made from a batch."""
     made = [name for each in model.config["batch_input"] for name in each["target_name"]]
     return [tensor["name"] for tensor in model.config["input"]] + made
@@ -129,7 +129,7 @@ _NO_OUTPUT = (
 )
 
 
-def load(model: Model, device: torch.device | None, settings: Settings) -> Program:
+def load(model: BackendModel, device: torch.device | None, settings: Settings) -> Program:
     """The program of a model, on `device`; None leaves its tensors where they were saved.
 
     Raises UnavailableError without a file, InternalError with PyTorch's words for one that it cannot load, and
@@ -150,7 +150,7 @@ def load(model: Model, device: torch.device | None, settings: Settings) -> Progr
         raise InternalError(f"failed to load model '{model.name}': {str(error) or type(error).__name__}") from error
 
 
-def _file(model: Model) -> str:
+def _file(model: BackendModel) -> str:
     if not model.file:
         return _python_file(model)
     # Triton looks for a model.pt2 where there is no model.pt.
@@ -160,7 +160,7 @@ def _file(model: Model) -> str:
     raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
 
 
-def _python_file(model: Model) -> str:
+def _python_file(model: BackendModel) -> str:
     for filename in _PYTHON_FILENAMES:
         file = os.path.join(model.version_dir, filename)
         if os.path.exists(file):
@@ -168,7 +168,7 @@ def _python_file(model: Model) -> str:
     raise UnavailableError(f"No model found in {model.version_dir}/{list(_PYTHON_FILENAMES)}")
 
 
-def _form(model: Model, file: str) -> str:
+def _form(model: BackendModel, file: str) -> str:
     """The key of `_LOADERS`."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -189,7 +189,7 @@ def _form(model: Model, file: str) -> str:
     )
 
 
-def _torchscript(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _torchscript(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
     check_tensors(model, takes_strings=True)
     torch._C._set_graph_executor_optimize(settings.optimized_execution)
     for value, switch in (
@@ -225,7 +225,7 @@ def _load_torchscript(file: str, device: torch.device | None) -> Any:
         return load(file, map_location=device)
 
 
-def _export(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _export(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
     _refuse_for_archives(model, settings)
     program = torch.export.load(file)
     if device is not None and device.type != "cpu":
@@ -245,7 +245,7 @@ def _export(model: Model, file: str, device: torch.device | None, settings: Sett
     return Exported(run, model, in_spec, out_spec, getattr(called, "forward_arg_names", None) or ())
 
 
-def _aotinductor(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _aotinductor(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
     _refuse_for_archives(model, settings)
     # Compiled code believes what it is told of shapes; it reads beyond a smaller tensor unless it is told to look.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
@@ -255,7 +255,7 @@ def _aotinductor(model: Model, file: str, device: torch.device | None, settings:
     return Exported(loader.boxed_run, model, in_spec, out_spec)
 
 
-def _refuse_for_archives(model: Model, settings: Settings) -> None:
+def _refuse_for_archives(model: BackendModel, settings: Settings) -> None:
     check_tensors(model, takes_strings=False)
     if settings.channels_last:
         raise UnsupportedError(
@@ -264,7 +264,7 @@ def _refuse_for_archives(model: Model, settings: Settings) -> None:
         )
 
 
-def _module(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _module(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
     check_tensors(model, takes_strings=False)
     module: Any = _class_in(import_model(file, model.version_dir))()
     weights = os.path.splitext(file)[0] + ".pt"
@@ -279,7 +279,7 @@ def _module(model: Model, file: str, device: torch.device | None, settings: Sett
     return Forward(function, model, _arguments(model, module))
 
 
-def _arguments(model: Model, module: Any) -> naming.Template:
+def _arguments(model: BackendModel, module: Any) -> naming.Template:
     names = _inputs(model)
     declared = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in _POSITIONAL]
     if any(each.kind is each.VAR_POSITIONAL for each in declared):
@@ -288,7 +288,7 @@ def _arguments(model: Model, module: Any) -> naming.Template:
     return naming.arguments_in_order(model.name, names, [each.name for each in declared], required)
 
 
-def _state_dict(model: Model, file: str, device: torch.device | None, settings: Settings) -> Any:
+def _state_dict(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Any:
     try:
         return torch.load(file, map_location=device, weights_only=True, mmap=settings.weight_sharing or None)
     except Exception as error:  # PyTorch advises to load without weights_only, and we do not

@@ -17,7 +17,7 @@ from shoal.model_config.autocomplete import IOTensor, ModelIO, complete_from_fil
 from shoal.model_config.signature import Signature
 from shoal.workers import cuda
 from shoal.workers.backends import file_checks
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.tensorrt.profiles import (
     Bounds,
     Profile,
@@ -86,7 +86,7 @@ class TensorrtBackend(BatchedBackend):
         self._refused: set[Shapes] = set()  # shapes whose runs could not be captured
         self._num_moves = 0  # of both buffers, when the graphs were captured
 
-    def describe(self, model: Model, device: Device) -> ModelIO:
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The engine's tensors, and the configuration that follows from them; its largest batch is that of its
         profiles."""
         inputs, outputs = self._open(model)
@@ -94,7 +94,7 @@ class TensorrtBackend(BatchedBackend):
         completed = complete_from_file(model.config, ModelIO(inputs, outputs), supported)
         return ModelIO(inputs, outputs, completed)
 
-    def load(self, model: Model, device: Device) -> None:
+    def load(self, model: BackendModel, device: Device) -> None:
         """Deserialize the engine, check it, make contexts and run it once. Raises ShoalError."""
         inputs, outputs = self._open(model)
         signature = Signature.from_config(model.config)
@@ -123,7 +123,7 @@ class TensorrtBackend(BatchedBackend):
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
-    def _open(self, model: Model) -> tuple[tuple[IOTensor, ...], tuple[IOTensor, ...]]:
+    def _open(self, model: BackendModel) -> tuple[tuple[IOTensor, ...], tuple[IOTensor, ...]]:
         if self._engine is None:
             self._engine = self._deserialize(model)
         engine = self._engine
@@ -137,7 +137,7 @@ class TensorrtBackend(BatchedBackend):
         tensors = {name: self._io_tensor(model, name) for name in names}
         return tuple(tensors[name] for name in inputs), tuple(tensors[name] for name in names if name not in inputs)
 
-    def _deserialize(self, model: Model) -> Any:
+    def _deserialize(self, model: BackendModel) -> Any:
         try:
             with open(model.file, "rb") as file:
                 data = file.read()
@@ -174,7 +174,7 @@ class TensorrtBackend(BatchedBackend):
         }
         return Profile(index, shapes, values)
 
-    def _io_tensor(self, model: Model, name: str) -> IOTensor:
+    def _io_tensor(self, model: BackendModel, name: str) -> IOTensor:
         number_type = self._engine.get_tensor_dtype(name).name
         if number_type not in _TYPES:
             raise UnsupportedError(f"unsupported datatype {number_type} of tensor '{name}' of model '{model.name}'")

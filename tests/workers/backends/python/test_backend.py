@@ -13,7 +13,7 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
-from shoal.workers.backends.backend import Model
+from shoal.workers.backends.backend import BackendModel
 from shoal.workers.backends.python import PythonBackend
 from shoal.workers.backends.python.bls import NO_PARENTS, current_parents
 from shoal.workers.loop import Loop
@@ -46,7 +46,7 @@ def serve(batcher: Batcher, tmp_path: Path) -> Serve:
             INPUTS, OUTPUTS, max_batch_size=0, backend="python", parameters=parameters, **(config or {})
         )
         backend = PythonBackend()
-        backend.load(Model("m", 1, "m_0_0", str(directory), str(file), made, {}), CPU)
+        backend.load(BackendModel("m", 1, "m_0_0", str(directory), str(file), made, {}), CPU)
         return Loop(backend, Signature.from_config(made), "m_0_0", batcher.memory()), backend
 
     return make
@@ -317,7 +317,7 @@ def test_describe_gives_what_the_model_has_made_of_its_configuration(serve: Serv
     directory = tmp_path / "m" / "1"
     config = model_config(INPUTS, OUTPUTS, max_batch_size=0, backend="python")
     model_io = PythonBackend().describe(
-        Model("m", 1, "m_0_0", str(directory), str(directory / "model.py"), config, {}), CPU
+        BackendModel("m", 1, "m_0_0", str(directory), str(directory / "model.py"), config, {}), CPU
     )
     assert model_io == ModelIO((), (), config)
 

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.workers import backends
-from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
 from tests.workers.backends.tensorrt.played import Runtime, Status, played
@@ -33,7 +33,7 @@ def there() -> Iterator[ModuleType]:
         yield tensorrt
 
 
-def engine_model(tmp_path: Path, data: bytes = b"an engine", **fields: Any) -> Model:
+def engine_model(tmp_path: Path, data: bytes = b"an engine", **fields: Any) -> BackendModel:
     path = tmp_path / "model.plan"
     path.write_bytes(data)
     config = {**model_config(INPUTS, OUTPUTS, max_batch_size=4), "instance_group": groups(), **fields}
