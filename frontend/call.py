@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
 
 
-class Call(NamedTuple):
+class HandlerCall(NamedTuple):
     """One request for its handler. Header names are in lower case; `name` is "" if the path has none."""
 
     state: ServerState
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 Ask = Callable[[str, dict[str, Any], float], Any]
 #: A change takes every front end, and the batcher or the tracer, a moment; a process that takes longer hangs (ours).
 ANSWER_S = 10.0
-Handler = Callable[[Call], Response]
+Handler = Callable[[HandlerCall], Response]
 #: Handlers that wait in a way that only the road can, and handlers that change what is served.
 BLOCKING: set[Handler] = set()
 ADMINISTRATIVE: set[Handler] = set()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.call import ADMINISTRATIVE, BLOCKING, Call, Handler, Route
+from shoal.frontend.call import ADMINISTRATIVE, BLOCKING, Handler, HandlerCall, Route
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
@@ -129,7 +129,9 @@ def answer(
 ) -> Response:
     """Run the handler; a ShoalError becomes the error response."""
     try:
-        return found.handler(Call(state, transport, headers, body, found.name, found.version, found.query, forwarded))
+        return found.handler(
+            HandlerCall(state, transport, headers, body, found.name, found.version, found.query, forwarded)
+        )
     except UnsupportedEncodingError as error:
         return error_response(error, error.headers)
     except ShoalError as error:

@@ -1,6 +1,6 @@
 """The table of Triton's HTTP paths, methods and handlers. Pure."""
 
-from shoal.frontend.call import Call, Route, administrative, blocking
+from shoal.frontend.call import HandlerCall, Route, administrative, blocking
 from shoal.frontend.response import Response
 from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.torchserve.management import scale_workers
@@ -14,7 +14,7 @@ from shoal.frontend.v2.statistics import all_statistics, model_statistics
 from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settings
 
 
-def model_is_ready(call: Call) -> Response:
+def model_is_ready(call: HandlerCall) -> Response:
     """Waits only for a model that has a word in it: see Found.asks_model."""
     return model_ready(call.state, call.ask, call.name, call.version)
 

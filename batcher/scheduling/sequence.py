@@ -22,7 +22,7 @@ from typing import Any
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence_slots import Instance, Slots, slots_from_config
+from shoal.batcher.scheduling.sequence_slots import SequenceInstance, Slots, slots_from_config
 from shoal.batcher.scheduling.sequence_values import (
     HeldSlot,
     LostSequences,
@@ -67,7 +67,7 @@ class SequenceScheduler(Scheduler):
         # may join, by id; those that wait for a slot, and those without requests, by number, longest first; waiting
         # requests, in order; when sequences must leave the backlog, some of them gone; the ids of the last sequences
         # that ended with their instance.
-        self._instances: dict[int, Instance] = {}
+        self._instances: dict[int, SequenceInstance] = {}
         self._free: list[tuple[int, int]] = []
         self._live: dict[int, Sequence] = {}
         self._backlog: OrderedDict[int, Sequence] = OrderedDict()
@@ -237,7 +237,7 @@ class SequenceScheduler(Scheduler):
     def add_instance(self, instance: int, num_running: int = 0) -> None:
         if instance in self._instances:
             return
-        self._instances[instance] = Instance(self._make_slots(), num_running)
+        self._instances[instance] = SequenceInstance(self._make_slots(), num_running)
         for slot in range(self._num_slots):
             heappush(self._free, (slot, instance))
         self._fill()
@@ -374,7 +374,7 @@ class SequenceScheduler(Scheduler):
             self.changes.append(sequence.change(SlotState.FREE))
         sequence.instance = None
 
-    def _of(self, sequence: Sequence) -> Instance:
+    def _of(self, sequence: Sequence) -> SequenceInstance:
         assert sequence.instance is not None
         return self._instances[sequence.instance]
 

@@ -110,7 +110,7 @@ class OldestSlots:
         return self._batcher.next_deadline_ns()
 
 
-class Instance:
+class SequenceInstance:
     """One instance of a sequence batcher: its slots, the sequences that have them, and the executions under way."""
 
     __slots__ = ("num_running", "owners", "running", "slots")

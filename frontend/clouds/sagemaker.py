@@ -11,7 +11,7 @@ import re
 
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend import read_json as door
-from shoal.frontend.call import Call, Handler, Route, administrative
+from shoal.frontend.call import Handler, HandlerCall, Route, administrative
 from shoal.frontend.clouds.binary_content import told_by_content_type
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
@@ -50,7 +50,7 @@ _NOT_FOUND = Response(404)
 def _refusing(handler: Handler) -> Handler:
     """`handler` with SageMaker's statuses for the errors that it raises."""
 
-    def handle(call: Call) -> Response:
+    def handle(call: HandlerCall) -> Response:
         try:
             return handler(call)
         except ShoalError as error:
@@ -65,15 +65,15 @@ def _status(error: ShoalError) -> int:
     return _OUT_OF_MEMORY_STATUS if _OUT_OF_MEMORY.search(str(error)) else 400
 
 
-def _ping(call: Call) -> Response:
+def _ping(call: HandlerCall) -> Response:
     return live(call.state) if call.state.sagemaker_ping_mode == "live" else ready(call.state)
 
 
-def _invocations(call: Call) -> Response:
+def _invocations(call: HandlerCall) -> Response:
     return _infer(call, call.state.sagemaker_default_model, call.state.sagemaker_inference_type)
 
 
-def _invoke(call: Call) -> Response:
+def _invoke(call: HandlerCall) -> Response:
     try:
         call.state.models.lookup(call.name, None)
     except (NotFoundError, InvalidArgumentError):  # InvalidArgumentError if models have namespaces
@@ -81,12 +81,12 @@ def _invoke(call: Call) -> Response:
     return _infer(call, call.name, "infer")
 
 
-def _infer(call: Call, model: str, inference_type: str) -> Response:
+def _infer(call: HandlerCall, model: str, inference_type: str) -> Response:
     headers = {name: value for name, value in call.headers.items() if name not in _ENCODINGS}
     return _INFERENCE[inference_type](call._replace(name=model, headers=headers))
 
 
-def _load(call: Call) -> Response:
+def _load(call: HandlerCall) -> Response:
     """Load the model, or the ensemble with its models, in the directory `url`. Raises InvalidArgumentError."""
     request = read_json(call.body, call.state.http_max_input_size)
     name = door.as_string(door.member(request, "model_name"), "model_name")
@@ -109,7 +109,7 @@ def _directory(url: str) -> str:
     return path
 
 
-def _unload(call: Call) -> Response:
+def _unload(call: HandlerCall) -> Response:
     """Unload a model; responds when nothing is left of it."""
     try:
         call.ask("unregister", {"model": call.name}, UNLOAD_TIMEOUT_S)
@@ -121,13 +121,13 @@ def _unload(call: Call) -> Response:
     return _DONE
 
 
-def _models(call: Call) -> Response:
+def _models(call: HandlerCall) -> Response:
     """The models that serve, under SageMaker's names."""
     loaded = call.ask("registered", {}).items()
     return json_response(200, {"models": [_row(name, url) for name, url in loaded if _is_ready(call.state, name)]})
 
 
-def _model(call: Call) -> Response:
+def _model(call: HandlerCall) -> Response:
     loaded = call.ask("registered", {})
     return json_response(200, _row(call.name, loaded[call.name])) if call.name in loaded else _NOT_FOUND
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Call(Protocol):
+class OpenCall(Protocol):
     """A stream of the connection."""
 
     #: Where the next bytes of its message may be received directly, or None.

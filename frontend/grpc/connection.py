@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from math import inf
 
-from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.framing import (
     HEADERS,
     IDENTITY,
@@ -72,7 +72,7 @@ class GrpcConnection:
         self._released = released
         self._kept = kept
         # Changed by the lane and by calls.
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, OpenCall] = {}
         self.headers: Mapping[str, str] | None = None  # of the last call, which are shared by all that are equal
         self.opening: Opening | Refused | bytes = b""  # what they meant
         self.known: KnownCall | None = None  # what the last calls were like

@@ -3,7 +3,7 @@
 import heapq
 from typing import NamedTuple
 
-from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.connection import GrpcConnection
 
 
@@ -14,7 +14,7 @@ class Deadline(NamedTuple):
     number: int  # no two are the same
     connection: GrpcConnection
     stream_id: int
-    call: Call
+    call: OpenCall
 
     @property
     def is_awaited(self) -> bool:
@@ -33,7 +33,7 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._deadlines)
 
-    def add(self, at_s: float, connection: GrpcConnection, stream_id: int, call: Call) -> None:
+    def add(self, at_s: float, connection: GrpcConnection, stream_id: int, call: OpenCall) -> None:
         """The client of a call waits until then."""
         self._num_deadlines += 1
         heapq.heappush(self._deadlines, Deadline(at_s, self._num_deadlines, connection, stream_id, call))

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc import reflection
-from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.call_lane import Listener
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.deadlines import Deadlines
@@ -207,7 +207,7 @@ class GrpcLane(Lane[GrpcConnection]):
         if http2.has_output:
             self.has_output(connection)
 
-    def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> Call | None:
+    def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> OpenCall | None:
         """The call that a head begins; None where it is refused."""
         if connection.headers is not headers:
             connection.headers = headers
@@ -219,7 +219,7 @@ class GrpcLane(Lane[GrpcConnection]):
             else:
                 connection.refuse_http(stream_id, opening)
             return None
-        call: Call = _KINDS.get(opening.method.path, UnaryCall)(self, connection, stream_id, opening)
+        call: OpenCall = _KINDS.get(opening.method.path, UnaryCall)(self, connection, stream_id, opening)
         connection.calls[stream_id] = call
         if opening.timeout_s is not None:
             self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 import orjson
 
 from shoal.errors import InternalError, ShoalError
-from shoal.frontend.call import Call
+from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.service import MODEL_INFER, GrpcCall, check_access, find, run
@@ -80,7 +80,7 @@ def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str,
     return Found(_answer, target, None, "")
 
 
-def _answer(call: Call) -> Response:
+def _answer(call: HandlerCall) -> Response:
     length = int.from_bytes(call.body[:_LENGTH_BYTES], "big")
     peer, metadata, encoding, deadline_ns = orjson.loads(call.body[_LENGTH_BYTES : _LENGTH_BYTES + length])
     grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from shoal.errors import UnsupportedError
-from shoal.frontend.call import Call, Handler, blocking
+from shoal.frontend.call import Handler, HandlerCall, blocking
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
 from shoal.frontend.v2 import generate as flat
@@ -25,7 +25,7 @@ T = TypeVar("T")
 _MAX_RELOADS = 3
 
 
-def infer(call: Call) -> Response:
+def infer(call: HandlerCall) -> Response:
     """The handler of POST …/infer."""
 
     def look_up() -> ModelEntry:
@@ -37,7 +37,7 @@ def infer(call: Call) -> Response:
     return with_model(look_up, lambda entry: _infer_with(entry, call))
 
 
-def _infer_with(entry: ModelEntry, call: Call) -> Response:
+def _infer_with(entry: ModelEntry, call: HandlerCall) -> Response:
     body = decompress(call.headers, call.body, call.state.http_max_input_size)
     limit, regions = call.state.http_max_input_size, call.state.regions
     prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
@@ -52,11 +52,11 @@ def _infer_with(entry: ModelEntry, call: Call) -> Response:
 
 
 def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> Handler:
-    def attempt(entry: ModelEntry, call: Call) -> Response:
+    def attempt(entry: ModelEntry, call: HandlerCall) -> Response:
         limit = call.state.http_max_input_size
         return answer(flat.prepare(entry, call.headers, call.body, limit, call.forwarded), _transport(call))
 
-    def handle(call: Call) -> Response:
+    def handle(call: HandlerCall) -> Response:
         return with_model(lambda: call.state.models.lookup(call.name, call.version), lambda entry: attempt(entry, call))
 
     return blocking(handle)
@@ -79,6 +79,6 @@ def with_model(look_up: Callable[[], ModelEntry], attempt: Callable[[ModelEntry]
     return attempt(entry)
 
 
-def _transport(call: Call) -> "Transport":
+def _transport(call: HandlerCall) -> "Transport":
     assert call.transport is not None, "a lane submits in its own way, or hands over"
     return call.transport

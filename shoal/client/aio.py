@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from shoal.client.call import MAX_RELOADS, Call
+from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import Connection
 from shoal.client.request_arguments import Asked, takes
 from shoal.client.result import Result
@@ -71,11 +71,11 @@ class AsyncClient:
                 if (result := call.next_result()) is not None:
                     yield result
 
-    async def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[Call, "_News"]:
+    async def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[ClientCall, "_News"]:
         session = await self._connected()
         news = _News(asyncio.get_running_loop())
 
-        def submit() -> Call:
+        def submit() -> ClientCall:
             return session.submit(asked, news.tell, is_stream=is_stream)
 
         return await _in_executor(submit) if session.needs_time(asked) else submit(), news
@@ -170,7 +170,7 @@ class AsyncClient:
         await self.close()
 
 
-async def _await(call: Call, news: "_News") -> None:
+async def _await(call: ClientCall, news: "_News") -> None:
     deadline_s = news.loop.time() + call.limit_s
     while not call.has_news:
         if not await news.wait(deadline_s):

@@ -50,7 +50,7 @@ class Responses:
         self._opened.entries.clear()
 
 
-class Call:
+class ClientCall:
     """One request. Leaving its `with` before it is done cancels it."""
 
     __slots__ = ("_asked", "_entry", "_responses", "connection", "limit_s", "waiter")
@@ -116,7 +116,7 @@ class Call:
             f"Request timeout expired: no answer from model '{self._entry.name}' within {self.limit_s:g} s"
         )
 
-    def __enter__(self) -> "Call":
+    def __enter__(self) -> "ClientCall":
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:

@@ -1,4 +1,4 @@
-"""Requests over one connection: arguments in, a Call out. Shared by Client and AsyncClient."""
+"""Requests over one connection: arguments in, a ClientCall out. Shared by Client and AsyncClient."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoal import errors
 from shoal.client import arrays as tensors
 from shoal.client.arrays import ArraysTemplate, Lent
-from shoal.client.call import Call, Responses
+from shoal.client.call import ClientCall, Responses
 from shoal.client.connection import Connection, Waiter
 from shoal.client.request_arguments import Asked
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
@@ -90,7 +90,7 @@ class Session:
             for array in asked.inputs.values()
         )
 
-    def submit(self, asked: Asked, notify: Callable[[], None], *, is_stream: bool = False) -> Call:
+    def submit(self, asked: Asked, notify: Callable[[], None], *, is_stream: bool = False) -> ClientCall:
         """Validate and submit a request; `notify` is called when a reply has come. Raises ShoalError."""
         connection = self.connection
         if connection.models.num_changes != self._num_changes:
@@ -123,7 +123,7 @@ class Session:
                 key.append(where)
         return tuple(key)
 
-    def _submit_checked(self, key: Any, asked: Asked, notify: Callable[[], None], *, is_stream: bool) -> Call:
+    def _submit_checked(self, key: Any, asked: Asked, notify: Callable[[], None], *, is_stream: bool) -> ClientCall:
         connection = self.connection
         entry = self.find(asked.model, asked.version)
         _check_kind(entry, is_stream=is_stream)
@@ -147,12 +147,12 @@ class Session:
 
     def _hand_over(
         self, asked: Asked, checked: ArraysTemplate | Outgoing, block: Block, span: int, waiter: Waiter
-    ) -> Call:
+    ) -> ClientCall:
         entry, start_ns = checked.entry, time.monotonic_ns()
         # A stream's timeout is that of each response, which does not limit a decoupled model's execution.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
         self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
-        return Call(self._responses, asked, entry, waiter)
+        return ClientCall(self._responses, asked, entry, waiter)
 
 
 def _check_kind(entry: ModelEntry, *, is_stream: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from shoal.client.call import MAX_RELOADS, Call
+from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import Connection
 from shoal.client.request_arguments import Asked, takes
 from shoal.client.result import Result
@@ -100,7 +100,7 @@ class Client:
         weakref.finalize(answers, call.connection.let_go_of, call.waiter).atexit = False
         return answers
 
-    def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[Call, threading.Lock]:
+    def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[ClientCall, threading.Lock]:
         sleeper = threading.Lock()
         sleeper.acquire()
 
@@ -217,7 +217,7 @@ def connect(place: str | None) -> Connection:
     )
 
 
-def _answers(call: Call, sleeper: threading.Lock) -> Iterator[Result]:
+def _answers(call: ClientCall, sleeper: threading.Lock) -> Iterator[Result]:
     with call:
         while not call.is_done:
             _await(call, sleeper)
@@ -225,6 +225,6 @@ def _answers(call: Call, sleeper: threading.Lock) -> Iterator[Result]:
                 yield result
 
 
-def _await(call: Call, sleeper: threading.Lock) -> None:
+def _await(call: ClientCall, sleeper: threading.Lock) -> None:
     if not call.connection.wait(call.waiter, sleeper, time.monotonic() + call.limit_s):
         raise call.late()

@@ -31,7 +31,7 @@ from shoal.workers.sequences import SequenceTensors
 _Result = TypeVar("_Result")
 
 
-class Instance(Loop):
+class InlineInstance(Loop):
     """One instance of a loaded model: a worker's loop, run step by step."""
 
     def __init__(

@@ -28,7 +28,7 @@ from shoal.repository.scan import model_file
 from shoal.shm.counters import ROW_WORDS, Row
 from shoal.shm.layout import WORD
 from shoal.star import file_overrides
-from shoal.testing.instances import Instance
+from shoal.testing.instances import InlineInstance
 from shoal.testing.python_backend import InlinePythonBackend
 from shoal.testing.repository import Repository
 from shoal.testing.star import SimulatedStar
@@ -43,7 +43,7 @@ class SimulatedModel:
 
     version: ModelVersion
     scheduled: ScheduledModel
-    instances: Sequence[Instance]
+    instances: Sequence[InlineInstance]
 
 
 class SimulatedModels:
@@ -116,7 +116,7 @@ class SimulatedModels:
         if steps(found.config):
             version.config = finish_config(found.config)
             scheduled: ScheduledModel = self._ensemble(version)
-            instances = list[Instance]()
+            instances = list[InlineInstance]()
         else:
             version.config = _on_cpus(found.config)
             version.config = finish_config(version.config, self._model_io(version))
@@ -151,8 +151,8 @@ class SimulatedModels:
         model = self._model(version, first)
         return self._backend(model).describe(model, _device(first))
 
-    def _instances(self, version: ModelVersion, scheduled: ScheduledModel) -> list[Instance]:
-        instances: list[Instance] = []
+    def _instances(self, version: ModelVersion, scheduled: ScheduledModel) -> list[InlineInstance]:
+        instances: list[InlineInstance] = []
         execution_ns = int(self._execution_ms.get(version.name, 0) * 1e6)
         try:
             for placement in _placements(version.config):
@@ -162,7 +162,7 @@ class SimulatedModels:
                 if not isinstance(backend, InlinePythonBackend):
                     warm_up(backend, model, Signature.from_config(model.config))
                 name = placement.instance_name
-                instances.append(Instance(self._star, version, scheduled, name, backend, execution_ns))
+                instances.append(InlineInstance(self._star, version, scheduled, name, backend, execution_ns))
         except BaseException:
             _unload(instances)
             raise
@@ -243,7 +243,7 @@ def _row() -> Row:
     return Row(memoryview(bytearray(ROW_WORDS * WORD)).cast("Q"), None)
 
 
-def _unload(instances: Sequence[Instance]) -> None:
+def _unload(instances: Sequence[InlineInstance]) -> None:
     for instance in instances:
         instance.unload()
 

@@ -23,7 +23,7 @@ from shoal.shm.segment import SegmentView
 from shoal.testing.client import LocalClient, OpenRequest
 from shoal.testing.event_loop import VirtualEventLoop
 from shoal.testing.future import StuckError
-from shoal.testing.instances import Instance
+from shoal.testing.instances import InlineInstance
 from shoal.testing.segments import MAX_IN_FLIGHT, SLAB_NBYTES, create_segment
 from shoal.testing.simulation import BATCHER, CLIENT, Simulation, Work
 
@@ -38,7 +38,7 @@ class SimulatedStar(Simulation):
         """`patience_s`: how long nothing may come from threads of models while a thread waits; real seconds."""
         super().__init__()
         self._patience_s = patience_s
-        self._instances: dict[int, Instance] = {}  # by owner
+        self._instances: dict[int, InlineInstance] = {}  # by owner
         self._executing: Counter[int] = Counter()  # thread → executions it is in the middle of
         self.exchange = Exchange(0, 1 << 30)
         own, view = create_segment(layout.CLIENT, CLIENT, SLAB_NBYTES)
@@ -64,7 +64,7 @@ class SimulatedStar(Simulation):
         self.exchange.cached.name(version.model_id, revision, self.now_ns)
         return self.exchange.cached
 
-    def add_model(self, model: ScheduledModel, instances: Sequence[Instance]) -> None:
+    def add_model(self, model: ScheduledModel, instances: Sequence[InlineInstance]) -> None:
         """Accept requests to a model, and give batches to its instances."""
         with self.changed:
             if isinstance(model, Ensemble):
@@ -93,7 +93,7 @@ class SimulatedStar(Simulation):
             self.admit()
         self._do_left()
 
-    def _remove(self, instance: Instance) -> None:
+    def _remove(self, instance: InlineInstance) -> None:
         """Fail the requests that an instance has not answered; the next thread that waits unloads its backend."""
         self.exchange.remove_worker(instance.worker.owner, self.now_ns, Reason.NOT_READY)
         self.admit()  # replies in its segment are read before it goes
@@ -239,7 +239,7 @@ class SimulatedStar(Simulation):
             if loop.due_ns is not None:
                 yield loop.due_ns
 
-    def _execute(self, instance: Instance) -> None:
+    def _execute(self, instance: InlineInstance) -> None:
         try:
             # A model that is executed while another waits is not executed for that one's calls.
             copy_context().run(instance.execute)

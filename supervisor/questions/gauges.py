@@ -21,7 +21,7 @@ from shoal.supervisor.processes.progress import Progress, rss_bytes
 Figures = dict[str, Any]
 
 
-class Instance(Protocol):
+class ObservedInstance(Protocol):
     """What is read of a model instance."""
 
     @property
@@ -42,7 +42,7 @@ class Instance(Protocol):
     def participant(self) -> Participant | None: ...
 
 
-def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns: int) -> Figures:
+def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int, now_ns: int) -> Figures:
     """Everything, as msgpack can carry it."""
     # While a version is loaded anew there are two instances of one name: of those, the one that serves is told of.
     by_name = {}
@@ -59,7 +59,7 @@ def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns
     }
 
 
-def _instance(instance: Instance, now_ns: int) -> Figures:
+def _instance(instance: ObservedInstance, now_ns: int) -> Figures:
     """One that is not up has neither batches nor memory; its worker's figures begin anew with its next start."""
     figures: Figures = {
         "model": instance.version.name,

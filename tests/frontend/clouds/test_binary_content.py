@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.call import Call
+from shoal.frontend.call import HandlerCall
 from shoal.frontend.clouds.binary_content import told_by_content_type
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
@@ -20,11 +20,11 @@ def asked(headers: dict[str, str], answer: Response = PLAIN) -> tuple[dict[str, 
     """The headers that the handler saw, and what became of its answer."""
     seen: dict[str, str] = {}
 
-    def handler(call: Call) -> Response:
+    def handler(call: HandlerCall) -> Response:
         seen.update(call.headers)
         return answer
 
-    call = Call(ServerState(), None, headers, memoryview(b""), "m", None, "")
+    call = HandlerCall(ServerState(), None, headers, memoryview(b""), "m", None, "")
     return seen, told_by_content_type(handler, MIME)(call)
 
 

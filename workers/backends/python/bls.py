@@ -104,7 +104,7 @@ NO_PARENTS = Parents((), can_lend=False, is_watched=False)
 current_parents: ContextVar[Parents] = ContextVar("parents", default=NO_PARENTS)
 
 
-class Call:
+class BlsCall:
     """One request of a model's own, sent again if the called model is reloaded on the way."""
 
     def __init__(

@@ -16,7 +16,7 @@ from shoal.star import client, model_control
 from shoal.star.client import StarClient
 from shoal.star.readiness import is_ready
 from shoal.workers.answers import Answers
-from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
+from shoal.workers.backends.python.bls import NO_PARENTS, BlsCall, Parents, current_parents
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class WorkerRuntime(Runtime):
 
     def submit(self, request: ModelRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
         try:
-            call = Call(self._join(), self._model, request, decoupled, on_response)
+            call = BlsCall(self._join(), self._model, request, decoupled, on_response)
         except ShoalError as error:
             on_response(InferenceResponse(error=as_triton_error(error)), True)
             return lambda: None

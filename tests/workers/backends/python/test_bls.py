@@ -23,7 +23,7 @@ from shoal.model_config.signature import Signature
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm import layout
 from shoal.star.models import ModelEntry, ModelTable
-from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, Call, Parents
+from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, BlsCall, Parents
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
 from tests.client.client_harness import MODEL_ID, WAIT_S, Surroundings
@@ -125,9 +125,9 @@ class Around(Surroundings):
         self.client.models = models
         self.told: queue.SimpleQueue[tuple[InferenceResponse | None, bool]] = queue.SimpleQueue()
 
-    def call(self, tensor: Tensor, request_id: str = "") -> Call:
+    def call(self, tensor: Tensor, request_id: str = "") -> BlsCall:
         request = InferenceRequest(request_id, requested_output_names=[], inputs=[tensor], model_name="m")
-        return Call(self.client, "caller", request, False, lambda *told: self.told.put(told))
+        return BlsCall(self.client, "caller", request, False, lambda *told: self.told.put(told))
 
     def next(self) -> InferenceResponse:
         response, is_final = self.told.get(timeout=WAIT_S)
