@@ -138,7 +138,7 @@ class Way:
     branches: Mapping[int, tuple[Stage, tuple[int, ...]]]
 
 
-class Progress:
+class EnsembleRun:
     """A request to an ensemble that is in progress."""
 
     __slots__ = (
@@ -154,7 +154,7 @@ class Progress:
         tensors: dict[str, Passed],
         slab: Slab,
         client: ClientPeer,
-        asker: "Progress | None" = None,
+        asker: "EnsembleRun | None" = None,
     ) -> None:
         """`asker` is the ensemble's request that this one is a step of, if any."""
         self.ensemble = ensemble
@@ -202,7 +202,7 @@ class Progress:
 
 
 #: Open steps by the numbers of their requests: progress, iteration, step, the step's model, when it was asked (ns).
-Steps = dict[int, tuple[Progress, Iteration, int, ScheduledModel, int]]
+Steps = dict[int, tuple[EnsembleRun, Iteration, int, ScheduledModel, int]]
 
 
 class Unqueued(Scheduler):
@@ -213,8 +213,8 @@ class Unqueued(Scheduler):
     def __init__(self) -> None:
         # Changed here and by `Ensembles`: requests to begin; requests in progress, by key; cancelled ones.
         self.arrived: list[QueuedRequest] = []
-        self.open: dict[int, Progress] = {}
-        self.abandoned: list[Progress] = []
+        self.open: dict[int, EnsembleRun] = {}
+        self.abandoned: list[EnsembleRun] = []
         #: Called when a request is to begin or was cancelled.
         self.on_news: Callable[[], None] = lambda: None
 
@@ -242,9 +242,9 @@ class Unqueued(Scheduler):
         return []  # its steps expire in their models' queues
 
     def cancel(self, key: int) -> bool:
-        progress = self.open.pop(key, None)
-        if progress is not None:
-            self.abandoned.append(progress)
+        run = self.open.pop(key, None)
+        if run is not None:
+            self.abandoned.append(run)
             self.on_news()
             return True
         left = [request for request in self.arrived if request.key != key]
@@ -264,7 +264,7 @@ class Unqueued(Scheduler):
         """No effect: an ensemble has no instances."""
 
     def drain(self) -> list[QueuedRequest]:
-        drained = [progress.queued for progress in self.open.values()] + self.arrived
+        drained = [run.queued for run in self.open.values()] + self.arrived
         self.abandoned += self.open.values()
         self.open.clear()
         self.arrived.clear()
@@ -315,7 +315,7 @@ class Ensemble(ScheduledModel):
         self.max_inflight = configured.max_inflight_requests(config)
         # Changed as steps begin and end: number of open requests to each step, and iterations that wait to ask it.
         self.num_inflight = [0] * len(self.steps)
-        self.parked = [deque[tuple[Progress, Iteration]]() for _ in self.steps]
+        self.parked = [deque[tuple[EnsembleRun, Iteration]]() for _ in self.steps]
         #: Outputs that models have left out of a response.
         self.left_out: set[str] = set()
         self.link(models, decoupled)

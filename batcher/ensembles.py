@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from shoal.batcher import statistics
 from shoal.batcher.blocks import Blocks
-from shoal.batcher.ensemble import NO_POINTS, Ensemble, Iteration, Progress, StepClient, Steps
+from shoal.batcher.ensemble import NO_POINTS, Ensemble, EnsembleRun, Iteration, StepClient, Steps
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import EnsembleRequests
@@ -85,8 +85,8 @@ class Ensembles:
     def remove(self, model_id: int, now_ns: int) -> None:
         """Accept no more requests for an ensemble; those in progress have been refused."""
         ensemble = self._ensembles.pop(model_id, None)
-        for progress in () if ensemble is None else ensemble.unqueued.abandoned:
-            self._drop(progress, now_ns)
+        for run in () if ensemble is None else ensemble.unqueued.abandoned:
+            self._drop(run, now_ns)
 
     def relink(self, model_id: int, models: list[int], decoupled: Collection[int] = (), *, may_run_again: bool) -> None:
         """Change the models of an ensemble's steps, for requests that begin from now on."""
@@ -104,8 +104,8 @@ class Ensembles:
 
     def running(self, key: int, ensemble: ScheduledModel) -> list[tuple[int, ScheduledModel]]:
         """The steps of a request that are queued or running: their keys and models."""
-        progress = ensemble.unqueued.open.get(key) if isinstance(ensemble, Ensemble) else None
-        iterations = () if progress is None else progress.iterations
+        run = ensemble.unqueued.open.get(key) if isinstance(ensemble, Ensemble) else None
+        iterations = () if run is None else run.iterations
         keys = [self._client.first_key + number for each in iterations for number in each.asked]
         return [(each, self._requests[each][1]) for each in keys if each in self._requests]
 
@@ -113,10 +113,10 @@ class Ensembles:
         """An instance is dead, and with it results in its segments: requests that still need one of them fail."""
         error = refusal(model, reason, detail, "")
         for ensemble in self._ensembles.values():
-            for progress in tuple(ensemble.unqueued.open.values()):
-                results = [result for each in progress.iterations for result in each.results.values()]
+            for run in tuple(ensemble.unqueued.open.values()):
+                results = [result for each in run.iterations for result in each.results.values()]
                 if any(ref_owner(ref) in owners for _, refs, _, _ in results for ref in refs):
-                    self._fail(progress, error, now_ns)
+                    self._fail(run, error, now_ns)
 
     # --- requests and steps ---
 
@@ -135,8 +135,8 @@ class Ensembles:
                 for queued in arrived:
                     self._begin(ensemble, queued, now_ns)
                 abandoned, unqueued.abandoned = unqueued.abandoned, []
-                for progress in abandoned:
-                    self._drop(progress, now_ns)
+                for run in abandoned:
+                    self._drop(run, now_ns)
             replies, self._client.replies = self._client.replies, []
             for reply in replies:
                 self._hear(reply, now_ns)
@@ -167,52 +167,50 @@ class Ensembles:
             self._answer_error(ensemble, queued.key, error, (now_ns, 0, 0, 0), now_ns)
             return
         asker = self._steps[queued.key - client.first_key][0] if client is self._client else None
-        progress = Progress(ensemble, queued, asked, tensors, self._own, client, asker)
-        ensemble.unqueued.open[queued.key] = progress
-        self._start(progress, progress.root, progress.way.started, now_ns)
+        run = EnsembleRun(ensemble, queued, asked, tensors, self._own, client, asker)
+        ensemble.unqueued.open[queued.key] = run
+        self._start(run, run.root, run.way.started, now_ns)
 
-    def _start(self, progress: Progress, iteration: Iteration, steps: Sequence[int], now_ns: int) -> None:
-        ensemble = progress.ensemble
+    def _start(self, run: EnsembleRun, iteration: Iteration, steps: Sequence[int], now_ns: int) -> None:
+        ensemble = run.ensemble
         for step in steps:
-            if progress.is_over:
+            if run.is_over:
                 return
             if ensemble.max_inflight and ensemble.num_inflight[step] >= ensemble.max_inflight:
-                ensemble.parked[step].append((progress, iteration))
+                ensemble.parked[step].append((run, iteration))
                 continue
             try:
-                self._ask(progress, iteration, step, now_ns)
+                self._ask(run, iteration, step, now_ns)
             except ShoalError as error:
-                self._fail(progress, error, now_ns)
+                self._fail(run, error, now_ns)
         if not steps and iteration.is_over:
-            self._end(progress, iteration, now_ns)
+            self._end(run, iteration, now_ns)
 
     def _unpark(self, ensemble: Ensemble, step: int, now_ns: int) -> None:
         """A request to a step has ended: begin one that waits for a place, if any."""
         ensemble.num_inflight[step] -= 1
         parked = ensemble.parked[step]
         while parked and ensemble.num_inflight[step] < ensemble.max_inflight:
-            progress, iteration = parked.popleft()
-            if not progress.is_over:
-                self._start(progress, iteration, [step], now_ns)
+            run, iteration = parked.popleft()
+            if not run.is_over:
+                self._start(run, iteration, [step], now_ns)
 
-    def _ask(self, progress: Progress, iteration: Iteration, step: int, now_ns: int) -> None:
+    def _ask(self, run: EnsembleRun, iteration: Iteration, step: int, now_ns: int) -> None:
         """Put a step's request into its model's queue. Raises UnavailableError."""
-        ensemble, model = progress.ensemble, self._models.get(progress.models[step])
+        ensemble, model = run.ensemble, self._models.get(run.models[step])
         if model is None or model.signature is None or model.is_failed:
             failed = model is not None and model.is_failed
             raise UnavailableError(
                 f"Request for unknown model: a model of step {step} is "
                 + ("unavailable: all its instances died again and again" if failed else "not at ready state")
             )
-        rows, shape_key, header = ensemble.requests[step].write(
-            model.id, model.signature, progress.asked, iteration.tensors
-        )
-        sharing = model.sharing if progress.outermost.is_front_end else None
+        rows, shape_key, header = ensemble.requests[step].write(model.id, model.signature, run.asked, iteration.tensors)
+        sharing = model.sharing if run.outermost.is_front_end else None
         digest = NO_DIGEST if sharing is None else lent_request_digest(header, self._blocks.open)
         ref, span = iteration.headers.add(header)
         self._number = number = self._number + 1
         key = self._client.first_key + number
-        whole = progress.queued
+        whole = run.queued
         timeout_us = whole.timeout_us
         if timeout_us:
             timeout_us = max(1, timeout_us - (now_ns - whole.arrival_ns) // 1000)
@@ -222,7 +220,7 @@ class Ensembles:
             key, rows, shape_key, now_ns, whole.priority, timeout_us, whole.deadline_ns, whole.correlation, whole.flags
         )
         self._requests[key] = (self._client, model, number, ref, span, now_ns, now_ns, mine)
-        self._steps[number] = (progress, iteration, step, model, now_ns)
+        self._steps[number] = (run, iteration, step, model, now_ns)
         iteration.asked.add(number)
         if ensemble.max_inflight:
             ensemble.num_inflight[step] += 1
@@ -239,85 +237,85 @@ class Ensembles:
     def _hear(self, reply: Record, now_ns: int) -> None:
         """Handle one reply of a step: its only one, or, of a decoupled step, one of several. Raises InternalError."""
         number, is_last = reply[_NUMBER], not reply[_MORE]
-        progress, iteration, step, model, asked_ns = self._steps[number]
-        ensemble = progress.ensemble
+        run, iteration, step, model, asked_ns = self._steps[number]
+        ensemble = run.ensemble
         result = self._results.take(self._client.first_key + number, reply)
         if is_last:
             del self._steps[number]
             iteration.asked.remove(number)
             if ensemble.max_inflight:
                 self._unpark(ensemble, step, now_ns)
-        if progress.is_over:
+        if run.is_over:
             self._results.release(result)
             self._forget(iteration)
             return
-        is_decoupled = step in progress.graph.decoupled
-        if is_last and progress.outermost.traced and (trace := progress.trace_of_steps) is not None:
+        is_decoupled = step in run.graph.decoupled
+        if is_last and run.outermost.traced and (trace := run.trace_of_steps) is not None:
             key = self._client.first_key + number
             compute = reply[_START_NS], reply[_INPUT_NS], reply[_INFER_NS], reply[_OUTPUT_NS]
             times = asked_ns, reply[_QUEUE_NS], *(model.points(compute) if compute[0] else NO_POINTS)
             self._requests.send_child_trace(trace, key, model, times, now_ns, is_decoupled_step=is_decoupled)
         if is_decoupled and is_last and not (reply[P.HEADER] or reply[P.REASON] or reply[P.STATUS]):
             self._results.release(result)
-            self._advance(progress, iteration, step, (), now_ns)  # only the end of a decoupled step
+            self._advance(run, iteration, step, (), now_ns)  # only the end of a decoupled step
             return
-        reader = progress.branch(iteration, step) if is_decoupled else iteration
+        reader = run.branch(iteration, step) if is_decoupled else iteration
         reader.results[step] = result
         try:
             if not (is_decoupled or is_last):
                 raise InternalError("a step answers more than once, and was not decoupled when the request began")
             written, parameters = self._results.read(
-                model, ensemble.responses[step], reply, result, progress.asked, reader.tensors
+                model, ensemble.responses[step], reply, result, run.asked, reader.tensors
             )
         except ShoalError as error:
-            self._fail(progress, error, now_ns)
+            self._fail(run, error, now_ns)
             return
         if is_last and reply[_START_NS]:
-            progress.computed.append(reply[_START_NS:_MORE])
+            run.computed.append(reply[_START_NS:_MORE])
         if parameters:
             reader.parameters = {**reader.parameters, **parameters}
         if is_last:  # first, so that the iteration which the last response starts can be the request's last
-            self._advance(progress, iteration, step, () if is_decoupled else written, now_ns)
+            self._advance(run, iteration, step, () if is_decoupled else written, now_ns)
         if is_decoupled:
-            _, started = progress.way.branches[step]
-            self._start(progress, reader, started, now_ns)
+            _, started = run.way.branches[step]
+            self._start(run, reader, started, now_ns)
 
     def _advance(
-        self, progress: Progress, iteration: Iteration, step: int, written: tuple[str, ...], now_ns: int
+        self, run: EnsembleRun, iteration: Iteration, step: int, written: tuple[str, ...], now_ns: int
     ) -> None:
         """A step has ended: start steps that are now ready, and release results that no step needs any more."""
-        if progress.is_over:
+        if run.is_over:
             return
         iteration.stage, started, unneeded = iteration.stage.after(step, written)
-        self._start(progress, iteration, started, now_ns)
+        self._start(run, iteration, started, now_ns)
         for each in unneeded:
             if each in iteration.results:
                 self._results.release(iteration.results.pop(each))
 
     # --- ends of requests ---
 
-    def _end(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
+    def _end(self, run: EnsembleRun, iteration: Iteration, now_ns: int) -> None:
         """End an iteration in which no step runs, here or beneath: its part of the request is answered."""
-        while iteration.is_over and not progress.is_over:
-            if iteration.origin == progress.way.origin:
+        while iteration.is_over and not run.is_over:
+            if iteration.origin == run.way.origin:
                 try:
-                    self._answer(progress, iteration, now_ns)
+                    self._answer(run, iteration, now_ns)
                 except ShoalError as error:
-                    self._fail(progress, error, now_ns)
+                    self._fail(run, error, now_ns)
                     return
             parent = iteration.parent
             if parent is None:
-                self._finish(progress, now_ns)
+                self._finish(run, now_ns)
                 return
             self._forget(iteration)
-            progress.iterations.discard(iteration)
+            run.iterations.discard(iteration)
             parent.num_beneath -= 1
             iteration = parent
 
-    def _answer(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
+    def _answer(self, run: EnsembleRun, iteration: Iteration, now_ns: int) -> None:
         """Send the client the outputs of an iteration, as the only response or one of several. Raises ShoalError."""
-        ensemble, key = progress.ensemble, progress.key
-        outputs, tensors = progress.way.outputs, iteration.tensors
+        ensemble, key = run.ensemble, run.key
+        outputs, tensors = run.way.outputs, iteration.tensors
         try:
             passed = [tensors[name] for name in outputs]
         except KeyError:
@@ -328,21 +326,21 @@ class Ensembles:
         for piece in pieces:
             self._holders.hold_part(piece, key)
         if iteration.is_last:
-            progress.answer = (ref, span, len(pieces))
+            run.answer = (ref, span, len(pieces))
         elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
-            self._close(progress, now_ns)  # the client's backlog is too large
+            self._close(run, now_ns)  # the client's backlog is too large
 
-    def _finish(self, progress: Progress, now_ns: int) -> None:
+    def _finish(self, run: EnsembleRun, now_ns: int) -> None:
         """Send the final reply; after several responses it may be empty, if the last one could not be known as such."""
-        compute = progress.compute()
-        statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
-        ref, span, num_pieces = progress.answer
-        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces)
-        self._close(progress, now_ns)
+        compute = run.compute()
+        statistics.count_execution(run.ensemble.row, run.queued.rows, compute, now_ns + self._wall_offset_ns)
+        ref, span, num_pieces = run.answer
+        self._requests.answer(run.key, 0, ref, span, compute, now_ns, num_pieces)
+        self._close(run, now_ns)
 
-    def _fail(self, progress: Progress, error: ShoalError, now_ns: int) -> None:
-        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns)
-        self._close(progress, now_ns)
+    def _fail(self, run: EnsembleRun, error: ShoalError, now_ns: int) -> None:
+        self._answer_error(run.ensemble, run.key, error, run.compute(), now_ns)
+        self._close(run, now_ns)
 
     def _answer_error(
         self, ensemble: Ensemble, key: int, error: ShoalError, compute: statistics.Compute, now_ns: int
@@ -356,22 +354,22 @@ class Ensembles:
         block.memory[: len(sentence)] = sentence
         self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns)
 
-    def _close(self, progress: Progress, now_ns: int) -> None:
-        progress.ensemble.unqueued.open.pop(progress.key, None)
-        self._woken(progress.ensemble)
-        self._drop(progress, now_ns)
+    def _close(self, run: EnsembleRun, now_ns: int) -> None:
+        run.ensemble.unqueued.open.pop(run.key, None)
+        self._woken(run.ensemble)
+        self._drop(run, now_ns)
 
-    def _drop(self, progress: Progress, now_ns: int) -> None:
+    def _drop(self, run: EnsembleRun, now_ns: int) -> None:
         """Cancel a request's steps; those that run end without effect."""
-        progress.is_over = True
-        for iteration in progress.iterations:
+        run.is_over = True
+        for iteration in run.iterations:
             for number in iteration.asked:
                 key = self._client.first_key + number
                 model = self._requests.cancel(key, now_ns)
                 if model is not None:
                     self._tell_cancelled(key, model)
             self._forget(iteration)
-        progress.iterations.clear()
+        run.iterations.clear()
 
     def _forget(self, iteration: Iteration) -> None:
         """Release an ended iteration's results, and the headers of its steps once no worker may read them."""

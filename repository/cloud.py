@@ -22,7 +22,7 @@ from shoal.repository import cloud_credentials
 from shoal.repository.cloud_cache import ROOT_VARIABLES, CopyCache
 from shoal.repository.cloud_credentials import FILE_VARIABLE, ManagedIdentity
 from shoal.repository.cloud_listing import MAX_OBJECTS, CloudListing, CloudModel, CloudObject, sort_out
-from shoal.repository.cloud_progress import Progress
+from shoal.repository.cloud_progress import CopyProgress
 
 _log = logging.getLogger(__name__)
 
@@ -174,13 +174,17 @@ class CloudRepository:
                 f"make room, or set {ROOT_VARIABLES[self.url.scheme]} to a directory on a larger disk"
             )
         filesystem = self._connect()
-        progress = Progress(f"model '{model.name}' from {self.url}", nbytes, self._patience.stall_s, time.monotonic())
+        progress = CopyProgress(
+            f"model '{model.name}' from {self.url}", nbytes, self._patience.stall_s, time.monotonic()
+        )
         downloads = {path: workplace / str(number) for number, path in enumerate(missing)}
         sync(filesystem.loop, self._get, filesystem, model, downloads, progress)
         _log.info("%s", progress.summary(time.monotonic()))
         return downloads
 
-    async def _get(self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: Progress) -> None:
+    async def _get(
+        self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: CopyProgress
+    ) -> None:
         """All of `downloads`; where it raises, nothing is under way any more."""
         import asyncio  # here: most repositories are directories, and the poller starts 18 ms of CPU sooner without
 

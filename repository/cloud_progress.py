@@ -12,7 +12,7 @@ REPORT_EVERY_S = 10.0
 _MB = 1_000_000
 
 
-class Progress:
+class CopyProgress:
     """Progress of one model's copy, all its objects together. Times are seconds of the monotonic clock."""
 
     def __init__(self, what: str, nbytes: int, stall_s: float, now_s: float) -> None:

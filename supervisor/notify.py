@@ -49,7 +49,7 @@ class Notifier:
             _log.warning("systemd could not be told %s: %s", " ".join(lines), error)
 
 
-class Progress:
+class Watchdog:
     """The watchdog's rule: it is fed when all processes asked in a round have echoed within the same round.
 
     One that echoes late has made no progress in that round; one that dies is not waited for, its successor is asked.

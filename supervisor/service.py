@@ -12,7 +12,7 @@ from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.notify import Notifier, Progress
+from shoal.supervisor.notify import Notifier, Watchdog
 from shoal.supervisor.processes.members import Member
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Service:
         self._star = star
         self._notifier = notifier
         self._load_timeout_s = load_timeout_s
-        self._progress = Progress()
+        self._watchdog = Watchdog()
         # Changed by the methods below.
         self._phase = Phase.LOADING
         self._status = ""
@@ -83,7 +83,7 @@ class Service:
     def _ask(self, _late_s: float) -> None:
         """A round: each process on a request's path acknowledges a ping from its own loop, or is named in the log."""
         members = self._members()
-        number, silent = self._progress.begin([*members, *self._missing(members)])
+        number, silent = self._watchdog.begin([*members, *self._missing(members)])
         if silent:
             period_s = self._notifier.watchdog_s / ROUNDS
             _log.warning("no sign of life within %g s from %s", period_s, ", ".join(sorted(silent)))
@@ -103,7 +103,7 @@ class Service:
         return [f"{num_missing} that are not there"] * (num_missing > 0)
 
     def _on_echo(self, number: int, name: str) -> None:
-        if self._progress.echo(number, name):
+        if self._watchdog.echo(number, name):
             self._notifier.send("WATCHDOG=1")
 
 

@@ -30,7 +30,7 @@ from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.death import last_words
 from shoal.supervisor.processes.hangs import Execution
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.progress import Progress, rss_bytes
+from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 from shoal.supervisor.processes.restarts import Restarts, Verdict
 from shoal.supervisor.processes.worker_program import load_message
 
@@ -83,7 +83,7 @@ class Instance:
         return self.worker.owner
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> WorkerProgress | None:
         """What its worker reports of its batches, while it is up."""
         return self.worker.progress
 

@@ -14,7 +14,7 @@ from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_version import Served
-from shoal.supervisor.processes.progress import Progress, rss_bytes
+from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Recycling:
                 self._retry_s[instance.number] = self._loop.now_s() + RETRY_S
                 self._replace(served, instance, why)
 
-    def _why(self, instance: Instance, progress: Progress, limits: RecyclingLimits) -> str:
+    def _why(self, instance: Instance, progress: WorkerProgress, limits: RecyclingLimits) -> str:
         """Which limit it is over, in words; empty where it is over none."""
         if limits.max_requests:
             jitter = self._jitters.setdefault(instance.number, self._draw(limits.max_requests_jitter))

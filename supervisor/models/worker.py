@@ -21,7 +21,7 @@ from shoal.supervisor.processes.children import Child
 from shoal.supervisor.processes.death import Death
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.output import Output
-from shoal.supervisor.processes.progress import Progress
+from shoal.supervisor.processes.progress import WorkerProgress
 from shoal.supervisor.processes.worker_program import reported_model_io, worker_program
 
 
@@ -44,7 +44,7 @@ class Worker:
         self.up: Future[None] = host.loop.future()  # of the flow that brings it up
         self.member: Member | None = None
         self.participant: Participant | None = None  # its place in the star
-        self.progress: Progress | None = None  # what it reports of its batches, while it is up
+        self.progress: WorkerProgress | None = None  # what it reports of its batches, while it is up
         self.up_since_s = 0.0
         self.is_over_limit = False  # it has executed a batch for too long, and is ended for that
         self.error: ShoalError | None = None  # why it ends, or could not begin
@@ -84,7 +84,7 @@ class Worker:
     def came_up(self, participant: Participant) -> None:
         """Batches may go to it: restore its priority, and read its progress from now on."""
         self.up_since_s = self._host.loop.now_s()
-        self.progress = Progress(participant.read_only_fd, participant.link_fd)
+        self.progress = WorkerProgress(participant.read_only_fd, participant.link_fd)
         niceness.join_in(self.pid)
 
     def signal(self, number: int) -> None:

@@ -27,7 +27,7 @@ from shoal.shm.segment import SegmentView
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Progress:
+class WorkerProgress:
     """The view of one worker."""
 
     def __init__(self, segment_fd: int, link_fd: int) -> None:
@@ -96,10 +96,10 @@ class BusyShare:
     def __init__(self) -> None:
         # Changed by each look.
         self.share = 0.0
-        self._seen: weakref.ref[Progress] | None = None  # weak: a dead worker's memory must not stay for it
+        self._seen: weakref.ref[WorkerProgress] | None = None  # weak: a dead worker's memory must not stay for it
         self._then_ns = self._was_ns = 0
 
-    def look(self, now_ns: int, progress: Progress | None) -> None:
+    def look(self, now_ns: int, progress: WorkerProgress | None) -> None:
         """Another look; a worker that is not up, or was not the one looked at last, has no share yet."""
         busy_ns = 0 if progress is None else progress.busy_ns(now_ns)
         if progress is None or self._seen is None or progress is not self._seen():

@@ -16,7 +16,7 @@ from shoal.shm.slab import taken_nbytes
 from shoal.supervisor.ledger import shared_bytes, title_of
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.progress import Progress, rss_bytes
+from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 
 Figures = dict[str, Any]
 
@@ -37,7 +37,7 @@ class ObservedInstance(Protocol):
     @property
     def pid(self) -> int: ...
     @property
-    def progress(self) -> Progress | None: ...
+    def progress(self) -> WorkerProgress | None: ...
     @property
     def participant(self) -> Participant | None: ...
 

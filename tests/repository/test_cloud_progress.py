@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.errors import UnavailableError
-from shoal.repository.cloud_progress import Progress
+from shoal.repository.cloud_progress import CopyProgress
 
 
 def test_it_reports_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    progress = Progress("model 'm' from s3://b", 480_000_000, 60, now_s=100)
+    progress = CopyProgress("model 'm' from s3://b", 480_000_000, 60, now_s=100)
     callback, another = progress.watch(SimpleNamespace(value=0)), progress.watch(SimpleNamespace(value=0))
     with caplog.at_level(logging.INFO, "shoal"):
         for now_s, nbytes in ((105, 1), (110, 100_000_000), (119, 200_000_000), (120, 300_000_000)):
@@ -24,7 +24,7 @@ def test_it_reports_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_stands_still_is_given_up_and_every_byte_counts() -> None:
-    progress = Progress("model 'm' from s3://b", 9_000_000, stall_s=60, now_s=0)
+    progress = CopyProgress("model 'm' from s3://b", 9_000_000, stall_s=60, now_s=0)
     callback = progress.watch(SimpleNamespace(value=0))
     progress.look(60)
     callback.value = 1
@@ -42,4 +42,4 @@ def test_what_stands_still_is_given_up_and_every_byte_counts() -> None:
 
 @pytest.mark.parametrize(("stall_s", "look_s"), [(60, 2.5), (0.5, 0.125)])
 def test_it_looks_often_enough_for_both(stall_s: float, look_s: float) -> None:
-    assert Progress("", 0, stall_s, 0).look_s == look_s
+    assert CopyProgress("", 0, stall_s, 0).look_s == look_s

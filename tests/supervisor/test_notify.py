@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import pytest
 
-from shoal.supervisor.notify import Notifier, Progress
+from shoal.supervisor.notify import Notifier, Watchdog
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -60,22 +60,22 @@ def test_a_manager_that_is_gone_stops_nothing(
 
 
 def test_fed_when_the_last_of_a_round_has_echoed() -> None:
-    progress = Progress()
-    number, silent = progress.begin(["batcher 1", "front end 2"])
+    watchdog = Watchdog()
+    number, silent = watchdog.begin(["batcher 1", "front end 2"])
     assert silent == set()
-    assert not progress.echo(number, "front end 2")
-    assert not progress.echo(number, "front end 2")
-    assert progress.echo(number, "batcher 1")
-    assert not progress.echo(number, "batcher 1")
-    assert progress.begin([]) == (number + 1, set())
+    assert not watchdog.echo(number, "front end 2")
+    assert not watchdog.echo(number, "front end 2")
+    assert watchdog.echo(number, "batcher 1")
+    assert not watchdog.echo(number, "batcher 1")
+    assert watchdog.begin([]) == (number + 1, set())
 
 
 def test_an_echo_of_an_earlier_round_feeds_nothing_and_the_silent_one_is_named() -> None:
-    progress = Progress()
-    first, _ = progress.begin(["batcher 1", "front end 2"])
-    progress.echo(first, "batcher 1")
-    second, silent = progress.begin(["batcher 1", "front end 2"])
+    watchdog = Watchdog()
+    first, _ = watchdog.begin(["batcher 1", "front end 2"])
+    watchdog.echo(first, "batcher 1")
+    second, silent = watchdog.begin(["batcher 1", "front end 2"])
     assert silent == {"front end 2"}
-    assert not progress.echo(second, "batcher 1")
-    assert not progress.echo(first, "front end 2")
-    assert progress.echo(second, "front end 2")
+    assert not watchdog.echo(second, "batcher 1")
+    assert not watchdog.echo(first, "front end 2")
+    assert watchdog.echo(second, "front end 2")

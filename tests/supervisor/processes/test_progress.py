@@ -9,7 +9,7 @@ from shoal.shm import segment
 from shoal.shm.layout import LINK, WORKER, Geometry, record
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
-from shoal.supervisor.processes.progress import BusyShare, Progress, rss_bytes
+from shoal.supervisor.processes.progress import BusyShare, WorkerProgress, rss_bytes
 
 
 class Worker:
@@ -22,7 +22,7 @@ class Worker:
         ]
         own, link = (Segment.attach(os.dup(fd)) for fd in self.fds)
         self.words = own.words
-        self.progress = Progress(*self.fds)
+        self.progress = WorkerProgress(*self.fds)
         self.batcher = RingWriter(link, own)
         self.reader = RingReader(own, SegmentView.attach(os.dup(self.fds[1])))
 

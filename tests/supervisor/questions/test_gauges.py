@@ -13,7 +13,7 @@ from shoal.shm.ring import RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab
 from shoal.supervisor.memory.participant import Participant
-from shoal.supervisor.processes.progress import Progress
+from shoal.supervisor.processes.progress import WorkerProgress
 from shoal.supervisor.questions.gauges import gauges
 from tests.supervisor.star_rig import CONFIG, Sky
 
@@ -25,7 +25,7 @@ ON_CPU = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0,))
 class Instance:
     """An instance as gauges looks at it."""
 
-    progress: Progress | None = None
+    progress: WorkerProgress | None = None
     participant: Participant | None = None
     pid: int = 0
     num_starts: int = 0
@@ -46,7 +46,7 @@ def join_worker(sky: Sky) -> tuple[Participant, memoryview]:
 def test_an_instance_tells_of_its_batches_its_process_and_its_memory(sky: Sky) -> None:
     worker, words = join_worker(sky)
     instance = Instance(
-        Progress(worker.read_only_fd, worker.link_fd), worker, os.getpid(), num_starts=3, num_recycles=1
+        WorkerProgress(worker.read_only_fd, worker.link_fd), worker, os.getpid(), num_starts=3, num_recycles=1
     )
     words[24], words[32], words[40] = 5, 1_000, 777
     (figures,) = gauges([instance], sky.star, 0, now_ns=1_250)["instances"]
@@ -73,7 +73,7 @@ def test_one_that_is_down_tells_what_there_is(sky: Sky) -> None:
 
 def test_of_two_instances_of_one_name_the_one_that_serves_is_told_of(sky: Sky) -> None:
     worker, _ = join_worker(sky)
-    serving = Instance(Progress(worker.read_only_fd, worker.link_fd), worker, num_starts=2)
+    serving = Instance(WorkerProgress(worker.read_only_fd, worker.link_fd), worker, num_starts=2)
     for instances in ((serving, Instance(num_starts=1)), (Instance(num_starts=1), serving)):
         (figures,) = gauges(instances, sky.star, 0, 0)["instances"]
         assert (figures["is_up"], figures["restarts"]) == (True, 1)
