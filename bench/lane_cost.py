@@ -36,7 +36,7 @@ from shoal.datatypes import FP32
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.http.http_lane import HttpLane
-from shoal.frontend.lane_loop import Host, Lane
+from shoal.frontend.lane_loop import GunicornHandle, Lane
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
@@ -234,7 +234,7 @@ class Run:
         os.environ["SHOAL_SEND_FD"] = str(road.detach())
         place = Place(world.port, world.lane_bell, Channel(ours), world.state.models, 300.0, 630.0)
         front_end = FrontEnd(world.state, place)
-        host = Host([self._listener], theirs.fileno(), self.is_alive, lambda: None)
+        host = GunicornHandle([self._listener], theirs.fileno(), self.is_alive, lambda: None)
         lane = case.lane(front_end, host)
         port: int = self._listener.getsockname()[1]
         self._clients = [case.client(port, case.model, case.num_at_once) for _ in range(case.num_clients)]

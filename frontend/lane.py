@@ -8,7 +8,7 @@ from gunicorn.workers.base import Worker
 from shoal.control import GONE
 from shoal.frontend.front_end import join
 from shoal.frontend.http.http_lane import HttpLane
-from shoal.frontend.lane_loop import Host, Lane
+from shoal.frontend.lane_loop import GunicornHandle, Lane
 from shoal.process import set_title
 
 
@@ -26,7 +26,7 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         set_title(self.protocol)
         try:
             front_end = join(self.protocol)
-            lane = self.lane(front_end, Host(self.sockets, self.PIPE[0], lambda: self.alive, self.notify))
+            lane = self.lane(front_end, GunicornHandle(self.sockets, self.PIPE[0], lambda: self.alive, self.notify))
             lane.run(self.cfg.graceful_timeout)
             front_end.close()
         except GONE:

@@ -42,7 +42,7 @@ def max_connections() -> int:
     return min(MAX_CONNECTIONS, limit - min(limit // 2, RESERVE))
 
 
-class Host(NamedTuple):
+class GunicornHandle(NamedTuple):
     """What a lane uses of the gunicorn worker that it runs in."""
 
     listeners: list[Any]
@@ -54,17 +54,17 @@ class Host(NamedTuple):
 class Lane(ABC, Generic[ConnectionT]):
     """The loop and every connection of one process; a subclass per protocol."""
 
-    def __init__(self, front_end: FrontEnd, host: Host) -> None:
+    def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
         self._front_end = front_end
         self._state = front_end.state
         self._place = front_end.place
         self._port = front_end.place.port
-        self._wakeup_fd = host.wakeup_fd
-        self._is_alive = host.is_alive
-        self._notify = host.notify
+        self._wakeup_fd = gunicorn.wakeup_fd
+        self._is_alive = gunicorn.is_alive
+        self._notify = gunicorn.notify
         self._max_connections = max_connections()
         self._poller = select.epoll()
-        self._doors = Doors(self._poller, host.listeners)
+        self._doors = Doors(self._poller, gunicorn.listeners)
         # Changed by every pass of the loop.
         self._connections: dict[int, ConnectionT] = {}
         self.now_s = time.monotonic()  # of this pass

@@ -1,4 +1,4 @@
-"""What every instance needs of the supervisor, in one hand."""
+"""The parts of the supervisor that every model instance uses."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,8 @@ from shoal.supervisor.questions.custom_metrics import CustomMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """What every instance needs of the supervisor."""
+class InstanceContext:
+    """The parts of the supervisor that every model instance uses."""
 
     loop: EventLoop
     zygotes: Zygotes

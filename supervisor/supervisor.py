@@ -30,7 +30,7 @@ from shoal.repository.cloud_cache import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report, run_in
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.client_regions import ClientRegions
@@ -96,7 +96,7 @@ class Supervisor:
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
         self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
-        host = Host(
+        context = InstanceContext(
             self._loop,
             self._zygotes,
             self._star,
@@ -110,7 +110,7 @@ class Supervisor:
             rate_limits=RateLimits(options.rate_limits),
         )
         self._models = Models(
-            host, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
+            context, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
         )
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
         self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners)
@@ -130,7 +130,7 @@ class Supervisor:
         )
         log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
         self._regions = ClientRegions(self._star)
-        verbs: dict[str, Verb] = {"gauges": partial(self._gauges, host), "is_ready": readiness.is_ready}
+        verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
         verbs |= {"log_settings": log_settings_of_all.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
@@ -148,7 +148,7 @@ class Supervisor:
             options,
             Questions(self._loop, guest_questions.verbs),
             self._clients.send_models,
-            host.descriptors,
+            context.descriptors,
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         self._signals = Signals(self._loop, self._ledger.ask)
@@ -346,9 +346,9 @@ class Supervisor:
         elif client is not None and (client.is_guest or not client.member.kill()):
             client.member.hang_up()
 
-    async def _gauges(self, host: Host, _arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _gauges(self, context: InstanceContext, _arguments: dict[str, Any]) -> dict[str, Any]:
         """What /metrics tells beside the batcher's figures."""
-        await self._roster.report_metrics(host)
+        await self._roster.report_metrics(context)
         num_takeovers = max(0, self._batchers.num_active - 1)
         told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
         return {**told, "custom": self._metrics.told()}

@@ -30,7 +30,7 @@ from shoal.frontend.grpc.service import MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, Host, Lane
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.response import no_answer
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.shm.slab import Block
@@ -51,8 +51,8 @@ _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPO
 class GrpcLane(Lane[GrpcConnection]):
     """Every gRPC connection of one process."""
 
-    def __init__(self, front_end: FrontEnd, host: Host) -> None:
-        super().__init__(front_end, host)
+    def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
+        super().__init__(front_end, gunicorn)
         self._settings = self._state.grpc
         self._limits = Limits(
             max_ping_strikes=self._settings.http2_max_ping_strikes,

@@ -17,7 +17,7 @@ from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.http.incoming import Incoming
 from shoal.frontend.http.outgoing import Outgoing
 from shoal.frontend.http.submission import Asked, KnownPrefix, Submission, response_head
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Host, Lane
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
 from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
 from shoal.frontend.router import HTTP, answer
@@ -38,8 +38,8 @@ _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPO
 class HttpLane(Lane[Connection]):
     """Every HTTP connection of one process."""
 
-    def __init__(self, front_end: FrontEnd, host: Host) -> None:
-        super().__init__(front_end, host)
+    def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
+        super().__init__(front_end, gunicorn)
         self._largest_body_nbytes = self._port.slab.largest_nbytes // SLAB_PARTS
         self._submission = Submission(self._state, self._port)
         self._incoming = Incoming(self._port)

@@ -22,7 +22,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, first, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.worker import Worker
@@ -46,7 +46,7 @@ class Instance:
         version: ModelVersion,
         placement: Placement,
         model_file: Path | None,
-        host: Host,
+        context: InstanceContext,
         on_state: Callable[["Instance"], None],
     ) -> None:
         """`on_state` is called when it has come up, has died, or is FAILED, before others hear of that."""
@@ -54,15 +54,15 @@ class Instance:
         self.version = version
         self.placement = placement
         self._model_file = model_file
-        self._host = host
+        self._context = context
         self._on_state = on_state
-        self._leaving: Future[None] = host.loop.future()  # it has been told to end
+        self._leaving: Future[None] = context.loop.future()  # it has been told to end
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
         self.num_starts = 0  # and those of the instances whose place it took
         self.num_recycles = 0
         self._restarts = Restarts()
-        self.worker = Worker(number, version, host)  # the one that runs, or the last
+        self.worker = Worker(number, version, context)  # the one that runs, or the last
         self.rss_when_up_bytes = 0  # before its first batch
         self.has_been_up = False  # ever ready for batches
         self.is_failed = False  # it died too often and has not come up since, even if it is being tried again
@@ -115,7 +115,7 @@ class Instance:
         """Have a worker: its process begins with the next pass of `run`."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
-        self.worker = Worker(self.number, self.version, self._host)
+        self.worker = Worker(self.number, self.version, self._context)
 
     async def run(self) -> None:
         """Serve with one worker after the other, once started, until told to leave.
@@ -140,10 +140,10 @@ class Instance:
 
     async def _run_worker(self, worker: Worker) -> int:
         """Start a process, bring it up, and wait for its end; returns its exit code, 0 of one that could not begin."""
-        limit_s = self._host.options.model_load_timeout_secs
+        limit_s = self._context.options.model_load_timeout_secs
         try:
             exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is missed
-            worker.up = self._host.loop.start(self._bring_up(worker))
+            worker.up = self._context.loop.start(self._bring_up(worker))
             if not await first(worker.up, exited, limit_s=limit_s):
                 worker.fail(
                     InternalError(
@@ -158,9 +158,9 @@ class Instance:
 
     async def _bring_up(self, worker: Worker) -> None:
         """From a worker's connection to its first batch; cancelled where its process ends before."""
-        member, star = await shared(worker.joined), self._host.star
+        member, star = await shared(worker.joined), self._context.star
         self.state = InstanceState.LOADING
-        member.send(load_message(self.version, self.placement, self._model_file, self._host))
+        member.send(load_message(self.version, self.placement, self._model_file, self._context))
         loaded = await shared(worker.loaded)
         self.version.has_ready_check |= loaded.has_ready_check
         try:
@@ -186,7 +186,7 @@ class Instance:
 
         Each step is taken even if another fails. Returns what follows if the instance goes on.
         """
-        host, reason, detail = self._host, Reason.INSTANCE_DIED, 0
+        context, reason, detail = self._context, Reason.INSTANCE_DIED, 0
         with contained(self):
             worker.finish()
         was, self.state = self.state, InstanceState.DOWN
@@ -195,9 +195,9 @@ class Instance:
             if was is InstanceState.UP and is_missed:
                 self._on_state(self)  # clients first: a client told of the death asks next whether the model is ready
         with contained(self):
-            host.metrics.leave(self.number)
+            context.metrics.leave(self.number)
         with contained(self):
-            host.gpu_memory.left(self.number, self.placement)
+            context.gpu_memory.left(self.number, self.placement)
         with contained(self):
             if worker.child is not None:
                 death = worker.death(code, was.value, self._limit_ms, self.placement)
@@ -205,15 +205,15 @@ class Instance:
                 reason, detail = death.reason, death.detail(self.version.groups, self.placement)
         if worker.participant is not None:
             with contained(self):
-                host.readiness.hear(worker.owner, is_ready=False)
+                context.readiness.hear(worker.owner, is_ready=False)
             with contained(self):
-                host.star.leave_worker(worker.participant, reason, detail)
+                context.star.leave_worker(worker.participant, reason, detail)
         if worker.member is not None:
             worker.member.hang_up()
         child, output = worker.child, worker.output
         if is_missed and child and output and (words := last_words(output.tail)):
             _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
-        now_s, has_completed = host.loop.now_s(), worker.progress is not None and worker.progress.has_completed
+        now_s, has_completed = context.loop.now_s(), worker.progress is not None and worker.progress.has_completed
         worker.participant = worker.progress = None
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
         return self._restarts.died(now_s, served_s, has_completed=has_completed)
@@ -252,11 +252,11 @@ class Instance:
         worker = self.worker
         if worker.child is None or worker.child.is_over:
             return
-        self._host.gpu_memory.leaving(self.number, self.placement)
+        self._context.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and worker.member is not None:
             worker.member.send(StopWorker())
             niceness.give_way(worker.pid)
-            limit_s = max(1, self._host.options.exit_timeout_secs)  # at 0, models are unloaded, too
+            limit_s = max(1, self._context.options.exit_timeout_secs)  # at 0, models are unloaded, too
             self._unless_over(worker, limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
         else:
             worker.up.cancel()
@@ -267,8 +267,8 @@ class Instance:
         resolve(self._leaving, None)
         worker = self.worker
         if self.state is InstanceState.UP and worker.participant is not None:
-            self._host.star.retire_worker(worker.participant)
-            limit_s = self._host.options.request_timeout_secs
+            self._context.star.retire_worker(worker.participant)
+            limit_s = self._context.options.request_timeout_secs
             self._unless_over(worker, limit_s, "keeps requests open, %g s after the last; it is ended", self.stop)
         else:
             self.stop()
@@ -282,7 +282,7 @@ class Instance:
                 _log.error("worker %s (pid %d) " + complaint, self.name, worker.pid, limit_s)
                 then()
 
-        self._host.loop.call_after(limit_s, look)
+        self._context.loop.call_after(limit_s, look)
 
     def pin(self, placement: Placement) -> None:
         """Run on these cores from now on; its threads stay as many as they are."""
@@ -313,4 +313,4 @@ class Instance:
     @property
     def _limit_ms(self) -> int:
         own = execution_timeout_ms(self.version.config)
-        return self._host.options.model_execution_timeout_secs * 1000 if own is None else own
+        return self._context.options.model_execution_timeout_secs * 1000 if own is None else own

@@ -16,7 +16,7 @@ from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Task, gather
 from shoal.supervisor.failure_domains import report
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.versions import Versions
@@ -29,13 +29,13 @@ class Models:
 
     def __init__(
         self,
-        host: Host,
+        context: InstanceContext,
         roster: Roster,
         on_changed: Callable[[], None],
         discard: Callable[[Path], None],
         forget: Callable[[Collection[Path]], None],
     ) -> None:
-        self.all_versions = Versions(host, roster, self.find_composing, on_changed, discard, forget)
+        self.all_versions = Versions(context, roster, self.find_composing, on_changed, discard, forget)
         # Changed by loads.
         self.models: dict[ModelIdentifier, Model] = {}
         self._failures: dict[ModelIdentifier, object] = {}  # under which circumstances the last load has failed

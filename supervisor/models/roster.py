@@ -16,7 +16,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.scan import model_file
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import run_in
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.processes.hangs import Hangs
@@ -48,14 +48,18 @@ class Roster:
         return sum(each.state not in done for each in self._instances.values())
 
     def enrol(
-        self, version: ModelVersion, placements: Sequence[Placement], host: Host, on_state: Callable[[Instance], None]
+        self,
+        version: ModelVersion,
+        placements: Sequence[Placement],
+        context: InstanceContext,
+        on_state: Callable[[Instance], None],
     ) -> list[Instance]:
         """New instances, not started. Raises ShoalError, and there are none, where there are not enough descriptors for
         all, or no model file for one."""
-        host.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
-        files = [_file_of(version, placement, host) for placement in placements]
+        context.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
+        files = [_file_of(version, placement, context) for placement in placements]
         made = [
-            Instance(next(self._numbers), version, placement, file, host, on_state)
+            Instance(next(self._numbers), version, placement, file, context, on_state)
             for placement, file in zip(placements, files, strict=True)
         ]
         self._instances.update({instance.number: instance for instance in made})
@@ -73,17 +77,17 @@ class Roster:
             return
         instance.join(member)
 
-    def report_metrics(self, host: Host) -> Future[None]:
+    def report_metrics(self, context: InstanceContext) -> Future[None]:
         """Have workers whose models have metrics of their own report what has changed by now. The future is done when
         they have, or when one takes too long, as a model that holds its interpreter does: the scrapes that follow do
         not wait for that one until it has answered."""
-        acknowledgements = host.star.acknowledgements
+        acknowledgements = context.star.acknowledgements
         reporters: list[Recipient] = []
         for instance in self:
             worker = instance.participant
             if worker is not None:
                 run_in(instance, worker.member.drain)  # there may be the first that it says of any
-                if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
+                if context.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
                     reporters.append((worker.member, ReportMetrics()))
         return acknowledgements.announce((), briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
@@ -109,7 +113,7 @@ class Roster:
         return look.next_ns / 1e9
 
 
-def _file_of(version: ModelVersion, placement: Placement, host: Host) -> Path | None:
-    path = python_backend_file(version.config["backend"], Path(host.options.backend_directory))
+def _file_of(version: ModelVersion, placement: Placement, context: InstanceContext) -> Path | None:
+    path = python_backend_file(version.config["backend"], Path(context.options.backend_directory))
     capability = placement.gpu.compute_capability if placement.gpu else ""
     return path or model_file(version.version_dir, version.config, placement.instance_name, capability)

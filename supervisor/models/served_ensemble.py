@@ -21,7 +21,7 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, resolve
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_version import Served
 
@@ -52,12 +52,12 @@ class ServedEnsemble(Served):
         self,
         version: ModelVersion,
         source: Source,
-        host: Host,
+        context: InstanceContext,
         roster: Roster,
         announce: Callable[[Sequence[Message]], object],
         find: Find,
     ) -> None:
-        super().__init__(version, source, host, roster, announce)
+        super().__init__(version, source, context, roster, announce)
         self._find = find
         self._own_labels = version.labels
         # Changed by look: the versions of the steps, in order; whether `look` has been called.
@@ -110,7 +110,7 @@ class ServedEnsemble(Served):
             self._refuse_cycles((self.version.identifier,))
             composing = self._resolve(waits=True)
             if composing is not None:
-                self._host.star.give_batcher_memory()
+                self._context.star.give_batcher_memory()
         except ShoalError as error:
             self.fail(error)
             return
@@ -120,15 +120,15 @@ class ServedEnsemble(Served):
         if composing is not None:
             self._has_come_up = True
             self._compose(composing)
-            star = self._host.star
+            star = self._context.star
             star.payloads.ensembles.add(self.version.model_id)
             added = star.acknowledgements.announce(star.to_batcher(self._batcher_message()))
-            self._host.loop.after(added, self._come_up)
+            self._context.loop.after(added, self._come_up)
 
     def _come_up(self) -> None:
         """Requests may come: the batcher knows of it."""
         if self.version.state is VersionState.LOADING and not self.is_ending:
-            self.version.load_seconds = self._host.loop.now_s() - self._started_s
+            self.version.load_seconds = self._context.loop.now_s() - self._started_s
             resolve(self.loaded, None)
 
     def _look_again(self) -> None:
@@ -145,7 +145,7 @@ class ServedEnsemble(Served):
         were_up, has_changed = version.num_instances_up, composing != self._composing
         if has_changed:
             self._compose(composing)
-            self._host.star.tell_batcher(EnsembleRelinked(version.model_id, *self._composition, self.revision))
+            self._context.star.tell_batcher(EnsembleRelinked(version.model_id, *self._composition, self.revision))
         else:
             self._count()
         if self._is_broken:

@@ -26,7 +26,7 @@ from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.supervisor.event_loop import Future, first, reject, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error, report
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
@@ -42,17 +42,17 @@ class Served:
         self,
         version: ModelVersion,
         source: Source,
-        host: Host,
+        context: InstanceContext,
         roster: Roster,
         announce: Callable[[Sequence[Message]], object],
     ) -> None:
         self.version = version
         self.source = source
-        self._host = host
+        self._context = context
         self._roster = roster
         self._announce = announce
-        self.ended: Future[None] = host.loop.future()  # nothing is left of it
-        self.loaded: Future[None] = host.loop.future()  # all instances have come up once, or cannot
+        self.ended: Future[None] = context.loop.future()  # nothing is left of it
+        self.loaded: Future[None] = context.loop.future()  # all instances have come up once, or cannot
         # Changed as instances come and go.
         self.instances: list[Instance] = []
         self._leaving: list[Instance] = []
@@ -83,9 +83,9 @@ class Served:
             if self.is_ending:  # since it was created
                 raise UnavailableError(f"{self.title} is unloaded")
             _log.info("loading: %s:%d", version.identifier, version.version)
-            self._started_s = self._host.loop.now_s()
+            self._started_s = self._context.loop.now_s()
             if enables_response_cache(version.config):
-                version.is_cached = self._host.options.cache_bytes > 0
+                version.is_cached = self._context.options.cache_bytes > 0
                 if not version.is_cached:
                     warn_of_cache(version.config)
             await self._start()
@@ -95,7 +95,7 @@ class Served:
 
     async def _start(self) -> None:
         """Complete the configuration, and start all instances."""
-        version, options = self.version, self._host.options
+        version, options = self.version, self._context.options
         looks_into_file = needs_autocomplete(version.config) and not options.disable_auto_complete_config
         check_kinds(version.config, cpu_fallback=options.cpu_fallback)
         if looks_into_file:
@@ -120,16 +120,16 @@ class Served:
 
     @property
     def _gpu_ids(self) -> tuple[int, ...]:
-        return self._host.machine.gpu_ids(self.version.config["backend"])
+        return self._context.machine.gpu_ids(self.version.config["backend"])
 
     def _enrol(self, config: Config) -> tuple[Sequence[Placement], list[Instance]]:
         """A configuration's placements, and the instances of those that are new. Raises ShoalError: nothing changes."""
-        host, placements = self._host, place(config, self._host.machine)
+        context, placements = self._context, place(config, self._context.machine)
         known = {each.placement.identity for each in self.instances}
         new = [placement for placement in placements if placement.identity not in known]
-        started = self._roster.enrol(self.version, new, host, self._on_state)
+        started = self._roster.enrol(self.version, new, context, self._on_state)
         try:
-            host.rate_limits.admit(self.version.model_id, placements)
+            context.rate_limits.admit(self.version.model_id, placements)
         except BaseException:
             for instance in started:
                 self._roster.dismiss(instance)
@@ -138,14 +138,14 @@ class Served:
 
     def _finish(self, model_io: ModelIO | None) -> None:
         version = self.version
-        settings = self._host.options.backend_settings(version.config["backend"])
+        settings = self._context.options.backend_settings(version.config["backend"])
         text = settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
         if not text.isdecimal():
             raise InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
         version.config = finish_config(version.config, model_io, gpus=self._gpu_ids, default_max_batch_size=int(text))
         version.is_config_final = True
         version.name_groups()
-        self._host.star.tell_batcher(self._batcher_message())
+        self._context.star.tell_batcher(self._batcher_message())
 
     @property
     def is_there(self) -> bool:
@@ -193,7 +193,7 @@ class Served:
         """Have an instance serve from now on."""
         instance.start()
         with contained(self):
-            self._host.loop.start(self._live(instance))
+            self._context.loop.start(self._live(instance))
 
     async def _live(self, instance: Instance) -> None:
         """An instance's life, until it has ended for good."""
@@ -234,7 +234,7 @@ class Served:
         if not self._has_come_up:
             if version.num_instances_up == version.num_instances:
                 self._has_come_up = True
-                version.load_seconds = self._host.loop.now_s() - self._started_s
+                version.load_seconds = self._context.loop.now_s() - self._started_s
                 resolve(self.loaded, None)
                 return
         elif version.is_failed:
@@ -255,7 +255,7 @@ class Served:
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
         self.changed()  # clients first: what they refuse, the batcher need not queue
-        self._host.star.tell_batcher(ModelFailed(self.version.model_id))
+        self._context.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def _forget(self, instance: Instance) -> None:
         for instances in (self.instances, self._leaving):
@@ -282,7 +282,7 @@ class Served:
         self._previous_groups = version.config["instance_group"]
         version.config = config
         version.name_groups()  # before an instance of a new one can die
-        self._host.star.tell_batcher(InstanceGroupsChanged(version.model_id, version.groups))
+        self._context.star.tell_batcher(InstanceGroupsChanged(version.model_id, version.groups))
         for instance in [each for each in self.instances if each.placement.identity not in wanted]:
             self.instances.remove(instance)
             self._dismiss(instance)
@@ -290,7 +290,7 @@ class Served:
             instance.pin(wanted[instance.placement.identity])
         self.instances += started
         version.num_instances = len(self.instances)
-        up: Future[None] = self._host.loop.future()
+        up: Future[None] = self._context.loop.future()
         self._resizes.append(up)
         self._count()
         self.changed()
@@ -336,7 +336,7 @@ class Served:
         """
         if self._fresh or self._resizes or self._is_retiring or self.is_ending or not self._has_come_up:
             return False
-        (fresh,) = self._roster.enrol(self.version, [instance.placement], self._host, self._on_state)
+        (fresh,) = self._roster.enrol(self.version, [instance.placement], self._context, self._on_state)
         fresh.take_place_of(instance)
         self._fresh[fresh] = instance
         self._keep(fresh)
@@ -361,12 +361,12 @@ class Served:
         if self.is_there:
             self.version.move(VersionState.UNLOADING)
         self._is_retiring = True
-        self._host.star.tell_batcher(RetireModel(self.version.model_id))
-        self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)
+        self._context.star.tell_batcher(RetireModel(self.version.model_id))
+        self._context.loop.call_after(self._context.options.request_timeout_secs, self._check_drained)
 
     def _check_drained(self) -> None:
         if not self.is_ending:
-            version, limit_s = self.version, self._host.options.request_timeout_secs
+            version, limit_s = self.version, self._context.options.request_timeout_secs
             _log.error(
                 "'%s' version %d keeps requests open, %g s after the last was accepted; it is ended",
                 version.identifier, version.version, limit_s,
@@ -398,9 +398,9 @@ class Served:
     def _check_ended(self) -> None:
         if not self.is_ending or self.ended.done() or self.instances or self._leaving or self._fresh:
             return
-        self._host.rate_limits.dismiss(self.version.model_id)
+        self._context.rate_limits.dismiss(self.version.model_id)
         if self.version.is_config_final:
-            self._host.star.tell_batcher(ModelRemoved(self.version.model_id))
+            self._context.star.tell_batcher(ModelRemoved(self.version.model_id))
         if self.version.state is VersionState.UNLOADING:
             self.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self.ended.set_result(None)
@@ -411,14 +411,14 @@ class Served:
     def tell_batcher(self) -> None:
         """A successor hears of its queue, before it hears of the workers."""
         if self.version.is_config_final and not self.ended.done():
-            self._host.star.tell_batcher(self._batcher_message())
+            self._context.star.tell_batcher(self._batcher_message())
         if self.version.is_failed:
-            self._host.star.tell_batcher(ModelFailed(self.version.model_id))
+            self._context.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def tell_batcher_again(self) -> None:
         """What a successor must hear after it has heard of the workers."""
         if self._is_retiring and not self.ended.done():
-            self._host.star.tell_batcher(RetireModel(self.version.model_id))
+            self._context.star.tell_batcher(RetireModel(self.version.model_id))
 
     def _batcher_message(self) -> Message:
         version = self.version

@@ -20,7 +20,7 @@ from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
 from shoal.supervisor.event_loop import Future, Semaphore, gather, shared
 from shoal.supervisor.failure_domains import contained
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
 from shoal.supervisor.models.served_version import Served
@@ -35,22 +35,22 @@ class Versions:
 
     def __init__(
         self,
-        host: Host,
+        context: InstanceContext,
         roster: Roster,
         find: Find,
         on_changed: Callable[[], None],
         discard: Callable[[Path], None],
         forget: Callable[[Collection[Path]], None],
     ) -> None:
-        self.loop = host.loop
-        self._host = host
+        self.loop = context.loop
+        self._context = context
         self._roster = roster
         self._find = find
         self._on_changed = on_changed
         self._discard = discard
         self._forget = forget
         self._ids = itertools.count(1)
-        self._slots = Semaphore(host.options.model_load_thread_count)
+        self._slots = Semaphore(context.options.model_load_thread_count)
         # Changed as versions are created and end.
         self._served: dict[int, Served] = {}
         self._free_rows = deque(range(MAX_ROWS))
@@ -60,7 +60,7 @@ class Versions:
     @property
     def num_retries(self) -> int:
         """How often a version that cannot be loaded is tried again at once."""
-        return self._host.options.model_load_retry_count
+        return self._context.options.model_load_retry_count
 
     def create(self, found: FoundModel, number: int) -> Served:
         """A version, not started, of which clients do not hear. Raises UnavailableError where there are too many, or
@@ -76,7 +76,7 @@ class Versions:
         version = ModelVersion(
             found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
         )
-        arguments = version, source_of(found, number), self._host, self._roster, self.announce
+        arguments = version, source_of(found, number), self._context, self._roster, self.announce
         served = ServedEnsemble(*arguments, self._find) if is_ensemble(found.config) else Served(*arguments)
         with contained(served):
             self.loop.after(served.ended, lambda: self._release(served))
@@ -106,18 +106,18 @@ class Versions:
             if isinstance(served, ServedEnsemble):
                 with contained(served):  # first: what follows may be the end of a version that is one of its steps
                     served.look()
-        applied = self._host.star.announce_to_clients(messages)
+        applied = self._context.star.announce_to_clients(messages)
         self._on_changed()
         return applied
 
     def settle(self) -> Future[None]:
         """Done when clients and batcher act upon all that they were told."""
-        return self._host.star.announce_to_clients([Ping()])
+        return self._context.star.announce_to_clients([Ping()])
 
     async def settle_retired(self) -> None:
         """Returns once all versions retired before that have no open request are ending. The batcher reports such
         versions after the message that it is dealing with: after its first acknowledgement, but before the second."""
-        star = self._host.star
+        star = self._context.star
         for _ in range(2):
             await star.acknowledgements.announce(star.to_batcher(Ping()))
 
@@ -158,8 +158,8 @@ class Versions:
     def _release(self, served: Served) -> None:
         version = served.version
         self._served.pop(version.model_id, None)
-        self._host.metrics.forget(version.model_id)
-        self._host.star.payloads.ensembles.discard(version.model_id)
+        self._context.metrics.forget(version.model_id)
+        self._context.star.payloads.ensembles.discard(version.model_id)
         self._free_rows.append(version.row)
         self._give_back(version.version_dir.parent)
         self._forget([each.version.version_dir for each in self._served.values()])

@@ -14,7 +14,7 @@ from shoal.model_config.autocomplete import ModelIO
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Future, resolve
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child
@@ -28,20 +28,20 @@ from shoal.supervisor.processes.worker_program import reported_model_io, worker_
 class Worker:
     """A process, its connection and its place in the star."""
 
-    def __init__(self, number: int, version: ModelVersion, host: Host) -> None:
+    def __init__(self, number: int, version: ModelVersion, context: InstanceContext) -> None:
         """`number` is the instance's."""
         self._number = number
         self._version = version
-        self._host = host
-        self.joined: Future[Member] = host.loop.future()
-        self.found_io: Future[ModelIO] = host.loop.future()
-        self.loaded: Future[ModelLoaded] = host.loop.future()
-        self.mapped: Future[MemoryMapped] = host.loop.future()
+        self._context = context
+        self.joined: Future[Member] = context.loop.future()
+        self.found_io: Future[ModelIO] = context.loop.future()
+        self.loaded: Future[ModelLoaded] = context.loop.future()
+        self.mapped: Future[MemoryMapped] = context.loop.future()
         # Changed as the process begins, connects, comes up and ends.
         self.child: Child | None = None
         self._num_oom_kills = 0  # at its start
         self.output: Output | None = None
-        self.up: Future[None] = host.loop.future()  # of the flow that brings it up
+        self.up: Future[None] = context.loop.future()  # of the flow that brings it up
         self.member: Member | None = None
         self.participant: Participant | None = None  # its place in the star
         self.progress: WorkerProgress | None = None  # what it reports of its batches, while it is up
@@ -54,7 +54,7 @@ class Worker:
             on(Refused, self._on_refused),
             on(MemoryMapped, lambda message: resolve(self.mapped, message)),
             on(MetricsReported, self._on_metrics),
-            on(ReadyAnswered, lambda message: host.readiness.hear(self.owner, is_ready=message.is_ready)),
+            on(ReadyAnswered, lambda message: context.readiness.hear(self.owner, is_ready=message.is_ready)),
             on(PayloadWanted, self._on_payload),
             on(PayloadMapped, self._on_payload),
             on(PayloadReleased, self._on_payload),
@@ -74,16 +74,16 @@ class Worker:
     def begin(self, placement: Placement, *, gives_way: bool) -> Future[int]:
         """Ask for the process, and read what it prints; the future is the process's exit code, or an OSError where it
         cannot begin. Raises OSError where that is known at once."""
-        self._num_oom_kills = self._host.oom_kills.count()
-        kind, program = worker_program(self._number, self._version, placement, self._host, gives_way=gives_way)
-        self.child = self._host.zygotes.spawn(kind, program, captured=True)
-        self.output = Output(self._host.loop, placement.instance_name, self.child)
+        self._num_oom_kills = self._context.oom_kills.count()
+        kind, program = worker_program(self._number, self._version, placement, self._context, gives_way=gives_way)
+        self.child = self._context.zygotes.spawn(kind, program, captured=True)
+        self.output = Output(self._context.loop, placement.instance_name, self.child)
         self.output.start()
         return self.child.exited
 
     def came_up(self, participant: Participant) -> None:
         """Batches may go to it: restore its priority, and read its progress from now on."""
-        self.up_since_s = self._host.loop.now_s()
+        self.up_since_s = self._context.loop.now_s()
         self.progress = WorkerProgress(participant.read_only_fd, participant.link_fd)
         niceness.join_in(self.pid)
 
@@ -103,15 +103,15 @@ class Worker:
         self.error = errors.from_wire(message.wire, message.sentence)
 
     def _on_metrics(self, message: MetricsReported) -> None:
-        self._host.metrics.add(self._version.model_id, self._number, message.families)
+        self._context.metrics.add(self._version.model_id, self._number, message.families)
 
     def _on_payload(self, message: PayloadWanted | PayloadMapped | PayloadReleased) -> None:
         if self.participant is not None:
-            self._host.star.payloads.hear(self.participant, message)
+            self._context.star.payloads.hear(self.participant, message)
 
     def _on_segment_wanted(self, message: SegmentWanted) -> None:
         if self.participant is not None:
-            self._host.star.lend(self.participant, message.owner)
+            self._context.star.lend(self.participant, message.owner)
 
     # --- its end ---
 
@@ -126,7 +126,7 @@ class Worker:
     def death(self, code: int, activity: str, limit_ms: int, placement: Placement) -> Death:
         """What is known of its end; `activity` is what it was doing, where it was not up."""
         assert self.child is not None
-        oom_kills, progress = self._host.oom_kills, self.progress
+        oom_kills, progress = self._context.oom_kills, self.progress
         if progress is not None:
             activity = f"executing batch {progress.number}" if progress.busy_since_ns else "idle"
         return Death(

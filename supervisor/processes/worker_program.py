@@ -17,17 +17,17 @@ from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.python_backends import runs_on
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.processes.children import Program
 
 
 def worker_program(
-    number: int, version: ModelVersion, placement: Placement, host: Host, *, gives_way: bool
+    number: int, version: ModelVersion, placement: Placement, context: InstanceContext, *, gives_way: bool
 ) -> tuple[str, Program]:
     """The kind of zygote that can fork the process, "" for none, and its program."""
-    options, name = host.options, placement.instance_name
+    options, name = context.options, placement.instance_name
     variables = {
-        ADDRESS_VARIABLE: host.control_address,
+        ADDRESS_VARIABLE: context.control_address,
         "SHOAL_INSTANCE": str(number),
         **thread_environment(len(placement.cores)),
     }
@@ -43,11 +43,13 @@ def worker_program(
         program = Program(f"worker {name}", ["shoal.workers.worker"], variables, gives_way=gives_way)
         return runs_on(version.config), program
     directory = cache_directory(options.environment_cache_directory, os.environ)
-    module = enter.program(own, version.name, name, directory, host.log_settings)
+    module = enter.program(own, version.name, name, directory, context.log_settings)
     return "", Program(f"worker {name}", module, variables, gives_way=gives_way)
 
 
-def load_message(version: ModelVersion, placement: Placement, model_file: Path | None, host: Host) -> LoadModel:
+def load_message(
+    version: ModelVersion, placement: Placement, model_file: Path | None, context: InstanceContext
+) -> LoadModel:
     """The first message to the worker of an instance."""
     return LoadModel(
         name=version.name,
@@ -62,8 +64,8 @@ def load_message(version: ModelVersion, placement: Placement, model_file: Path |
         device_id=0,
         gpu=placement.device_id,
         cores=list(placement.cores),
-        backend_config=host.options.backend_settings(version.config["backend"]),
-        log=host.log_settings,
+        backend_config=context.options.backend_settings(version.config["backend"]),
+        log=context.log_settings,
     )
 
 

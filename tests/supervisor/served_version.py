@@ -19,7 +19,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.plan import Source
 from shoal.shm.segment import Segment
 from shoal.supervisor.event_loop import Future
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.readiness import Readiness
@@ -66,13 +66,13 @@ class Version:
         self.roster = Roster(self.sky.loop)
         self.readiness = Readiness(self.sky.star.workers, self.sky.loop)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
-        self.host = Host(
+        self.context = InstanceContext(
             self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, Machine((0,)),  # type: ignore[arg-type]
             CustomMetrics(()), self.readiness,
         )  # fmt: skip
         source = Source("/m/1", 1, 1, config)
         version = ModelVersion("m", 1, 9, 0, Path("/m/1"), config)
-        self.served = Served(version, source, self.host, self.roster, self.announced.extend)
+        self.served = Served(version, source, self.context, self.roster, self.announced.extend)
         self.served.is_public = True
         self.has_ready_check = False
         self._processes: dict[int, Process] = {}

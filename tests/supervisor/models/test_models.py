@@ -36,7 +36,7 @@ def found(name: str, *numbers: int) -> FoundModel:
 
 
 def models_of(surroundings: Version, on_changed: Callable[[], None] = lambda: None) -> Models:
-    return Models(surroundings.host, surroundings.roster, on_changed, lambda _: None, lambda _: None)
+    return Models(surroundings.context, surroundings.roster, on_changed, lambda _: None, lambda _: None)
 
 
 def outcome(load: Task[None]) -> str | None:

@@ -25,7 +25,7 @@ def pair() -> Iterator[Version]:
 
 def scaling(served: Version) -> Scaling:
     """Of a server that has this version alone."""
-    models = Models(served.host, served.roster, lambda: None, lambda _path: None, lambda _paths: None)
+    models = Models(served.context, served.roster, lambda: None, lambda _path: None, lambda _paths: None)
     identifier = ModelIdentifier("m", "")
     models.models[identifier] = model = Model(identifier, models.all_versions)
     model.versions[1] = served.served

@@ -29,13 +29,13 @@ def step() -> Iterator[Version]:
 
 def ensemble_of(step: Version) -> tuple[Model, ServedEnsemble, list[Any]]:
     """The model of the ensemble's only step, the ensemble, and what clients hear of it."""
-    models = Models(step.host, step.roster, lambda: None, lambda _: None, lambda _: None)
+    models = Models(step.context, step.roster, lambda: None, lambda _: None, lambda _: None)
     model = Model(ModelIdentifier("m", ""), models.all_versions)
     announced = list[Any]()
     model.versions[1] = step.served
     config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
     made = ModelVersion("e", 1, 10, 1, Path("/e/1"), config)
-    ensemble = ServedEnsemble(made, step.served.source, step.host, step.roster, announced.extend, lambda _: model)
+    ensemble = ServedEnsemble(made, step.served.source, step.context, step.roster, announced.extend, lambda _: model)
     ensemble.is_public = True
     return model, ensemble, announced
 
@@ -54,7 +54,7 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
     fresh = ModelVersion("m", 1, 11, 2, Path("/m/1"), normalise(pbtxt.parse(CONFIG, Path("config.pbtxt"))))
     fresh.labels, fresh.num_instances_up = {"B": ("new",)}, 1
     fresh.move(VersionState.READY)
-    model.versions[1] = Served(fresh, step.served.source, step.host, step.roster, announced.extend)
+    model.versions[1] = Served(fresh, step.served.source, step.context, step.roster, announced.extend)
     ensemble.look()
     assert [message.labels for message in announced] == [{}, {"B": ("new",)}]
     assert step.told_batcher()[-1].models == [11]

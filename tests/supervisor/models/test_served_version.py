@@ -209,7 +209,7 @@ def test_a_last_message_that_cannot_be_read_leaves_nobody_waiting(
     first, _ = pair.served.instances
     ask(pair, 5)
     left = list[int]()
-    monkeypatch.setattr(pair.host.metrics, "leave", left.append)
+    monkeypatch.setattr(pair.context.metrics, "leave", left.append)
     pair._processes[first.number].channel.send(Nonsense())
     pair.end(first)
     pair.until(lambda: first.state is InstanceState.STARTING)
@@ -265,9 +265,9 @@ def test_an_instance_that_cannot_be_started_at_all_fails_its_load(monkeypatch: p
 def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Version("", OPTIONS)
     try:
-        monkeypatch.setattr(made.host.rate_limits, "admit", lambda *_arguments: 1 / 0, raising=False)
+        monkeypatch.setattr(made.context.rate_limits, "admit", lambda *_arguments: 1 / 0, raising=False)
     except AttributeError:  # slots
-        monkeypatch.setattr(type(made.host.rate_limits), "admit", lambda *_arguments: 1 / 0)
+        monkeypatch.setattr(type(made.context.rate_limits), "admit", lambda *_arguments: 1 / 0)
     try:
         loaded = made.begin()
         assert str(loaded.exception()) == "an error of the server's own, ZeroDivisionError: division by zero"
@@ -354,7 +354,7 @@ def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) ->
 
 
 def test_a_version_has_so_long_to_drain_and_to_end(pair: Version) -> None:
-    instances, options = list(pair.served.instances), pair.host.options
+    instances, options = list(pair.served.instances), pair.context.options
     pair.served.retire()
     pair.sky.clock.pass_time(options.request_timeout_secs - 1)
     assert not any(StopWorker() in pair.told(each) for each in instances)
@@ -379,6 +379,6 @@ def test_who_ends_in_time_is_left_alone(pair: Version, caplog: pytest.LogCapture
         pair.end(each)
     served.retire()
     assert served.ended.done()
-    pair.sky.clock.pass_time(pair.host.options.exit_timeout_secs + pair.host.options.request_timeout_secs + 1)
+    pair.sky.clock.pass_time(pair.context.options.exit_timeout_secs + pair.context.options.request_timeout_secs + 1)
     assert "is killed" not in caplog.text
     assert "keeps requests open" not in caplog.text

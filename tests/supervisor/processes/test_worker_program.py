@@ -9,7 +9,7 @@ from shoal.environments.wanted import Wanted
 from shoal.options import ServerOptions
 from shoal.placement import Gpu, Placement
 from shoal.repository.lifecycle import ModelVersion
-from shoal.supervisor.instance_context import Host
+from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.processes.children import Program
 from shoal.supervisor.processes.worker_program import load_message, worker_program
 
@@ -24,8 +24,8 @@ def program(backend: str, placement: Placement = PLACEMENT, **parameters: str) -
     version = ModelVersion("m", 1, 1, 0, Path("/r/m/1"), config)
     options = ServerOptions(backend_directory="/none", environment_cache_directory="/cache")
     # All that is looked at of it.
-    host = SimpleNamespace(options=options, control_address="@a", log_settings={"log_verbose": 1})
-    return worker_program(7, version, placement, cast(Host, host), gives_way=True)
+    context = SimpleNamespace(options=options, control_address="@a", log_settings={"log_verbose": 1})
+    return worker_program(7, version, placement, cast(InstanceContext, context), gives_way=True)
 
 
 def test_a_worker() -> None:
@@ -58,14 +58,16 @@ def test_a_worker_on_a_gpu_sees_no_other() -> None:
     assert found.environment["CUDA_VISIBLE_DEVICES"] == "GPU-1bb"
     assert "CUDA_VISIBLE_DEVICES" not in program("identity")[1].environment
     config: dict[str, Any] = {"backend": "identity"}
-    host = SimpleNamespace(options=ServerOptions(), log_settings={})
-    told = load_message(ModelVersion("m", 1, 1, 0, Path("/r/m/1"), config), placement, None, cast(Host, host))
+    context = SimpleNamespace(options=ServerOptions(), log_settings={})
+    told = load_message(
+        ModelVersion("m", 1, 1, 0, Path("/r/m/1"), config), placement, None, cast(InstanceContext, context)
+    )
     assert (told.kind, told.device_id, told.gpu) == ("KIND_GPU", 0, 3)
 
 
 def test_a_worker_hears_whether_it_may_execute_a_request_again() -> None:
     # All that is looked at of it.
-    host = cast(Host, SimpleNamespace(options=ServerOptions(), log_settings={}))
+    context = cast(InstanceContext, SimpleNamespace(options=ServerOptions(), log_settings={}))
     for backend, expected in (("identity", True), ("python", False)):
         version = ModelVersion("m", 1, 1, 0, Path("/r/m/1"), {"backend": backend})
-        assert load_message(version, PLACEMENT, None, host).may_run_again is expected
+        assert load_message(version, PLACEMENT, None, context).may_run_again is expected
