@@ -11,7 +11,7 @@ class OpenCall(Protocol):
     @property
     def target(self) -> memoryview | None: ...
 
-    def landed(self, nbytes: int) -> None:
+    def received_into_target(self, nbytes: int) -> None:
         """So many bytes were received into `target`."""
         ...
 

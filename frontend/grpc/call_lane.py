@@ -1,11 +1,11 @@
-"""What the calls of a gRPC lane ask of it: its requests, its memory, its clock, its ways to the road."""
+"""What a gRPC lane offers to the calls on it: requests to models, memory, a clock, the way to the road."""
 
 import socket
 from typing import Protocol
 
 from shoal.errors import UnavailableError
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.inbox import Harbour
+from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.parking import Parking
@@ -13,7 +13,7 @@ from shoal.frontend.grpc.service import GrpcCall
 from shoal.shm.slab import Block
 
 
-class Listener(Protocol):
+class CallSocket(Protocol):
     """A socket of a call's own."""
 
     fd: int
@@ -23,10 +23,10 @@ class Listener(Protocol):
         ...
 
 
-class Desk(Protocol):
-    """The lane, as a call sees it."""
+class CallLane(Protocol):
+    """A gRPC lane, as far as the calls on it use it."""
 
-    harbour: Harbour
+    buffers: MessageBuffers
     inference: Inference
     parking: Parking
     now_s: float  # of this pass
@@ -40,7 +40,7 @@ class Desk(Protocol):
         ...
 
     def free(self, block: Block) -> None:
-        """A message will not be asked."""
+        """Free the block of a received message that will not be submitted."""
         ...
 
     def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
@@ -67,7 +67,7 @@ class Desk(Protocol):
         """Give the road its end of a call."""
         ...
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: CallSocket) -> None:
         """Serve it when it can be read."""
         ...
 
@@ -75,6 +75,6 @@ class Desk(Protocol):
         """Wait for something else on a listener's socket."""
         ...
 
-    def forget(self, listener: Listener) -> None:
+    def forget(self, listener: CallSocket) -> None:
         """Stop listening to a descriptor that is about to be closed."""
         ...

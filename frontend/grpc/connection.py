@@ -23,7 +23,7 @@ from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.response_blocks import Blocks
 from shoal.frontend.grpc.http2.streams import Queue, Stream
-from shoal.frontend.grpc.inbox import Unfinished
+from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.opening import Opening, Refused
 from shoal.frontend.grpc.submission import MessageTemplate
@@ -50,8 +50,8 @@ class GrpcConnection:
 
     __slots__ = (
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
-        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "headers", "http2", "is_blocked",
-        "is_dirty", "is_ending", "is_landing", "is_late", "is_shut", "is_slow", "known", "opening", "peer", "pinged_s",
+        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "has_target", "headers", "http2",
+        "is_blocked", "is_dirty", "is_ending", "is_late", "is_shut", "is_slow", "known", "opening", "peer", "pinged_s",
         "progress_s", "silent_until_s", "socket", "template", "unfinished", "unsent",
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ class GrpcConnection:
         self.fd = accepted.fileno()
         self.peer = _address(accepted)
         self.http2 = Http2Connection(limits, now_s)
-        self.unfinished = Unfinished(self.http2.keep_received, unfinished)
+        self.unfinished = UnfinishedMessages(self.http2.keep_received, unfinished)
         self._released = released
         self._kept = kept
         # Changed by the lane and by calls.
@@ -77,7 +77,7 @@ class GrpcConnection:
         self.opening: Opening | Refused | bytes = b""  # what they meant
         self.known: KnownCall | None = None  # what the last calls were like
         self.template: MessageTemplate | None = None  # of the last call that was not
-        self.is_landing = False  # a call may have a target
+        self.has_target = False  # a call may have one (OpenCall.target)
         self.unsent: deque[bytes | memoryview] = deque()
         self._tokens: list[Token] = []  # of what lies in `unsent`
         self._filled_s = now_s  # when `unsent` was filled last
@@ -116,7 +116,7 @@ class GrpcConnection:
     def read(self) -> bytes | None:
         """What has come; b"" at the end of the connection, None where there is nothing."""
         try:
-            return self.socket.recv(LARGE_READ_BYTES if self.is_landing else READ_BYTES)
+            return self.socket.recv(LARGE_READ_BYTES if self.has_target else READ_BYTES)
         except BlockingIOError:
             return None
         except OSError:

@@ -13,13 +13,13 @@ from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.call import OpenCall
-from shoal.frontend.grpc.call_lane import Listener
+from shoal.frontend.grpc.call_lane import CallSocket
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.deadlines import Deadlines
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
-from shoal.frontend.grpc.http2.expected_frames import Landing
+from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.inbox import Harbour
+from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.opening import Opening, Refused, open_call
@@ -59,16 +59,16 @@ class GrpcLane(Lane[GrpcConnection]):
             min_recv_ping_interval_without_data_s=self._settings.http2_min_recv_ping_interval_without_data / 1000,
             keepalive_permit_without_calls=self._settings.keepalive_permit_without_calls,
         )
-        self.harbour = Harbour(self._port)
+        self.buffers = MessageBuffers(self._port)
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port, self.inference.model_of)
-        self._landing = Landing()
+        self._frames = ExpectedFrames()
         self._kept = KeptMemory()
         self._recall = Recall(self._port, self._cut)
         self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []
-        self._listeners: dict[int, Listener] = {}  # sockets of calls, by their descriptors
+        self._listeners: dict[int, CallSocket] = {}  # sockets of calls, by their descriptors
         self._deadlines = Deadlines()
 
     # --- connections come and go ---
@@ -77,7 +77,7 @@ class GrpcLane(Lane[GrpcConnection]):
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = GrpcConnection(
-            accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.harbour.unfinished
+            accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.buffers.unfinished
         )
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
         age_s = self._settings.max_connection_age / 1000
@@ -116,7 +116,7 @@ class GrpcLane(Lane[GrpcConnection]):
     def _read(self, connection: GrpcConnection) -> None:
         connection.begun_s = self.now_s
         connection.silent_until_s = 0.0
-        if connection.is_landing and self._land(connection):
+        if connection.has_target and self._receive_into_target(connection):
             return
         data = connection.read()
         if data:
@@ -158,24 +158,24 @@ class GrpcLane(Lane[GrpcConnection]):
             connection.known = learn(data, events, connection.opening, template)
         connection.template = template
 
-    def _land(self, connection: GrpcConnection) -> bool:
+    def _receive_into_target(self, connection: GrpcConnection) -> bool:
         """Receive what comes next where its call wants it; False where that may be something else."""
-        landing, http2 = self._landing, connection.http2
+        frames, http2 = self._frames, connection.http2
         expected = http2.expected
         call = None if expected is None else connection.calls.get(expected[0])
         target = None if call is None else call.target
         if expected is None or call is None or target is None:
-            connection.is_landing = any(each.target is not None for each in connection.calls.values())
+            connection.has_target = any(each.target is not None for each in connection.calls.values())
             return False
-        if landing.spread(target, *expected) < _DIRECT_BYTES:
+        if frames.expect(target, *expected) < _DIRECT_BYTES:
             return False
-        nbytes = connection.read_into(landing.buffers)
+        nbytes = connection.read_into(frames.buffers)
         if nbytes == 0:
             self.close(connection)
         elif nbytes > 0:
-            landed, num_alike, rest = landing.settle(nbytes)
-            events = http2.received_directly(landed, num_alike)
-            call.landed(landed)
+            received, num_alike, rest = frames.split(nbytes)
+            events = http2.received_directly(received, num_alike)
+            call.received_into_target(received)
             self._handle(connection, events + http2.receive(rest, self.now_s) if rest else events)
         return True
 
@@ -254,11 +254,11 @@ class GrpcLane(Lane[GrpcConnection]):
     def free(self, block: Block) -> None:
         self._port.slab.free(block.ref)
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: CallSocket) -> None:
         self._listeners[listener.fd] = listener
         self._poller.register(listener.fd, _IN)
 
-    def forget(self, listener: Listener) -> None:
+    def forget(self, listener: CallSocket) -> None:
         del self._listeners[listener.fd]
         self._poller.unregister(listener.fd)
 

@@ -26,7 +26,7 @@ SMALL_BYTES = 48 * 1024
 NO_ROOM_FOR_UNFINISHED = "too many unfinished messages: the server has no memory left for this connection's"
 
 
-class Received(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A whole message: in `block`, which is the caller's now, or in private memory where that is None."""
 
     data: bytes | memoryview
@@ -35,7 +35,7 @@ class Received(NamedTuple):
     is_compressed: bool
 
 
-class Large(NamedTuple):
+class LargeMessage(NamedTuple):
     """A message that finds no place here. What follows `begun` is the caller's to take, or to `skip`."""
 
     nbytes: int
@@ -43,18 +43,18 @@ class Large(NamedTuple):
     is_compressed: bool
 
 
-Arrival: TypeAlias = Received | Large
+Arrival: TypeAlias = ReceivedMessage | LargeMessage
 
 
-def whole(data: bytes | memoryview) -> Received | None:
+def whole(data: bytes | memoryview) -> ReceivedMessage | None:
     """The message that these bytes are, where they are one and nothing more."""
     nbytes = len(data)
     if nbytes >= PREFIX_BYTES and data[0] == 0 and int.from_bytes(data[1:PREFIX_BYTES], "big") == nbytes - PREFIX_BYTES:
-        return Received(data[PREFIX_BYTES:], None, 0, False)
+        return ReceivedMessage(data[PREFIX_BYTES:], None, 0, False)
     return None
 
 
-class Berth:
+class MessageBuffer:
     """The block that a message is received into."""
 
     __slots__ = ("block", "message", "offset", "received")
@@ -78,7 +78,7 @@ class Berth:
         return taken
 
 
-class Harbour:
+class MessageBuffers:
     """The blocks of all unfinished messages of a lane."""
 
     def __init__(self, port: Port) -> None:
@@ -94,7 +94,7 @@ class Harbour:
         """Whether there never is a place for a message of so many bytes."""
         return nbytes + ALIGNMENT + HEADER_BYTES > self._largest_nbytes
 
-    def berth(self, nbytes: int, begun: bytes | memoryview) -> Berth | None:
+    def allocate(self, nbytes: int, begun: bytes | memoryview) -> MessageBuffer | None:
         """A place for a message of `nbytes` that starts with `begun`, its first tensor aligned; None where none is."""
         # The message may be moved so that its first tensor is aligned, and the request's header goes behind it.
         needed = nbytes + ALIGNMENT + HEADER_BYTES
@@ -105,19 +105,19 @@ class Harbour:
         except UnavailableError:
             return None
         self._nbytes += len(block.memory)
-        return Berth(block, message_offset(first_raw_offset(begun)), nbytes)
+        return MessageBuffer(block, message_offset(first_raw_offset(begun)), nbytes)
 
-    def leave(self, berth: Berth) -> None:
+    def hand_out(self, target: MessageBuffer) -> None:
         """The message is complete: its block is the caller's."""
-        self._nbytes -= len(berth.block.memory)
+        self._nbytes -= len(target.block.memory)
 
-    def sink(self, berth: Berth) -> None:
+    def discard(self, target: MessageBuffer) -> None:
         """The rest of the message will not come."""
-        self.leave(berth)
-        self._port.slab.free(berth.block.ref)
+        self.hand_out(target)
+        self._port.slab.free(target.block.ref)
 
 
-class Unfinished:
+class UnfinishedMessages:
     """What the unfinished messages of one connection take of the lane's private memory.
 
     They count against the connection's window, and no more than a share of the memory is lent to them: beyond that they
@@ -147,42 +147,42 @@ class Unfinished:
 class Inbox:
     """The incoming messages of one call. `close` it when no more are taken."""
 
-    __slots__ = ("_berth", "_buffer", "_harbour", "_is_open", "_num_skipped", "_unfinished")
+    __slots__ = ("_buffer", "_buffers", "_is_open", "_num_skipped", "_target", "_unfinished")
 
-    def __init__(self, harbour: Harbour, unfinished: Unfinished) -> None:
-        self._harbour = harbour
+    def __init__(self, buffers: MessageBuffers, unfinished: UnfinishedMessages) -> None:
+        self._buffers = buffers
         self._unfinished = unfinished
         # Changed by every method.
         self._buffer: bytes | memoryview = b""
-        self._berth: Berth | None = None
+        self._target: MessageBuffer | None = None
         self._num_skipped = 0
         self._is_open = True
 
     @property
     def is_empty(self) -> bool:
         """Whether no message has begun that has not come whole."""
-        return not self._buffer and self._berth is None and not self._num_skipped
+        return not self._buffer and self._target is None and not self._num_skipped
 
     @property
     def target(self) -> memoryview | None:
-        """Where the next bytes may be received directly; `landed` tells how many were."""
-        return None if self._berth is None else self._berth.rest
+        """Where the next bytes may be received directly; `received_into_target` notes how many were."""
+        return None if self._target is None else self._target.rest
 
-    def landed(self, nbytes: int) -> Received | None:
+    def received_into_target(self, nbytes: int) -> ReceivedMessage | None:
         """So many bytes lie in `target`. The message, where they complete it."""
-        assert self._berth is not None
-        self._berth.received += nbytes
+        assert self._target is not None
+        self._target.received += nbytes
         return self._complete()
 
     def feed(self, data: bytes | memoryview) -> list[Arrival]:
-        """What these bytes complete. After a Large message, nothing more is taken until its rest is skipped."""
+        """What these bytes complete. After a LargeMessage, nothing more is taken until its rest is skipped."""
         arrivals: list[Arrival] = []
         if self._num_skipped:
             skipped = min(self._num_skipped, len(data))
             self._num_skipped -= skipped
             data = data[skipped:]
-        if self._berth is not None:
-            data = data[self._berth.take(data) :]
+        if self._target is not None:
+            data = data[self._target.take(data) :]
             received = self._complete()
             if received is not None:
                 arrivals.append(received)
@@ -191,7 +191,7 @@ class Inbox:
             length = int.from_bytes(buffer[1:PREFIX_BYTES], "big")
             end = PREFIX_BYTES + length
             if len(buffer) >= end:
-                arrivals.append(Received(buffer[PREFIX_BYTES:end], None, 0, buffer[0] != 0))
+                arrivals.append(ReceivedMessage(buffer[PREFIX_BYTES:end], None, 0, buffer[0] != 0))
                 buffer = buffer[end:]
                 continue
             if length > SMALL_BYTES or not self._unfinished.has_room(len(buffer) - len(self._buffer)):
@@ -205,23 +205,23 @@ class Inbox:
         self._buffer = bytes(buffer)
         return arrivals
 
-    def _begin(self, length: int, begun: bytes | memoryview, *, is_compressed: bool) -> list[Large]:
-        self._berth = None if is_compressed else self._harbour.berth(length, begun)
-        if self._berth is None:
-            return [Large(length, bytes(begun), is_compressed)]
-        self._berth.take(begun)
+    def _begin(self, length: int, begun: bytes | memoryview, *, is_compressed: bool) -> list[LargeMessage]:
+        self._target = None if is_compressed else self._buffers.allocate(length, begun)
+        if self._target is None:
+            return [LargeMessage(length, bytes(begun), is_compressed)]
+        self._target.take(begun)
         return []
 
-    def _complete(self) -> Received | None:
-        berth = self._berth
-        if berth is None or berth.received < len(berth.message):
+    def _complete(self) -> ReceivedMessage | None:
+        target = self._target
+        if target is None or target.received < len(target.message):
             return None
-        self._berth = None
-        self._harbour.leave(berth)
-        return Received(berth.message, berth.block, berth.offset, is_compressed=False)
+        self._target = None
+        self._buffers.hand_out(target)
+        return ReceivedMessage(target.message, target.block, target.offset, is_compressed=False)
 
     def skip(self, nbytes: int) -> None:
-        """Pass over what is still to come of a Large message."""
+        """Pass over what is still to come of a LargeMessage."""
         self._num_skipped = nbytes
 
     def close(self) -> None:
@@ -229,6 +229,6 @@ class Inbox:
         self._is_open = False
         self._unfinished.change(-len(self._buffer))
         self._buffer = b""
-        if self._berth is not None:
-            self._harbour.sink(self._berth)
-            self._berth = None
+        if self._target is not None:
+            self._buffers.discard(self._target)
+            self._target = None

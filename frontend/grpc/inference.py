@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from shoal.frontend.grpc.framing import decompress
-from shoal.frontend.grpc.inbox import Received
+from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import refuse_while_exiting
 from shoal.frontend.grpc.submission import Asked, GrpcSubmission, MessageTemplate
@@ -42,7 +42,14 @@ class Inference:
         self._waiting: dict[int, tuple[Asker, Asked, TracedRequest | None] | None] = {}
 
     def ask(
-        self, asker: Asker, opening: Opening, received: Received, begun_s: float, deadline_s: float, *, is_stream: bool
+        self,
+        asker: Asker,
+        opening: Opening,
+        received: ReceivedMessage,
+        begun_s: float,
+        deadline_s: float,
+        *,
+        is_stream: bool,
     ) -> tuple[int, Asked]:
         """Put a request into shared memory; `asker` hears of its replies. Raises ShoalError: the block is free then.
 
@@ -84,7 +91,7 @@ class Inference:
         self._wait(asker, number, asked, opening, begun_s)
         return number
 
-    def model_of(self, received: Received) -> int:
+    def model_of(self, received: ReceivedMessage) -> int:
         """The model that a message is for; 0 where that cannot be told before it is asked."""
         return 0 if received.is_compressed else self.submission.model_of(received.data)
 

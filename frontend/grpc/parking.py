@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
-from shoal.frontend.grpc.inbox import Received
+from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.shm.port import Port
 from shoal.shm.shares import may_take
 
@@ -30,7 +30,7 @@ class Parked(Protocol):
 class Parking:
     """All calls of a lane that wait. `model_of` finds the model of a message; 0 where it cannot be told."""
 
-    def __init__(self, port: Port, model_of: Callable[[Received], int]) -> None:
+    def __init__(self, port: Port, model_of: Callable[[ReceivedMessage], int]) -> None:
         self._port = port
         self._model_of = model_of
         #: By model, which calls wait and the bytes that each keeps; empty most of the time. Changed here alone.
@@ -40,7 +40,7 @@ class Parking:
         self._nbytes = 0
         self._turns: deque[int] = deque()
 
-    def must_wait(self, received: Received) -> int:
+    def must_wait(self, received: ReceivedMessage) -> int:
         """The model that a message has to wait for: it has no room, or earlier calls to it wait. 0 where it need not.
 
         0, too, where waiting would take too much memory: the request is then refused as it is asked.
@@ -53,7 +53,7 @@ class Parking:
             return model if self._has_space(model, len(received.data)) else 0
         return 0
 
-    def may_wait(self, model: int, received: Received) -> bool:
+    def may_wait(self, model: int, received: ReceivedMessage) -> bool:
         """Whether a message for which there was no room may wait; one that had a block has lost it."""
         return received.block is None and self._has_space(model, len(received.data))
 
@@ -71,7 +71,7 @@ class Parking:
         if waiting is not None and call in waiting:
             self._remove(model, waiting, waiting.pop(call))
 
-    def keep(self, received: Received) -> tuple[int, int] | None:
+    def keep(self, received: ReceivedMessage) -> tuple[int, int] | None:
         """Count a message that waits behind others of its stream; None where that takes too much. `drop` what is
         returned when it waits no longer."""
         model, nbytes = self._model_of(received), len(received.data)

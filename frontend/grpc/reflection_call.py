@@ -1,10 +1,10 @@
 """A call of server reflection: questions and answers in turn on one stream. One thread, the lane's."""
 
 from shoal.errors import ShoalError
-from shoal.frontend.grpc.call_lane import Desk
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, prefixed
 from shoal.frontend.grpc.framing import HEADERS, decompress
-from shoal.frontend.grpc.inbox import Inbox, Large
+from shoal.frontend.grpc.inbox import Inbox, LargeMessage
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.reflection import answer
@@ -19,25 +19,25 @@ class ReflectionCall:
 
     __slots__ = ("_connection", "_deadline_s", "_has_begun", "_inbox", "_opening", "_stream_id")
 
-    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._connection = connection
         self._stream_id = stream_id
         self._opening = opening
         self._deadline_s = lane.deadline_s(opening)
         # Changed as the call goes on.
-        self._inbox = Inbox(lane.harbour, connection.unfinished)
+        self._inbox = Inbox(lane.buffers, connection.unfinished)
         self._has_begun = False
 
     #: No question is so long.
     target = None
 
-    def landed(self, nbytes: int) -> None:
+    def received_into_target(self, nbytes: int) -> None:
         """Never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
         http2 = self._connection.http2
         for arrival in self._inbox.feed(data):
-            if isinstance(arrival, Large) or http2.unsent_nbytes(self._stream_id) > _MAX_UNSENT_BYTES:
+            if isinstance(arrival, LargeMessage) or http2.unsent_nbytes(self._stream_id) > _MAX_UNSENT_BYTES:
                 self._finish(_INVALID_ARGUMENT, "too long a question, or too many that wait for their answers")
                 return
             question = arrival.data

@@ -8,10 +8,10 @@ the lane's, which never waits for it.
 import select
 import socket
 
-from shoal.frontend.grpc.call_lane import Desk
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import HEADERS, prefix
-from shoal.frontend.grpc.inbox import Large
+from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.inference import deadline_ns
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
@@ -31,11 +31,11 @@ class RoadCall:
 
     def __init__(
         self,
-        lane: Desk,
+        lane: CallLane,
         connection: GrpcConnection,
         stream_id: int,
         opening: Opening,
-        message: Large,
+        message: LargeMessage,
         deadline_s: float,
     ) -> None:
         self._lane = lane
@@ -63,7 +63,7 @@ class RoadCall:
     #: Bytes are passed on, not kept.
     target = None
 
-    def landed(self, nbytes: int) -> None:
+    def received_into_target(self, nbytes: int) -> None:
         """Never called: there is no target."""
 
     def take(self, data: bytes | memoryview) -> None:
@@ -203,6 +203,6 @@ class RoadCall:
             self._unsent.clear()
 
 
-def _head(opening: Opening, peer: str, message: Large, deadline_ns_: int) -> bytes:
+def _head(opening: Opening, peer: str, message: LargeMessage, deadline_ns_: int) -> bytes:
     encoding = opening.encoding if message.is_compressed else "identity"
     return pack_head(opening.method.path, peer, opening.metadata, message.nbytes, encoding, deadline_ns_)

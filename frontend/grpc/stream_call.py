@@ -13,10 +13,10 @@ from math import inf
 from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
-from shoal.frontend.grpc.call_lane import Desk
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
-from shoal.frontend.grpc.inbox import Inbox, Large, Received
+from shoal.frontend.grpc.inbox import Inbox, LargeMessage, ReceivedMessage
 from shoal.frontend.grpc.infer import empty_final, stream_error
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import shutting_down
@@ -66,17 +66,17 @@ class StreamCall:
         "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_stream_id", "_waits_for",
     )  # fmt: skip
 
-    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
         self._opening = opening
         self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
         # Changed as the stream goes on.
-        self._inbox = Inbox(lane.harbour, connection.unfinished)
+        self._inbox = Inbox(lane.buffers, connection.unfinished)
         self._order: StreamOrder[OutgoingMessage | None] = StreamOrder()
         self._open: dict[int, PendingRequest] = {}  # by the request's number
-        self._backlog: deque[Received | Large | RefusedMessage] = deque()  # whole messages that must wait
+        self._backlog: deque[ReceivedMessage | LargeMessage | RefusedMessage] = deque()  # whole messages that must wait
         self._kept: deque[tuple[int, int]] = deque()  # of each of them, what parking has counted
         self._num_uncredited = 0
         self._num_kept = 0  # bytes of the backlog that count against the connection's window
@@ -91,8 +91,8 @@ class StreamCall:
     def target(self) -> memoryview | None:
         return self._inbox.target
 
-    def landed(self, nbytes: int) -> None:
-        received = self._inbox.landed(nbytes)
+    def received_into_target(self, nbytes: int) -> None:
+        received = self._inbox.received_into_target(nbytes)
         self._arrive([] if received is None else [received], nbytes)
 
     def take(self, data: bytes | memoryview) -> None:
@@ -102,11 +102,11 @@ class StreamCall:
         self._has_ended = True
         self._end_if_done()
 
-    def _arrive(self, arrivals: "list[Received | Large] | list[Received]", nbytes: int) -> None:
+    def _arrive(self, arrivals: "list[ReceivedMessage | LargeMessage] | list[ReceivedMessage]", nbytes: int) -> None:
         self._backlog.extend(arrivals)
         if self._inbox.target is not None:
-            self._connection.is_landing = True
-        if arrivals and isinstance(arrivals[-1], Large):
+            self._connection.has_target = True
+        if arrivals and isinstance(arrivals[-1], LargeMessage):
             self._inbox.skip(arrivals[-1].nbytes - len(arrivals[-1].begun))
         self._num_uncredited += nbytes
         self._work_off()
@@ -142,8 +142,8 @@ class StreamCall:
             arrival = backlog[0]
             if isinstance(arrival, RefusedMessage):
                 self._refuse(*arrival, self._order.enter())
-            elif isinstance(arrival, Large):
-                error = _too_large(arrival) if self._lane.harbour.is_too_large(arrival.nbytes) else _no_room()
+            elif isinstance(arrival, LargeMessage):
+                error = _too_large(arrival) if self._lane.buffers.is_too_large(arrival.nbytes) else _no_room()
                 self._refuse(stream_error(str(error), arrival.begun), error, self._order.enter())
             elif model := (0 if is_our_turn else parking.must_wait(arrival)) or self._ask(arrival):
                 return model
@@ -163,7 +163,7 @@ class StreamCall:
         backlog, kept, lane = self._backlog, self._kept, self._lane
         for position in range(len(kept), len(backlog)):
             arrival, counted = backlog[position], (0, 0)
-            if isinstance(arrival, Received):
+            if isinstance(arrival, ReceivedMessage):
                 if (found := lane.parking.keep(arrival)) is None:
                     error = _no_room()
                     backlog[position] = RefusedMessage(stream_error(str(error), arrival.data), error)
@@ -180,7 +180,7 @@ class StreamCall:
             self._connection.http2.keep_received(nbytes - self._num_kept)
             self._num_kept = nbytes
 
-    def _ask(self, received: Received) -> int:
+    def _ask(self, received: ReceivedMessage) -> int:
         """Returns 0, or the model that has no room for the request before a reply has come."""
         lane = self._lane
         try:
@@ -372,7 +372,7 @@ class StreamCall:
             parking.drop(*counted)
         self._kept.clear()
         for arrival in self._backlog:
-            if isinstance(arrival, Received) and arrival.block is not None:
+            if isinstance(arrival, ReceivedMessage) and arrival.block is not None:
                 self._lane.free(arrival.block)
         self._backlog.clear()
         self._count_backlog()
@@ -382,7 +382,7 @@ def _no_room() -> ShoalError:
     return UnavailableError("Exceeds maximum queue size")
 
 
-def _too_large(message: Large) -> ShoalError:
+def _too_large(message: LargeMessage) -> ShoalError:
     return InvalidArgumentError(
         f"a streamed request of {message.nbytes} bytes is too large for the shared memory of this front end"
         f"{', compressed as it is' if message.is_compressed else ''}: send it with ModelInfer, send less at once, "

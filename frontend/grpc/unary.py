@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 
 from shoal.errors import ShoalError
-from shoal.frontend.grpc.call_lane import Desk
+from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import decompress
-from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, Large, Received, whole
+from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, LargeMessage, ReceivedMessage, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
@@ -36,7 +36,7 @@ class UnaryCall:
         "_waits_for",
     )
 
-    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+    def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
@@ -45,7 +45,7 @@ class UnaryCall:
         # Changed as the call goes on.
         self._inbox: Inbox | None = None  # a message that comes in one piece, as most do, needs none
         self._number = 0  # of the request that is waited for
-        self._parked: Received | None = None  # the message, until there is room for the request
+        self._parked: ReceivedMessage | None = None  # the message, until there is room for the request
         self._waits_for = 0  # the model that has none
 
     # --- the message comes in ---
@@ -54,9 +54,9 @@ class UnaryCall:
     def target(self) -> memoryview | None:
         return None if self._inbox is None else self._inbox.target
 
-    def landed(self, nbytes: int) -> None:
+    def received_into_target(self, nbytes: int) -> None:
         assert self._inbox is not None, "there was a target"
-        received = self._inbox.landed(nbytes)
+        received = self._inbox.received_into_target(nbytes)
         if received is None:
             self._connection.http2.credit(self._stream_id, nbytes)
         else:
@@ -72,12 +72,12 @@ class UnaryCall:
             if received is not None:
                 self._received(received)
                 return
-            inbox = self._inbox = Inbox(self._lane.harbour, self._connection.unfinished)
+            inbox = self._inbox = Inbox(self._lane.buffers, self._connection.unfinished)
         arrivals = inbox.feed(data)
         if not arrivals:
-            self._connection.is_landing = inbox.target is not None
+            self._connection.has_target = inbox.target is not None
             self._connection.http2.credit(self._stream_id, len(data))
-        elif isinstance(arrivals[0], Received):
+        elif isinstance(arrivals[0], ReceivedMessage):
             self._received(arrivals[0])
         elif arrivals[0].nbytes > SMALL_BYTES:
             self._take_road(arrivals[0])
@@ -90,7 +90,7 @@ class UnaryCall:
             self._end()
             self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
 
-    def _received(self, received: Received) -> None:
+    def _received(self, received: ReceivedMessage) -> None:
         """The message is whole."""
         opening = self._opening
         if opening.method.handler is None:
@@ -114,7 +114,7 @@ class UnaryCall:
             self._end()
             self._connection.respond(self._stream_id, chunks, None)
 
-    def _infer(self, received: Received) -> None:
+    def _infer(self, received: ReceivedMessage) -> None:
         model = self._lane.parking.must_wait(received)
         if model and received.block is not None:  # what waits takes none of the memory that all models share
             block, received = received.block, received._replace(data=bytes(received.data), block=None)
@@ -124,7 +124,7 @@ class UnaryCall:
             self._parked, self._waits_for = received, model
             self._lane.parking.park(self, model, len(received.data))
 
-    def _ask(self, received: Received) -> int:
+    def _ask(self, received: ReceivedMessage) -> int:
         """Returns 0, or the model that has no room for the request before a reply has come."""
         try:
             self._number, _ = self._lane.inference.ask(
@@ -176,11 +176,11 @@ class UnaryCall:
 
     def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
         """The road answers a message that has come."""
-        road = self._take_road(Large(len(data), b"", is_compressed=is_compressed))
+        road = self._take_road(LargeMessage(len(data), b"", is_compressed=is_compressed))
         road.take(data)
         road.end()
 
-    def _take_road(self, message: Large) -> RoadCall:
+    def _take_road(self, message: LargeMessage) -> RoadCall:
         """The road answers: it may wait."""
         self._close_inbox()
         road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)

@@ -10,7 +10,7 @@ from shoal.frontend.grpc.http2.streams import Stream
 _IDLE_PING_INTERVAL_S = 7200.0
 
 
-class Allowance:
+class TokenBucket:
     """How much nuisance is left to a client: a bucket that time and work done fill again."""
 
     __slots__ = ("_burst", "_filled_at_s", "_level", "_num_earned", "_per_earned", "_per_s")
@@ -34,7 +34,7 @@ class Allowance:
         return self._level >= 0
 
 
-class Conduct:
+class AbuseLimits:
     """Limits for one client; each method raises BrokenError with ENHANCE_YOUR_CALM once a limit is exceeded."""
 
     __slots__ = (
@@ -54,10 +54,10 @@ class Conduct:
         #: The time of what is being received. Changed by the receiving side.
         self.now_s = now_s
         # Changed by the methods below.
-        self._nuisances = Allowance(
+        self._nuisances = TokenBucket(
             limits.nuisance_burst, limits.nuisances_per_s, limits.nuisances_per_frame_sent, now_s
         )
-        self._resets = Allowance(limits.reset_burst, limits.resets_per_s, 1.0, now_s)
+        self._resets = TokenBucket(limits.reset_burst, limits.resets_per_s, 1.0, now_s)
         self._num_strikes = 0
         self._last_ping_s = 0.0
         self._num_sent_at_ping = -1

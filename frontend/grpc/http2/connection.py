@@ -32,8 +32,8 @@ class Http2Connection(Sending):
         self._receiving = Receiving(limits, self, now_s)
         #: Short for `receive`, for calls that are known.
         self.open_whole = self._receiving.open_whole
-        #: Short for `Bodies.keep`.
-        self.keep_received = self._receiving.bodies.keep
+        #: Short for `DataFrames.keep`.
+        self.keep_received = self._receiving.data_frames.keep
         #: The client broke the connection: send the output, then close. Changed by `receive`.
         self.is_failed = False
 
@@ -65,10 +65,10 @@ class Http2Connection(Sending):
 
         The caller may receive these where it wants them, instead of by `receive`, and says so afterwards.
         """
-        bodies = self._receiving.bodies
-        if self.is_failed or not (bodies.is_within_frame or self._receiving.is_between_frames):
+        data_frames = self._receiving.data_frames
+        if self.is_failed or not (data_frames.is_within_frame or self._receiving.is_between_frames):
             return None
-        return bodies.expected
+        return data_frames.expected
 
     def received_directly(self, nbytes: int, num_alike: int = 0) -> list[Event]:
         """So many bytes of data have come of what was `expected`, and so many frames have begun with them.
@@ -76,16 +76,16 @@ class Http2Connection(Sending):
         An event where the stream ends with them.
         """
         events: list[Event] = []
-        bodies = self._receiving.bodies
-        bodies.received_directly(nbytes, num_alike, events)
-        self._receiving.is_between_frames = not bodies.is_within_frame
+        data_frames = self._receiving.data_frames
+        data_frames.received_directly(nbytes, num_alike, events)
+        self._receiving.is_between_frames = not data_frames.is_within_frame
         return events
 
     def credit(self, stream_id: int, nbytes: int) -> None:
         """So many bytes of a stream's data are consumed: its client may send as many more."""
         stream = self.streams.open.get(stream_id)
         if stream is not None:
-            self._receiving.bodies.credit(stream, nbytes)
+            self._receiving.data_frames.credit(stream, nbytes)
 
     def ping(self) -> None:
         """Ask for a sign of life: PingAcked."""

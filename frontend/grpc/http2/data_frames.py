@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shoal.frontend.grpc.http2.abuse_limits import Conduct
+from shoal.frontend.grpc.http2.abuse_limits import AbuseLimits
 from shoal.frontend.grpc.http2.events import DataReceived, Event, new
 from shoal.frontend.grpc.http2.frames import (
     DEFAULT_MAX_FRAME,
@@ -25,11 +25,11 @@ _COPIED_BYTES = 4096
 _JOINED_BYTES = DEFAULT_MAX_FRAME
 
 
-class Bodies:
+class DataFrames:
     """The DATA frame that is being received, and the connection's window."""
 
     __slots__ = (
-        "_conduct",
+        "_abuse",
         "_ends",
         "_kept",
         "_left",
@@ -42,11 +42,11 @@ class Bodies:
         "spare",
     )
 
-    def __init__(self, limits: Limits, sending: Sending, conduct: Conduct) -> None:
+    def __init__(self, limits: Limits, sending: Sending, abuse: AbuseLimits) -> None:
         self._limits = limits
         self._streams = sending.streams
         self._sending = sending
-        self._conduct = conduct
+        self._abuse = abuse
         # Changed by every method.
         #: What may come before the connection's window is given back; negative: what has come beyond that.
         self.spare = limits.connection_window // 2
@@ -185,7 +185,7 @@ class Bodies:
             error_code = _fault(stream, length, nbytes, ends)
             if error_code:
                 stream.is_ended_by_peer |= ends
-                self._conduct.fault(stream, error_code, events)
+                self._abuse.fault(stream, error_code, events)
                 stream = None
             else:
                 stream.receive_window -= length
@@ -193,7 +193,7 @@ class Bodies:
                     self.credit(stream, num_padded)
         if not nbytes:
             if not ends:
-                self._conduct.nuisance()
+                self._abuse.nuisance()
             elif stream is not None:
                 self._end(stream, b"", events)
         self._stream, self._left, self._ends = stream, nbytes, ends

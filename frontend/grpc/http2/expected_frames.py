@@ -14,11 +14,11 @@ _MAX_FRAMES = 64
 _REST_BYTES = 32 * 1024
 
 
-class Landing:
+class ExpectedFrames:
     """The buffers of the read; one for all connections of a thread."""
 
     def __init__(self) -> None:
-        # Changed by the read, and by `spread`.
+        # Changed by the read, and by `expect`.
         self._heads = bytearray(_MAX_FRAMES * HEAD_BYTES)
         self._rest = memoryview(bytearray(_REST_BYTES))
         view = memoryview(self._heads)
@@ -28,7 +28,7 @@ class Landing:
         self._head = b""
         self._num_expected = _MAX_BYTES  # twice what came the last time: each place that is expected has its price
 
-    def spread(self, target: memoryview, stream_id: int, num_certain: int, length: int, num_alike: int) -> int:
+    def expect(self, target: memoryview, stream_id: int, num_certain: int, length: int, num_alike: int) -> int:
         """Expect the rest of a frame, and up to so many like it, of `length`, in `target`. How many bytes of them.
 
         They are expected as far as they lie in `target` altogether.
@@ -50,7 +50,7 @@ class Landing:
         """What is to be received into, in this order."""
         return self._buffers
 
-    def settle(self, nbytes: int) -> tuple[int, int, bytes]:
+    def split(self, nbytes: int) -> tuple[int, int, bytes]:
         """So many bytes have come. How many of the target are its stream's, in how many frames that began; the rest."""
         self._num_expected = min(max(2 * nbytes, _MIN_BYTES), _MAX_BYTES)
         more, length = nbytes - self._num_certain, self._length

@@ -7,8 +7,8 @@ rule of a stream resets the stream, one of the connection raises BrokenError (RF
 from collections.abc import Callable, Mapping
 
 from shoal.frontend.grpc.http2 import frames
-from shoal.frontend.grpc.http2.abuse_limits import Conduct
-from shoal.frontend.grpc.http2.data_frames import Bodies
+from shoal.frontend.grpc.http2.abuse_limits import AbuseLimits
+from shoal.frontend.grpc.http2.data_frames import DataFrames
 from shoal.frontend.grpc.http2.events import (
     DataReceived,
     Event,
@@ -57,14 +57,14 @@ _Handler = Callable[[int, int, bytes, list[Event]], None]
 
 
 class Receiving:
-    """What has come of a frame and of a header list; bodies are `bodies`."""
+    """What has come of a frame and of a header list; DATA frames are `data_frames`."""
 
     __slots__ = (
+        "_abuse",
         "_block",
         "_block_flags",
         "_block_stream_id",
         "_blocks",
-        "_conduct",
         "_expected",
         "_kinds",
         "_max_continuations",
@@ -77,7 +77,7 @@ class Receiving:
         "_stream_window",
         "_streams",
         "_wanted",
-        "bodies",
+        "data_frames",
         "has_begun",
         "is_between_frames",
         "is_going_away",
@@ -91,9 +91,9 @@ class Receiving:
         self._max_continuations = limits.max_continuations
         self._streams = sending.streams
         self._sending = sending
-        self._conduct = Conduct(limits, sending, now_s)
+        self._abuse = AbuseLimits(limits, sending, now_s)
         self._blocks = HeaderBlocks(limits)
-        self.bodies = Bodies(limits, sending, self._conduct)
+        self.data_frames = DataFrames(limits, sending, self._abuse)
         most = limits.max_header_bytes + 256 + 5  # with padding and priority
         #: By kind: who handles it, and the least and the most its payload may have.
         self._kinds: dict[int, tuple[_Handler, int, int]] = {
@@ -122,7 +122,7 @@ class Receiving:
 
     def receive(self, data: bytes, now_s: float, events: list[Event]) -> None:
         """Take what has come; raises BrokenError."""
-        self._conduct.now_s = now_s
+        self._abuse.now_s = now_s
         if self._partial:
             self._partial += data
             if len(self._partial) < self._wanted:
@@ -130,15 +130,15 @@ class Receiving:
             data = bytes(self._partial)
             self._partial.clear()
         position = 0
-        if self.bodies.is_within_frame:
-            position = self.bodies.go_on(data, 0, events)
+        if self.data_frames.is_within_frame:
+            position = self.data_frames.go_on(data, 0, events)
         elif not self.has_begun:
             position = self._begin(data)
         position = self._frames(data, position, events)
         if position < len(data):
             self._partial += memoryview(data)[position:]
-        self._conduct.unread()
-        self.is_between_frames = not (self._partial or self.bodies.is_within_frame) and self._expected == _ANY
+        self._abuse.unread()
+        self.is_between_frames = not (self._partial or self.data_frames.is_within_frame) and self._expected == _ANY
 
     def _begin(self, data: bytes) -> int:
         if not PREFACE.startswith(data[: len(PREFACE)]):
@@ -166,12 +166,12 @@ class Receiving:
                 if flags & PADDED and end - position == HEAD_BYTES:
                     self._wanted = HEAD_BYTES + 1
                     return position
-                position = self.bodies.begin(data, position + HEAD_BYTES, length, flags, number, events)
+                position = self.data_frames.begin(data, position + HEAD_BYTES, length, flags, number, events)
                 continue
             if kind > CONTINUATION:
-                self._conduct.nuisance()
-                self.bodies.skip(length)
-                position = self.bodies.go_on(data, position + HEAD_BYTES, events)
+                self._abuse.nuisance()
+                self.data_frames.skip(length)
+                position = self.data_frames.go_on(data, position + HEAD_BYTES, events)
                 continue
             handler, least, most = self._kinds[kind]
             if not least <= length <= most:
@@ -193,7 +193,7 @@ class Receiving:
         `block` is that of its HEADERS, which meant `headers` then; its DATA, which ends the stream, has `nbytes`.
         False, and nothing happens, where only `receive` can tell what that means. Saves 35 of 41 thousand instructions.
         """
-        bodies, streams = self.bodies, self._streams
+        data_frames, streams = self.data_frames, self._streams
         if (
             not self.is_between_frames
             or self.is_going_away
@@ -201,10 +201,10 @@ class Receiving:
             or self._blocks.known.get(block) is not headers
             or not streams.last_id < number <= MAX_STREAM_ID
             or not number & 1
-            or nbytes > bodies.spare
+            or nbytes > data_frames.spare
         ):
             return False
-        bodies.spare -= nbytes
+        data_frames.spare -= nbytes
         streams.last_id = number
         streams.open[number] = Stream(number, self._sending.initial_window, 0, True)
         return True
@@ -269,7 +269,7 @@ class Receiving:
 
     def _refuse(self, number: int, error_code: int, is_last: bool) -> None:
         """A stream that was never opened."""
-        self._conduct.nuisance()
+        self._abuse.nuisance()
         self._sending.refuse(number, error_code, is_ended_by_peer=is_last)
 
     def _trailers(self, number: int, block: bytes, is_last: bool, events: list[Event]) -> None:
@@ -284,9 +284,9 @@ class Receiving:
         if stream is None:
             self._streams.pass_over(number, is_last)
         elif stream.is_ended_by_peer:
-            self._conduct.fault(stream, STREAM_CLOSED, events)
+            self._abuse.fault(stream, STREAM_CLOSED, events)
         elif error_code or not is_last or stream.body_left > 0:
-            self._conduct.fault(stream, error_code or PROTOCOL_ERROR, events)
+            self._abuse.fault(stream, error_code or PROTOCOL_ERROR, events)
         else:
             stream.is_ended_by_peer = True
             events.append(DataReceived(number, b"", True))
@@ -298,7 +298,7 @@ class Receiving:
         del flags, payload, events
         if number == 0:
             raise BrokenError(PROTOCOL_ERROR, "PRIORITY of no stream")
-        self._conduct.nuisance()
+        self._abuse.nuisance()
 
     def _rst_stream(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         del flags
@@ -307,9 +307,9 @@ class Receiving:
         stream = self._streams.open.get(number)
         self._streams.left.pop(number, None)
         if stream is None:
-            self._conduct.nuisance()
+            self._abuse.nuisance()
             return
-        self._conduct.cancellation()
+        self._abuse.cancellation()
         self._sending.drop(stream)
         events.append(StreamReset(number, word_of(payload)))
 
@@ -319,7 +319,7 @@ class Receiving:
             raise BrokenError(PROTOCOL_ERROR, "SETTINGS of a stream, or an answer before them")
         if len(payload) % 6 or (flags & ACK and payload):
             raise BrokenError(FRAME_SIZE_ERROR, "SETTINGS of an illegal size")
-        self._conduct.nuisance(_SETTINGS_COST)
+        self._abuse.nuisance(_SETTINGS_COST)
         self._expected = _ANY
         if flags & ACK:
             return
@@ -343,23 +343,23 @@ class Receiving:
         if number != 0:
             raise BrokenError(PROTOCOL_ERROR, "PING of a stream")
         if not flags & ACK:
-            self._conduct.ping(len(self._streams.open))
+            self._abuse.ping(len(self._streams.open))
             self._sending.answer(frames.ping(payload, ACK))
         elif payload == PING:
             events.append(PingAcked())
         else:
-            self._conduct.nuisance()
+            self._abuse.nuisance()
 
     def _go_away(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         del flags
         if number != 0:
             raise BrokenError(PROTOCOL_ERROR, "GOAWAY of a stream")
-        self._conduct.nuisance()
+        self._abuse.nuisance()
         events.append(GoneAway(word_of(payload[4:]), payload[8:]))
 
     def _window_update(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         del flags
-        self._conduct.nuisance()
+        self._abuse.nuisance()
         increment = word_of(payload) & MAX_WINDOW
         sending = self._sending
         if number == 0:
@@ -375,6 +375,6 @@ class Receiving:
         if stream is None:
             return
         if not increment:
-            self._conduct.fault(stream, PROTOCOL_ERROR, events)
+            self._abuse.fault(stream, PROTOCOL_ERROR, events)
         elif not sending.widen(stream, increment):
-            self._conduct.fault(stream, FLOW_CONTROL_ERROR, events)
+            self._abuse.fault(stream, FLOW_CONTROL_ERROR, events)

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.frontend.grpc.framing import prefix
-from shoal.frontend.grpc.inbox import SMALL_BYTES, Harbour, Inbox, Large, Received, Unfinished
+from shoal.frontend.grpc.inbox import (
+    SMALL_BYTES,
+    Inbox,
+    LargeMessage,
+    MessageBuffers,
+    ReceivedMessage,
+    UnfinishedMessages,
+)
 from shoal.frontend.kept_memory import KeptMemory
 from tests.frontend.lane_star import Star
 
@@ -19,20 +26,20 @@ def star() -> Star:
     return Star()
 
 
-def unfinished(kept: KeptMemory | None = None, told: list[int] | None = None) -> Unfinished:
+def unfinished(kept: KeptMemory | None = None, told: list[int] | None = None) -> UnfinishedMessages:
     """Of a connection."""
-    return Unfinished((lambda _: None) if told is None else told.append, kept or KeptMemory())
+    return UnfinishedMessages((lambda _: None) if told is None else told.append, kept or KeptMemory())
 
 
 def framed(*messages: bytes) -> bytes:
     return b"".join(prefix(len(each)) + each for each in messages)
 
 
-def taken(star: Star, arrivals: list[Received | Large]) -> list[bytes]:
+def taken(star: Star, arrivals: list[ReceivedMessage | LargeMessage]) -> list[bytes]:
     """The messages' bytes; their blocks are given back."""
     messages = []
     for arrival in arrivals:
-        assert isinstance(arrival, Received)
+        assert isinstance(arrival, ReceivedMessage)
         assert not arrival.is_compressed
         messages.append(bytes(arrival.data))
         if arrival.block is not None:
@@ -47,7 +54,7 @@ def taken(star: Star, arrivals: list[Received | Large]) -> list[bytes]:
 def test_messages_come_whole_however_they_are_cut(star: Star, sizes: list[int], cuts: list[int]) -> None:
     messages = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
     data = framed(*messages)
-    inbox = Inbox(Harbour(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port), unfinished())
     found: list[bytes] = []
     for start, end in pairwise(sorted({0, len(data), *[cut for cut in cuts if cut < len(data)]})):
         found += taken(star, inbox.feed(data[start:end]))
@@ -56,7 +63,7 @@ def test_messages_come_whole_however_they_are_cut(star: Star, sizes: list[int], 
 
 
 def test_a_large_message_is_received_into_a_block_and_what_follows_is_not(star: Star) -> None:
-    inbox = Inbox(Harbour(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port), unfinished())
     message = bytes(range(256)) * (LARGE // 256)
     data = framed(message, b"next")
     assert inbox.feed(data[:1000]) == []
@@ -65,9 +72,9 @@ def test_a_large_message_is_received_into_a_block_and_what_follows_is_not(star: 
     assert target is not None
     assert len(target) == len(message) - (1000 - 5)
     target[:500] = data[1000:1500]
-    assert inbox.landed(500) is None
+    assert inbox.received_into_target(500) is None
     whole, following = inbox.feed(data[1500:])
-    assert isinstance(whole, Received)
+    assert isinstance(whole, ReceivedMessage)
     assert whole.block is not None
     assert whole.block.memory[whole.offset : whole.offset + len(message)] == message
     assert taken(star, [whole, following]) == [message, b"next"]
@@ -75,35 +82,35 @@ def test_a_large_message_is_received_into_a_block_and_what_follows_is_not(star: 
 
 
 def test_a_message_that_lands_directly_is_complete_with_its_last_byte(star: Star) -> None:
-    inbox = Inbox(Harbour(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port), unfinished())
     assert inbox.feed(prefix(LARGE)) == []
     target = inbox.target
     assert target is not None
     target[:] = b"x" * LARGE
-    received = inbox.landed(LARGE)
+    received = inbox.received_into_target(LARGE)
     assert received is not None
     assert taken(star, [received]) == [b"x" * LARGE]
 
 
 def test_unfinished_messages_take_at_most_half_of_the_slab(star: Star) -> None:
-    harbour = Harbour(star.port)
+    buffers = MessageBuffers(star.port)
     free = star.port.counts["blocks_acquired"] - star.port.counts["blocks_released"]
-    inboxes = [Inbox(harbour, unfinished()) for _ in range(20)]
+    inboxes = [Inbox(buffers, unfinished()) for _ in range(20)]
     refused = [inbox for inbox in inboxes if inbox.feed(prefix(LARGE) + b"begun")]
     assert 0 < len(refused) < 20
     for inbox in inboxes:
         inbox.close()
     assert star.port.counts["blocks_acquired"] - star.port.counts["blocks_released"] == free
-    again = Inbox(harbour, unfinished())
+    again = Inbox(buffers, unfinished())
     assert again.feed(prefix(LARGE)) == []  # what they held is there again
     again.close()
 
 
 def test_a_message_without_a_place_is_named_once_and_its_rest_passed_over(star: Star) -> None:
-    inbox = Inbox(Harbour(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port), unfinished())
     nbytes = star.port.slab.largest_nbytes
     (large,) = inbox.feed(prefix(nbytes) + b"begun")
-    assert large == Large(nbytes, b"begun", is_compressed=False)
+    assert large == LargeMessage(nbytes, b"begun", is_compressed=False)
     inbox.skip(nbytes - 5)
     left = nbytes - 5
     while left > 30_000:
@@ -113,18 +120,18 @@ def test_a_message_without_a_place_is_named_once_and_its_rest_passed_over(star: 
 
 
 def test_a_compressed_message_says_so(star: Star) -> None:
-    inbox = Inbox(Harbour(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port), unfinished())
     (received,) = inbox.feed(prefix(3, is_compressed=True) + b"abc")
-    assert isinstance(received, Received)
+    assert isinstance(received, ReceivedMessage)
     assert received.is_compressed
     (large,) = inbox.feed(prefix(LARGE, is_compressed=True))
-    assert large == Large(LARGE, b"", is_compressed=True)
+    assert large == LargeMessage(LARGE, b"", is_compressed=True)
 
 
 def test_unfinished_small_messages_take_a_share_of_private_memory_then_blocks_then_nothing(star: Star) -> None:
-    kept, told, harbour = KeptMemory(2 << 20), list[int](), Harbour(star.port)
+    kept, told, buffers = KeptMemory(2 << 20), list[int](), MessageBuffers(star.port)
     connection = unfinished(kept, told)
-    inboxes = [Inbox(harbour, connection) for _ in range(60)]
+    inboxes = [Inbox(buffers, connection) for _ in range(60)]
     found = [inbox.feed(prefix(20_000) + bytes([number]) * 15_000) for number, inbox in enumerate(inboxes)]
     private = [inbox for inbox, arrivals in zip(inboxes, found, strict=True) if not arrivals and inbox.target is None]
     in_blocks = [inbox for inbox in inboxes if inbox.target is not None]
@@ -133,8 +140,8 @@ def test_unfinished_small_messages_take_a_share_of_private_memory_then_blocks_th
     assert 0 < len(in_blocks) < 45
     refused = [arrivals for arrivals in found if arrivals]
     assert len(refused) == 45 - len(in_blocks)
-    assert isinstance(refused[0][0], Large)
-    another = Inbox(harbour, unfinished(kept))
+    assert isinstance(refused[0][0], LargeMessage)
+    another = Inbox(buffers, unfinished(kept))
     assert another.feed(prefix(20_000) + b"begun") == []  # another connection finds room
     for number in (inboxes.index(private[3]), inboxes.index(in_blocks[3])):
         assert taken(star, inboxes[number].feed(bytes([number]) * 5000)) == [bytes([number]) * 20_000]

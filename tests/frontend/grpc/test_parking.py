@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.frontend.grpc import parking as parking_module
-from shoal.frontend.grpc.inbox import Received
+from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.parking import Parking
 
 SLOW, OTHER, IDLE = 1, 2, 3
@@ -46,7 +46,7 @@ class Calls:
         """A call to a model; whether it waits."""
         self._num += 1
         call = Call(self, self._num, model)
-        received = Received(bytes([model]) * nbytes, None, 0, is_compressed=False)
+        received = ReceivedMessage(bytes([model]) * nbytes, None, 0, is_compressed=False)
         waits_for = self.parking.must_wait(received) or call.resume()
         if waits_for:
             self.parking.park(call, waits_for, nbytes)
@@ -103,7 +103,7 @@ def test_models_take_turns(calls: Calls) -> None:
 
 def test_what_waits_for_one_model_leaves_memory_for_another(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking_module, "MAX_PARKED_BYTES", 120)
-    message = Received(bytes([SLOW]) * 10, None, 0, is_compressed=False)
+    message = ReceivedMessage(bytes([SLOW]) * 10, None, 0, is_compressed=False)
     while calls.parking.must_wait(message):
         assert calls.come(SLOW, 10)
     assert not calls.parking.may_wait(SLOW, message)
@@ -126,7 +126,7 @@ def test_a_call_that_ends_while_it_waits_keeps_nothing(calls: Calls) -> None:
 
 def test_messages_of_streams_count_as_calls_do(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking_module, "MAX_PARKED_BYTES", 120)
-    message = Received(bytes([SLOW]) * 10, None, 0, is_compressed=False)
+    message = ReceivedMessage(bytes([SLOW]) * 10, None, 0, is_compressed=False)
     kept = []
     while (counted := calls.parking.keep(message)) is not None:
         kept.append(counted)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.frontend.grpc.inbox import Large
+from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import find
@@ -49,7 +49,7 @@ class Reader:
         self.pair.call(1)
         lane: Any = Lane()
         opening = Opening(find(INFER), {}, None, "identity", "identity")
-        self.call = RoadCall(lane, self.pair.connection, 1, opening, Large(0, b"", is_compressed=False), 1e9)
+        self.call = RoadCall(lane, self.pair.connection, 1, opening, LargeMessage(0, b"", is_compressed=False), 1e9)
         self.pair.connection.calls[1] = self.call
         self.road = lane.road
         self.road.setblocking(False)

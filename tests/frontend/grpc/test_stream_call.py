@@ -34,7 +34,7 @@ class Lane:
             submission=SimpleNamespace(response=lambda _asked, reply, **_: [b"head", reply.block]),
         )  # fmt: skip
         self.parking = SimpleNamespace(must_wait=lambda _received: 0, leave=lambda *_: None)
-        self.harbour = None
+        self.buffers = None
 
     def _ask(self, *_: Any, is_stream: bool) -> tuple[int, Any]:
         assert is_stream

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.events import DataReceived, RequestStarted, StreamReset
-from shoal.frontend.grpc.http2.expected_frames import Landing
+from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
 from shoal.frontend.grpc.http2.limits import Limits
 from tests.frontend.grpc.http2.peer import (
     DATA,
@@ -53,7 +53,7 @@ class Server:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self.connection = Http2Connection(LIMITS, 0.0)
-        self.landing = Landing()
+        self.frames = ExpectedFrames()
         self._target = memoryview(bytearray(60_000))
         self.sent = bytearray()
         self.open: dict[int, bool] = {}  # by stream: whether its response has begun
@@ -66,10 +66,10 @@ class Server:
         while data:
             expected = self.connection.expected
             if expected is not None and dice.random() < 0.5:
-                self.landing.spread(self._target[: dice.randrange(1, 60_000)], *expected)
-                nbytes = scatter(data[: dice.randrange(1, 60_000)], self.landing.buffers)
-                landed, num_alike, rest = self.landing.settle(nbytes)
-                events = self.connection.received_directly(landed, num_alike)
+                self.frames.expect(self._target[: dice.randrange(1, 60_000)], *expected)
+                nbytes = scatter(data[: dice.randrange(1, 60_000)], self.frames.buffers)
+                received, num_alike, rest = self.frames.split(nbytes)
+                events = self.connection.received_directly(received, num_alike)
                 events += self.connection.receive(rest, 0.0)
             else:
                 nbytes = dice.choice((1, 9, 30, 1000, 1 << 20))

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.events import DataReceived, Event, StreamReset
-from shoal.frontend.grpc.http2.expected_frames import Landing
+from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
 from shoal.frontend.grpc.http2.limits import Limits
 from tests.frontend.grpc.http2.peer import DATA, WINDOW_UPDATE, calling, frame, number, opened, scatter
 
@@ -19,7 +19,7 @@ class Reader:
     def __init__(self, num_bytes: int) -> None:
         self.connection: Http2Connection = opened(LIMITS)
         calling(self.connection, 1, 3)
-        self.landing = Landing()
+        self.frames = ExpectedFrames()
         self.message = memoryview(bytearray(num_bytes))
         self.received = 0
         self.other = b""
@@ -33,12 +33,12 @@ class Reader:
         if expected is None or expected[0] != 1 or not target:
             self.hear(connection.receive(data[:most], 0.0))
             return min(most, len(data))
-        self.landing.spread(target, *expected)
-        nbytes = scatter(data[:most], self.landing.buffers)
-        landed, num_alike, rest = self.landing.settle(nbytes)
-        self.received += landed
-        self.num_direct += landed
-        self.hear(connection.received_directly(landed, num_alike))
+        self.frames.expect(target, *expected)
+        nbytes = scatter(data[:most], self.frames.buffers)
+        received, num_alike, rest = self.frames.split(nbytes)
+        self.received += received
+        self.num_direct += received
+        self.hear(connection.received_directly(received, num_alike))
         self.hear(connection.receive(rest, 0.0))
         return nbytes
 
@@ -78,10 +78,10 @@ def test_whatever_comes_in_between_and_in_whatever_pieces(seed: int) -> None:
     while said:
         said = said[reader.read(said, dice.choice((1, 5, 20, 3000, 40_000, 1 << 20))) :]
     assert (bytes(reader.message), reader.other, reader.has_ended) == (message, other, True)
-    bodies = reader.connection._receiving.bodies
-    assert not bodies.is_within_frame
+    data_frames = reader.connection._receiving.data_frames
+    assert not data_frames.is_within_frame
     assert reader.connection.window == opened(LIMITS).window + window
-    assert bodies.spare == LIMITS.connection_window // 2 - len(message) - len(other)
+    assert data_frames.spare == LIMITS.connection_window // 2 - len(message) - len(other)
 
 
 def test_frames_that_are_alike_come_in_one_read() -> None:
