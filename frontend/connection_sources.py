@@ -15,8 +15,8 @@ MAX_ACCEPTED = 16
 Arrival = tuple[socket.socket, bytes]
 
 
-class Doors:
-    """All ways in and out of one lane, registered with its poller."""
+class ConnectionSources:
+    """The listening sockets of one lane and its hand-over from and to the road, registered with the lane's poller."""
 
     def __init__(self, poller: select.epoll, listeners: list[Any]) -> None:
         self._poller = poller
@@ -37,7 +37,7 @@ class Doors:
         if self._returns is not None:
             self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
-    def shut(self) -> None:
+    def pause(self) -> None:
         """Accept no connections for now; they wait in the kernel."""
         if self._is_open and self._listeners:
             self._is_open = False
@@ -46,8 +46,8 @@ class Doors:
             if self._returns is not None:
                 self._poller.unregister(self._returns.fileno())
 
-    def reopen(self) -> None:
-        """Accept connections again after `shut`; no effect after `close`."""
+    def resume(self) -> None:
+        """Accept connections again after `pause`; no effect after `close`."""
         if not self._is_open and self._listeners:
             self.open()
 
@@ -58,7 +58,7 @@ class Doors:
         """
         last = []
         for fd in self._listeners:
-            while arrivals := self.enter(fd):
+            while arrivals := self.accept(fd):
                 last += arrivals
         for fd, listener in self._listeners.items():
             if self._is_open:
@@ -74,15 +74,15 @@ class Doors:
             self._returns.close()
 
     def has(self, fd: int) -> bool:
-        """Whether a descriptor is one of the doors."""
+        """Whether a descriptor is one of these sources' (a listening socket, or an end of the hand-over)."""
         return fd in self._listeners or fd in (each.fileno() for each in (self._road, self._returns) if each)
 
-    def leads_outside(self, fd: int) -> bool:
+    def is_listener(self, fd: int) -> bool:
         """Whether a descriptor is a listening socket's."""
         return fd in self._listeners
 
-    def enter(self, fd: int) -> list[Arrival]:
-        """Connections that have come through the door with this descriptor; none if it is not a door's."""
+    def accept(self, fd: int) -> list[Arrival]:
+        """Connections that have come by this descriptor; none if it belongs to no source."""
         arrivals: list[Arrival] = []
         if self._returns is not None and fd == self._returns.fileno():
             while (received := handover.receive(self._returns)) is not None:
@@ -98,16 +98,16 @@ class Doors:
                 except (BlockingIOError, ConnectionAbortedError):
                     break
                 except OSError:  # no descriptor is left: the lane's next tick tries again
-                    self.shut()
+                    self.pause()
                     break
                 arrivals.append((accepted, b""))
             self._go_last(fd)
         return arrivals
 
     def _go_last(self, fd: int) -> None:
-        """Register a door anew, so that the next connection wakes another lane: the kernel would always wake the one
-        that has waited at this door for longest. No connection is lost in between: one that waits already wakes a lane
-        that registers."""
+        """Register a socket anew, so that the next connection wakes another lane: the kernel would always wake the one
+        that has waited at this socket for longest. No connection is lost in between: one that waits already wakes a
+        lane that registers."""
         if self._is_open:
             self._poller.unregister(fd)
             self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
@@ -117,7 +117,7 @@ class Doors:
         """Whether a connection is still on its way to the road."""
         return self._road.wants_to_write
 
-    def leave(self, connection: socket.socket, data: bytes) -> None:
+    def hand_over(self, connection: socket.socket, data: bytes) -> None:
         """Hand a connection over to the road, with the bytes that were read from it."""
         connection.setblocking(True)
         self._road.send(connection, data)

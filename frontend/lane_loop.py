@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.frontend.connection_sources import Doors
+from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.front_end import FrontEnd
 from shoal.messages.to_client import TO_CLIENT
 from shoal.star.place import REPLIES_FIRST
@@ -64,7 +64,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self._notify = gunicorn.notify
         self._max_connections = max_connections()
         self._poller = select.epoll()
-        self._doors = Doors(self._poller, gunicorn.listeners)
+        self._sources = ConnectionSources(self._poller, gunicorn.listeners)
         # Changed by every pass of the loop.
         self._connections: dict[int, ConnectionT] = {}
         self.now_s = time.monotonic()  # of this pass
@@ -103,7 +103,7 @@ class Lane(ABC, Generic[ConnectionT]):
 
     def run(self, graceful_timeout_s: float) -> None:
         """Serve; once `is_alive` is false, until nothing is in flight or the time is over."""
-        self._doors.open()
+        self._sources.open()
         self._poller.register(self._place.bell.fd, select.EPOLLIN | select.EPOLLET)
         for fd in (self._place.channel.fileno(), self._wakeup_fd):
             self._poller.register(fd, select.EPOLLIN)
@@ -130,9 +130,9 @@ class Lane(ABC, Generic[ConnectionT]):
                 next_tick_s = self.now_s + TICK_S
                 self._notify()
                 if len(self._connections) < self._max_connections and not self._stops_at_s:
-                    self._doors.reopen()
+                    self._sources.resume()
                 self._tick()
-        self._doors.end()
+        self._sources.end()
 
     def _is_done(self, graceful_timeout_s: float) -> bool:
         if self._is_alive():
@@ -140,9 +140,9 @@ class Lane(ABC, Generic[ConnectionT]):
         if not self._stops_at_s:
             self._stops_at_s = self.now_s + graceful_timeout_s
             self._begin_to_stop()
-            for accepted, data in self._doors.close():
+            for accepted, data in self._sources.close():
                 self._add(accepted, data, is_new=True)
-        is_idle = not self._connections and not self._doors.is_busy
+        is_idle = not self._connections and not self._sources.is_busy
         return is_idle or self.now_s >= self._stops_at_s
 
     def _dispatch(self, fd: int, event: int) -> None:
@@ -152,12 +152,12 @@ class Lane(ABC, Generic[ConnectionT]):
             self._receive_message()
         elif fd == self._wakeup_fd:
             self._drain_wakeup()
-        elif self._doors.has(fd):
-            is_new = self._doors.leads_outside(fd)
-            for accepted, data in self._doors.enter(fd):
+        elif self._sources.has(fd):
+            is_new = self._sources.is_listener(fd)
+            for accepted, data in self._sources.accept(fd):
                 self._add(accepted, data, is_new=is_new)
             if len(self._connections) >= self._max_connections:
-                self._doors.shut()
+                self._sources.pause()
         else:
             self._on_other(fd, event)
 

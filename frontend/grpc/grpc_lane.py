@@ -266,7 +266,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self._poller.modify(fd, events)
 
     def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        self._doors.leave(theirs, data)
+        self._sources.hand_over(theirs, data)
 
     # --- answers go out ---
 

@@ -86,7 +86,7 @@ class HttpLane(Lane[Connection]):
     def _hand_over(self, connection: Connection, data: bytes) -> None:
         """Hand a connection over to the road, which can handle any request."""
         self._forget(connection)
-        self._doors.leave(connection.socket, data)
+        self._sources.hand_over(connection.socket, data)
 
     # --- bytes come in ---
 
