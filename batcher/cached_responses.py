@@ -12,7 +12,7 @@ from shoal.batcher import statistics
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.passed_on import Pieces, read_pieces
+from shoal.batcher.passed_on import ResponseBlocks, read_pieces
 from shoal.batcher.peers import ScheduledModel
 from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
 from shoal.batcher.scheduling.queue import QueuedRequest
@@ -204,7 +204,7 @@ class CachedResponses:
             return
         offset, nbytes = unpack_span(header)
         try:
-            lies = Pieces(pieces or [ref], self._blocks.open)
+            lies = ResponseBlocks(pieces or [ref], self._blocks.open)
             outputs, parameters = unpack_response(block[offset : offset + nbytes], lies.nbytes)
         except InternalError:
             return  # malformed: the client that reads it reports so

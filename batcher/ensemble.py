@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.batcher.child_traces import TraceParent, TraceRoot
-from shoal.batcher.passed_on import MAX_KEPT, Asked, EnsembleResponses, Passed, StepRequests, StepResponses
+from shoal.batcher.passed_on import MAX_KEPT, EnsembleRequest, EnsembleResponses, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import ClientPeer, CoalescingCache, ScheduledModel
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.ensemble import Graph, Stage
@@ -150,7 +150,7 @@ class EnsembleRun:
         self,
         ensemble: "Ensemble",
         queued: QueuedRequest,
-        asked: Asked,
+        asked: EnsembleRequest,
         tensors: dict[str, Passed],
         slab: Slab,
         client: ClientPeer,

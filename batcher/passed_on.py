@@ -45,7 +45,7 @@ _SEQUENCE = {"sequence_id", "sequence_start", "sequence_end"}
 # --- requests to ensembles ---
 
 
-class Asked(NamedTuple):
+class EnsembleRequest(NamedTuple):
     """A request to an ensemble, without its inputs."""
 
     request: InferRequest
@@ -63,11 +63,13 @@ class EnsembleRequests:
 
     def __init__(self) -> None:
         # Changed by read.
-        self._kept = Memo[tuple[bytes, int], tuple[Asked, Sequence[tuple[str, Passed]]]]("ensemble_request", MAX_KEPT)
+        self._kept = Memo[tuple[bytes, int], tuple[EnsembleRequest, Sequence[tuple[str, Passed]]]](
+            "ensemble_request", MAX_KEPT
+        )
 
     def read(
         self, header: bytes, ref: int, nbytes: int, nbytes_of: Callable[[int], int]
-    ) -> tuple[Asked, dict[str, Passed]]:
+    ) -> tuple[EnsembleRequest, dict[str, Passed]]:
         """Parse the header of a request in block `ref` of `nbytes` bytes: the request, and its inputs by name.
         `nbytes_of` returns another block's size, 0 if it is gone. Raises InternalError."""
         found = self._kept.entries.get((header, nbytes))
@@ -81,7 +83,7 @@ class EnsembleRequests:
 
 def _read_request(
     header: bytes, nbytes: int, nbytes_of: Callable[[int], int]
-) -> tuple[Asked, Sequence[tuple[str, Passed]]]:
+) -> tuple[EnsembleRequest, Sequence[tuple[str, Passed]]]:
     """Inputs that lie in the header's own block have reference 0. Raises InternalError."""
 
     def nbytes_there(lender: int) -> int:
@@ -95,7 +97,7 @@ def _read_request(
     sequence, correlation_id = request.sequence, request.sequence[0]
     head, tail = request_around(request.id, request.parameters, None if sequence == NO_SEQUENCE else sequence)
     parameters = _sequence_parameters(*sequence)
-    return Asked(request, head, tail, (type(correlation_id), bool(correlation_id)), parameters), inputs
+    return EnsembleRequest(request, head, tail, (type(correlation_id), bool(correlation_id)), parameters), inputs
 
 
 def _sequence_parameters(correlation_id: int | str, flags: int) -> Parameters:
@@ -126,7 +128,7 @@ class StepRequests:
         self._kept = Memo[Hashable, Checked]("step_request", MAX_KEPT)
 
     def write(
-        self, model_id: int, signature: Signature, asked: Asked, tensors: Mapping[str, Passed]
+        self, model_id: int, signature: Signature, asked: EnsembleRequest, tensors: Mapping[str, Passed]
     ) -> tuple[int, int, bytes]:
         """Rows, shape key, header of a step's request. Optional inputs may be missing. Raises InvalidArgumentError."""
         request, head, tail, sequence, _ = asked
@@ -178,7 +180,7 @@ def _batched(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) ->
 # --- responses of steps ---
 
 
-class Pieces:
+class ResponseBlocks:
     """The blocks of a response, addressed as if they lay one behind the other."""
 
     def __init__(self, refs: Sequence[int], open_block: OpenBlock) -> None:

@@ -49,12 +49,12 @@ class ProtocolError(ConnectionError):
     """The bytes received are not a reply; none after them can be understood."""
 
 
-class Refusal(Exception):
+class ErrorReply(Exception):
     """The text of an error reply."""
 
 
-#: A text, a value or a number; None for a missing value; Refusal for an error.
-Reply = bytes | int | Refusal | None
+#: A text, a value or a number; None for a missing value; ErrorReply for an error.
+Reply = bytes | int | ErrorReply | None
 
 
 def command(*words: str | bytes | int) -> bytes:
@@ -69,13 +69,13 @@ class ReplyReader:
     def __init__(self, max_nbytes: int) -> None:
         """`max_nbytes` is the largest value that is expected."""
         self._most = max_nbytes + _MOST_BESIDE_VALUE
-        self._reader = Reader(protocolError=ProtocolError, replyError=Refusal, notEnoughData=_INCOMPLETE)
+        self._reader = Reader(protocolError=ProtocolError, replyError=ErrorReply, notEnoughData=_INCOMPLETE)
 
     def read(self, data: bytes) -> Iterator[Reply]:
         """All replies that these bytes complete. Raises ProtocolError."""
         self._reader.feed(data)
         while (reply := self._next()) is not _INCOMPLETE:
-            if not isinstance(reply, (bytes, int, Refusal, NoneType)):
+            if not isinstance(reply, (bytes, int, ErrorReply, NoneType)):
                 raise ProtocolError(f"a reply is a {type(reply).__name__}")
             yield reply
         if self._reader.len() > self._most:
@@ -216,7 +216,7 @@ class RedisConnection:
         if not self._awaited:
             raise ProtocolError("it replies to what was not asked")
         key, _ = self._awaited.popleft()
-        if isinstance(reply, Refusal) and not self._is_refusal_told:
+        if isinstance(reply, ErrorReply) and not self._is_refusal_told:
             self._is_refusal_told = True
             _log.warning("%s refuses: %s; such answers are neither found nor kept", self._place, reply)
         if self.forget(key):
@@ -321,5 +321,5 @@ def _greet(connection: socket.socket, settings: RedisSettings) -> None:
             raise ConnectionResetError("it has not let us in")
         replies += reader.read(data)
     for reply in replies:
-        if isinstance(reply, Refusal):
+        if isinstance(reply, ErrorReply):
             raise ConnectionRefusedError(str(reply))

@@ -6,7 +6,7 @@ from operator import itemgetter
 from shoal import errors, reasons
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.holders import Holders
-from shoal.batcher.passed_on import Asked, Passed, Pieces, StepResponses, read_pieces
+from shoal.batcher.passed_on import EnsembleRequest, Passed, ResponseBlocks, StepResponses, read_pieces
 from shoal.batcher.peers import ScheduledModel
 from shoal.errors import ShoalError
 from shoal.request import Parameters
@@ -44,7 +44,7 @@ class StepResults:
         responses: StepResponses,
         reply: Record,
         result: Result,
-        asked: Asked,
+        asked: EnsembleRequest,
         tensors: dict[str, Passed],
     ) -> tuple[tuple[str, ...], Parameters]:
         """Add the tensors that the step has written to `tensors`. Returns their names, and the parameters. Raises
@@ -64,7 +64,7 @@ class StepResults:
             raise errors.from_wire(status, header.decode("utf-8", "replace"))
         _, refs, _, has_pieces = result
         if has_pieces:
-            pieces = Pieces(refs, self._blocks.open)
+            pieces = ResponseBlocks(refs, self._blocks.open)
             outputs, names, parameters = responses.read(model.id, model.signature, header, pieces.nbytes)
             for name, form, offset in outputs:
                 tensors[name] = (form, *pieces.find(offset))

@@ -41,7 +41,7 @@ class KeptMemory:
         return self.nbytes + nbytes <= self.most_bytes
 
 
-class Pace:
+class ReadRate:
     """The speed at which a stream is read, from the first call on."""
 
     __slots__ = ("_least_bytes", "_num_sent", "_period_s", "_since_s")

@@ -75,7 +75,7 @@ class RoadOnlyError(UnavailableError):
     """A lane has no block for the tensors that a short request names in a client's region; the road makes one."""
 
 
-class Settings(NamedTuple):
+class RequestSettings(NamedTuple):
     """The request's parameters, parsed; `parameters` are those for the model."""
 
     parameters: Parameters
@@ -107,7 +107,7 @@ def validated(
     id_: str,
     inputs: Sequence[ParsedInput],
     outputs: tuple[RequestedOutput, ...],
-    settings: Settings,
+    settings: RequestSettings,
     forwarded: Forwarded,
 ) -> PreparedRequest:
     """The validated request. Raises InvalidArgumentError with Triton's sentences."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
 
 
-class Found(NamedTuple):
+class RouteMatch(NamedTuple):
     """What a method and a target mean."""
 
     handler: Handler
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 #: How a request finds its handler, or its refusal, before a byte of its body is read: from the state, its method, its
 #: target as it stands in the request line, and its headers, their names in lower case.
-Admit = Callable[[ServerState, str, str, Mapping[str, str]], Found | Response]
+Admit = Callable[[ServerState, str, str, Mapping[str, str]], RouteMatch | Response]
 
 
 class Router:
@@ -66,7 +66,7 @@ class Router:
         self._fixed = {route.pattern: route for route in routes if re.fullmatch("[a-z0-9/]+", route.pattern)}
         self._variable = tuple((_compiled(each.pattern), each) for each in routes if each.pattern not in self._fixed)
 
-    def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Found | Response:
+    def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:
         """The handler for a request, or its refusal (see Admit)."""
         return self.restricted(state, path_of(target), headers) or self.resolve(method, target)
 
@@ -78,7 +78,7 @@ class Router:
         matched = self._match(raw_path)
         return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
 
-    def resolve(self, method: str, target: str) -> Found | Response:
+    def resolve(self, method: str, target: str) -> RouteMatch | Response:
         """The handler for a request that is not restricted; `target` is as it stands in the request line.
 
         HEAD finds GET's (RFC 9110, section 9.3.2); the sender of the response leaves its body out.
@@ -91,7 +91,7 @@ class Router:
         if handler is None:
             return error_json(405, "Method Not Allowed", (("Allow", ", ".join(route.methods)),))
         try:
-            return Found(handler, decode_name(name), version, target.partition("?")[2])
+            return RouteMatch(handler, decode_name(name), version, target.partition("?")[2])
         except InvalidArgumentError as error:
             return error_response(error)
 
@@ -120,7 +120,7 @@ def dispatch(
 
 
 def answer(
-    found: Found,
+    found: RouteMatch,
     state: ServerState,
     transport: "Transport | None",
     headers: Mapping[str, str],

@@ -15,7 +15,7 @@ from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settin
 
 
 def model_is_ready(call: HandlerCall) -> Response:
-    """Waits only for a model that has a word in it: see Found.asks_model."""
+    """Waits only for a model that has a word in it: see RouteMatch.asks_model."""
     return model_ready(call.state, call.ask, call.name, call.version)
 
 

@@ -16,7 +16,7 @@ HOLD_S, SEND_S = 1.0, 30.0
 _LOG_S = 1.0
 
 
-class GivenUp:
+class SlowReaderLog:
     """The readers that a front end has given up, for the log."""
 
     def __init__(self, what: str) -> None:

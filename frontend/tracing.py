@@ -52,7 +52,7 @@ _MODEL = T.MODEL - T.KEY  # among these words
 MAX_TENSOR_BYTES = 1 << 20
 
 
-class Outlet:
+class TraceSender:
     """The way to the tracer."""
 
     def __init__(self, channel: Channel) -> None:
@@ -103,7 +103,7 @@ class TracedRequest:
 
     __slots__ = ("_has_tensors", "_names", "_outlet", "_stamps", "_tensors", "_trace", "children")
 
-    def __init__(self, outlet: Outlet, trace: Trace, names: Mapping[int, str], *, has_tensors: bool) -> None:
+    def __init__(self, outlet: TraceSender, trace: Trace, names: Mapping[int, str], *, has_tensors: bool) -> None:
         self._outlet = outlet
         self._trace = trace  # as yet without stamps and tensors
         self._names = names
@@ -162,7 +162,7 @@ class TracedRequest:
 class Tracing:
     """What this process traces: a sampler for each setting that is on. Replaced as a whole when settings change."""
 
-    def __init__(self, settings: Mapping[str, TraceSetting], outlet: Outlet, names: Mapping[int, str]) -> None:
+    def __init__(self, settings: Mapping[str, TraceSetting], outlet: TraceSender, names: Mapping[int, str]) -> None:
         self._samplers = {model: Sampler(each) if each.is_on else None for model, each in settings.items()}
         self.outlet = outlet
         self._names = names
@@ -203,6 +203,6 @@ def changed(before: Tracing | None, message: TraceSettingsChanged, names: Mappin
     else:
         channel = Channel(socket.socket(fileno=message.outlet))
         channel.setblocking(False)
-        outlet = Outlet(channel)
+        outlet = TraceSender(channel)
     settings = {model: TraceSetting(**each) for model, each in message.settings.items()}
     return Tracing(settings, outlet, names)

@@ -42,28 +42,28 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.shares import HELD_PER_REQUEST, MODELS_AT_ONCE, NoRoomError, Shares, least_ample
 from shoal.shm.slab import Block, Slab, SlabView
 
-__all__ = ["Checked", "NoRoomError", "Port", "Reply", "Wishes"]
+__all__ = ["CheckedRequest", "NoRoomError", "Port", "Reply", "SchedulingHints"]
 
 
-class Entry(Protocol):
+class NumberedModel(Protocol):
     """A model version, by its number."""
 
     @property
     def model_id(self) -> int: ...
 
 
-class Checked(Protocol):
+class CheckedRequest(Protocol):
     """A request that its model takes: its rows, and the key of the requests that it may be batched with."""
 
     @property
-    def entry(self) -> Entry: ...
+    def entry(self) -> NumberedModel: ...
     @property
     def rows(self) -> int: ...
     @property
     def shape_key(self) -> int: ...
 
 
-class Wishes(Protocol):
+class SchedulingHints(Protocol):
     """What a client says to the scheduler of its request's model; 0 = nothing."""
 
     @property
@@ -236,8 +236,8 @@ class Port:
 
     def submit(
         self,
-        request: Checked,
-        wishes: Wishes,
+        request: CheckedRequest,
+        wishes: SchedulingHints,
         block: Block,
         header: int,
         start_ns: int,

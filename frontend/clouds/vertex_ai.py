@@ -12,7 +12,7 @@ from urllib.parse import quote
 from shoal.frontend.clouds.binary_content import asked_by_content_type
 from shoal.frontend.response import Response, error_json
 from shoal.frontend.road.inference import infer
-from shoal.frontend.router import HTTP, Admit, Found, path_of
+from shoal.frontend.router import HTTP, Admit, RouteMatch, path_of
 from shoal.frontend.state import ServerState
 
 REDIRECT_HEADER = "x-vertex-ai-triton-redirect"
@@ -37,7 +37,7 @@ _infer = asked_by_content_type(infer, BINARY_CONTENT)
 
 def admit_vertex_ai(
     state: ServerState, method: str, target: str, headers: Mapping[str, str], *, metrics: Admit
-) -> Found | Response:
+) -> RouteMatch | Response:
     """The handler for a request, or its refusal. `metrics` admits requests for the metrics endpoint."""
     path = path_of(target)
     if path == state.vertex_ai_health_route:
@@ -53,13 +53,13 @@ def admit_vertex_ai(
     return _redirected(state, f"/{redirect}", headers)
 
 
-def _redirected(state: ServerState, path: str, headers: Mapping[str, str]) -> Found | Response:
+def _redirected(state: ServerState, path: str, headers: Mapping[str, str]) -> RouteMatch | Response:
     if _FORBIDDEN.fullmatch(path):
         return error_json(403, f"'{path[1:]}' is not for redirects of Vertex AI; ask Triton's HTTP API for it")
     for pattern, method in _REDIRECTS:
         if pattern.fullmatch(path):
             found = HTTP.admit(state, method, path, headers)
-            if isinstance(found, Found) and found.is_inference:
+            if isinstance(found, RouteMatch) and found.is_inference:
                 return found._replace(handler=_infer)
             return found
     return _UNMATCHED

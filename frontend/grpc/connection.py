@@ -21,14 +21,14 @@ from shoal.frontend.grpc.framing import (
 )
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.http2.response_blocks import Blocks
+from shoal.frontend.grpc.http2.response_blocks import ResponseHeaderBlocks
 from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
-from shoal.frontend.grpc.opening import Opening, Refused
+from shoal.frontend.grpc.opening import Opening, RefusedCall
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
-from shoal.frontend.kept_memory import KeptMemory, Pace
+from shoal.frontend.kept_memory import KeptMemory, ReadRate
 from shoal.frontend.slow_readers import HOLD_S
 
 READ_BYTES = 64 * 1024
@@ -38,7 +38,7 @@ LARGE_READ_BYTES = 512 * 1024
 _MAX_PIECES = 256
 _RESOURCE_EXHAUSTED = 8
 _OK = trailers(0)
-_BLOCKS = Blocks.of(HEADERS, _OK)
+_BLOCKS = ResponseHeaderBlocks.of(HEADERS, _OK)
 
 Socket = socket.socket
 #: Which reply's block a piece of output lies in: its request's number, and its part.
@@ -74,7 +74,7 @@ class GrpcConnection:
         # Changed by the lane and by calls.
         self.calls: dict[int, OpenCall] = {}
         self.headers: Mapping[str, str] | None = None  # of the last call, which are shared by all that are equal
-        self.opening: Opening | Refused | bytes = b""  # what they meant
+        self.opening: Opening | RefusedCall | bytes = b""  # what they meant
         self.known: KnownCall | None = None  # what the last calls were like
         self.template: MessageTemplate | None = None  # of the last call that was not
         self.has_target = False  # a call may have one (OpenCall.target)
@@ -85,7 +85,7 @@ class GrpcConnection:
         self._waiting_bytes = 0  # of answers that wait for others of their streams, copied
         self._counted_bytes = 0  # of what all connections keep
         self.is_late = self.is_slow = False  # since it last had read all, responses have lain for long, or were cut
-        self._behind: dict[int, Pace] = {}  # of the streams for which there was no room when that was seen last
+        self._behind: dict[int, ReadRate] = {}  # of the streams for which there was no room when that was seen last
         self.is_dirty = False  # something is to be sent at the end of this pass
         self.is_ending = False  # it takes no further calls
         self.is_shut = False  # nothing more is said
@@ -230,7 +230,7 @@ class GrpcConnection:
 
         Returns the streams to `cut`: there is no room for theirs, and they are read too slowly to be waited for.
         """
-        then_s, behind, slow = now_s - HOLD_S, dict[int, Pace](), list[int]()
+        then_s, behind, slow = now_s - HOLD_S, dict[int, ReadRate](), list[int]()
         if self.unsent and self._filled_s < then_s:
             self._keep_unsent()
         left_bytes = self._kept.share_bytes - self.kept_bytes
@@ -240,7 +240,7 @@ class GrpcConnection:
                 self._keep(stream)
             left_bytes -= queue.nbytes
             if queue.num_lent and left_bytes < 0:
-                behind[stream.number] = pace = self._behind.get(stream.number) or Pace()
+                behind[stream.number] = pace = self._behind.get(stream.number) or ReadRate()
                 if pace.is_slow(now_s, queue.num_taken):
                     slow.append(stream.number)
         self._behind = behind

@@ -22,7 +22,7 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
-from shoal.frontend.grpc.opening import Opening, Refused, open_call
+from shoal.frontend.grpc.opening import Opening, RefusedCall, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
@@ -214,7 +214,7 @@ class GrpcLane(Lane[GrpcConnection]):
             connection.opening = open_call(self._state, headers, connection.peer)
         opening = connection.opening
         if not isinstance(opening, Opening):
-            if isinstance(opening, Refused):
+            if isinstance(opening, RefusedCall):
                 connection.refuse(stream_id, *opening)
             else:
                 connection.refuse_http(stream_id, opening)

@@ -38,7 +38,7 @@ from shoal.frontend.prepared import (
     SEQUENCE_START,
     PreparedRequest,
     RequestedOutput,
-    Settings,
+    RequestSettings,
     answered,
     checked_id,
     named_twice,
@@ -53,7 +53,7 @@ from shoal.star.validation import ParsedInput
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 _MAX_UINT64 = 2**64 - 1
-_NO_SETTINGS = Settings({}, binary_data_output=True)
+_NO_SETTINGS = RequestSettings({}, binary_data_output=True)
 _FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
 
 #: Fields of InferTensorContents: the typecode of an array of their elements, and the datatypes they may be of. The last
@@ -134,7 +134,7 @@ def _check_names(id_: str, kind: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def _parse_settings(parameters: Mapping[str, Any]) -> Settings:
+def _parse_settings(parameters: Mapping[str, Any]) -> RequestSettings:
     found: dict[str, Any] = {}
     own: Parameters = {}
     flags = 0
@@ -162,7 +162,7 @@ def _parse_settings(parameters: Mapping[str, Any]) -> Settings:
             own[key] = getattr(value, kind)
         else:
             raise _wrong_type(key, "int64_param, bool_param, or string_param")
-    return Settings(own, binary_data_output=True, flags=flags, **found)
+    return RequestSettings(own, binary_data_output=True, flags=flags, **found)
 
 
 def _bool(value: Any, kind: str | None, key: str) -> bool:

@@ -8,7 +8,7 @@ from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import refuse_while_exiting
-from shoal.frontend.grpc.submission import Asked, GrpcSubmission, MessageTemplate
+from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate, SubmittedMessage
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.shm.port import Port, Reply
@@ -20,7 +20,7 @@ MAX_UNPACKED_BYTES = 1 << 20
 class Asker(Protocol):
     """A call that has asked a model."""
 
-    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
         """Take a reply, and release its block."""
         ...
 
@@ -39,7 +39,7 @@ class Inference:
         #: The block of a reply is no longer read.
         self.release = port.release
         # Changed by ask, forget and deliver.
-        self._waiting: dict[int, tuple[Asker, Asked, TracedRequest | None] | None] = {}
+        self._waiting: dict[int, tuple[Asker, SubmittedMessage, TracedRequest | None] | None] = {}
 
     def ask(
         self,
@@ -50,7 +50,7 @@ class Inference:
         deadline_s: float,
         *,
         is_stream: bool,
-    ) -> tuple[int, Asked]:
+    ) -> tuple[int, SubmittedMessage]:
         """Put a request into shared memory; `asker` hears of its replies. Raises ShoalError: the block is free then.
 
         After `deadline_s` the client does not wait any more, if it has said when that is."""
@@ -95,16 +95,16 @@ class Inference:
         """The model that a message is for; 0 where that cannot be told before it is asked."""
         return 0 if received.is_compressed else self.submission.model_of(received.data)
 
-    def asked(self, number: int) -> Asked | None:
+    def asked(self, number: int) -> SubmittedMessage | None:
         """What was asked of a request that waits."""
         waiting = self._waiting.get(number)
         return None if waiting is None else waiting[1]
 
-    def _wait(self, asker: Asker, number: int, asked: Asked, opening: Opening, begun_s: float) -> None:
+    def _wait(self, asker: Asker, number: int, asked: SubmittedMessage, opening: Opening, begun_s: float) -> None:
         trace = None if self._state.tracing is None else self._trace(number, asked, opening, begun_s)
         self._waiting[number] = asker, asked, trace
 
-    def _trace(self, number: int, asked: Asked, opening: Opening, begun_s: float) -> TracedRequest | None:
+    def _trace(self, number: int, asked: SubmittedMessage, opening: Opening, begun_s: float) -> TracedRequest | None:
         """Begin a request's trace, where it is to be traced."""
         assert self._state.tracing is not None
         trace = self._state.tracing.sample(asked.prepared, opening.metadata)

@@ -21,14 +21,14 @@ class Opening(NamedTuple):
     response_encoding: str  # of the model's responses; of all others "identity"
 
 
-class Refused(NamedTuple):
+class RefusedCall(NamedTuple):
     """A call that ends here, with gRPC's status and its message."""
 
     status: int
     message: str
 
 
-def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Opening | Refused | bytes:
+def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Opening | RefusedCall | bytes:
     """The opening of a call; `headers` are the call's, with HTTP/2's pseudo headers, `peer` is the client's address.
 
     What is no call of gRPC's at all is refused by a block of HTTP headers.
@@ -42,9 +42,9 @@ def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Open
         method = find(headers[":path"])
         check_access(method, state, headers, peer)
     except ShoalError as error:
-        return Refused(error.grpc_status, str(error))
+        return RefusedCall(error.grpc_status, str(error))
     except ValueError as error:
-        return Refused(_INVALID_ARGUMENT, str(error))
+        return RefusedCall(_INVALID_ARGUMENT, str(error))
     level, accepted = state.grpc.infer_response_compression_level, headers.get("grpc-accept-encoding", "")
     encoding = headers.get("grpc-encoding", "identity")
     return Opening(method, headers, timeout_s, encoding, response_encoding(level, accepted))

@@ -15,7 +15,7 @@ from shoal.frontend.grpc.inbox import LargeMessage
 from shoal.frontend.grpc.inference import deadline_ns
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
-from shoal.frontend.kept_memory import Pace
+from shoal.frontend.kept_memory import ReadRate
 from shoal.frontend.slow_readers import SEND_S
 
 _INTERNAL = 13
@@ -53,7 +53,7 @@ class RoadCall:
         self._answer = bytearray()  # its head, until that is whole
         self._num_left = -1  # of its body; -1: its head is not whole
         self._events = select.EPOLLIN
-        self._pace, self._progress = Pace(), Pace(1, SEND_S)  # of a client for which the road waits
+        self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)  # of a client for which the road waits
         lane.listen(self)
         lane.hand_over(theirs, _head(opening, connection.peer, message, deadline_ns(opening, deadline_s)))
         self.take(message.begun)
@@ -172,10 +172,10 @@ class RoadCall:
         """Whether the client keeps a thread of the road waiting: for long, or where there is no room for what waits."""
         queue = self._connection.http2.streams.queue_of(self._stream_id)
         if self._events & select.EPOLLIN or queue is None:
-            self._pace, self._progress = Pace(), Pace(1, SEND_S)
+            self._pace, self._progress = ReadRate(), ReadRate(1, SEND_S)
             return False
         if self._connection.has_room(_READ_BYTES):
-            self._pace = Pace()
+            self._pace = ReadRate()
             return self._progress.is_slow(now_s, queue.num_taken)
         return self._pace.is_slow(now_s, queue.num_taken)
 

@@ -21,7 +21,7 @@ from shoal.frontend.grpc.infer import empty_final, stream_error
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import shutting_down
 from shoal.frontend.grpc.stream_order import StreamOrder
-from shoal.frontend.grpc.submission import Asked
+from shoal.frontend.grpc.submission import SubmittedMessage
 from shoal.frontend.grpc.wire import stream_error as streamed_refusal
 from shoal.shm.port import NoRoomError, Reply
 
@@ -198,7 +198,7 @@ class StreamCall:
 
     # --- answers go out ---
 
-    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
         waiting = self._open[number]
         inference = self._lane.inference
         if reply.is_final:

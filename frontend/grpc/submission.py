@@ -31,7 +31,7 @@ from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
 from shoal.star.refusal import answered
 
-__all__ = ["HEADER_BYTES", "Asked", "GrpcSubmission", "message_offset"]
+__all__ = ["HEADER_BYTES", "SubmittedMessage", "GrpcSubmission", "message_offset"]
 
 #: A template is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_NBYTES = 4096
@@ -90,7 +90,7 @@ class MessageTemplate:
         return placed
 
 
-class Asked(NamedTuple):
+class SubmittedMessage(NamedTuple):
     """What is kept of a request until its last reply has come."""
 
     id: str
@@ -123,7 +123,7 @@ class GrpcSubmission:
         *,
         is_stream: bool,
         deadline_ns: int = 0,
-    ) -> tuple[int, Asked]:
+    ) -> tuple[int, SubmittedMessage]:
         """Put a ModelInferRequest into shared memory; visible to the batcher at the port's next flush.
 
         Returns its number, and what is asked of `response` with its replies. `message` lies in `block` from `offset`
@@ -152,7 +152,7 @@ class GrpcSubmission:
                 span = _write_in_place(prepared, split, block, offset, len(message))
                 if span:
                     number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
-                    return number, Asked(split.id, template, template.prepared)
+                    return number, SubmittedMessage(split.id, template, template.prepared)
             return self._submit_new(split, message, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream)
         except ShoalError:
             if block is not None:
@@ -171,7 +171,7 @@ class GrpcSubmission:
 
     def _submit_as_latest(
         self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
-    ) -> tuple[int, Asked] | None:
+    ) -> tuple[int, SubmittedMessage] | None:
         """The shortest way: for a message that looks like the last one about the same model; None for others."""
         template = self._latest.entries.get(_model_field(message))
         if template is None or template.pattern is None or not self._is_valid(template, is_stream=is_stream):
@@ -194,13 +194,13 @@ class GrpcSubmission:
 
     def submit_known(
         self, template: MessageTemplate, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
-    ) -> tuple[int, Asked]:
+    ) -> tuple[int, SubmittedMessage]:
         """Like `submit`, for a message of this template."""
         layout, head, tail, span = template.in_block.entries.get(len(id_)) or template.place(len(id_))
         block = self._port.allocate(layout.size, template.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
         number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
-        return number, new(Asked, (id_.decode(), template, template.prepared))
+        return number, new(SubmittedMessage, (id_.decode(), template, template.prepared))
 
     def _submit_new(
         self,
@@ -213,13 +213,13 @@ class GrpcSubmission:
         deadline_ns: int,
         *,
         is_stream: bool,
-    ) -> tuple[int, Asked]:
+    ) -> tuple[int, SubmittedMessage]:
         """The long way."""
         request = infer.parse_skeleton(split)
         entry = infer.find_model(self._state, request, is_stream=is_stream)
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
         template = None if fields else self._keep_template(split, message, prepared)
-        asked = Asked(split.id, template, prepared)
+        asked = SubmittedMessage(split.id, template, prepared)
         if block is not None:
             self._port.admit(entry.model_id)
             span = _write_in_place(prepared, split, block, offset, len(message))
@@ -261,7 +261,9 @@ class GrpcSubmission:
         self._remember(message, template)
         return template
 
-    def response(self, asked: Asked, reply: Reply, *, stream: bool = False, final: bool = True) -> wire.Chunks:
+    def response(
+        self, asked: SubmittedMessage, reply: Reply, *, stream: bool = False, final: bool = True
+    ) -> wire.Chunks:
         """The ModelInferResponse in a reply, or the ModelStreamInferResponse with it; `final`: no other will follow.
 
         One chunk is the lane's own; the chunks behind a first may be views of the worker's block until it is released.

@@ -23,7 +23,7 @@ from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.service import MODEL_INFER, GrpcCall, check_access, find, run
 from shoal.frontend.response import Response
-from shoal.frontend.router import Found
+from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 
 _LENGTH_BYTES = 4
@@ -75,9 +75,9 @@ def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
 # The road's end
 
 
-def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> Found:
+def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
     """How a lane's request finds its handler, see router.Admit: whatever it is for, it is read first."""
-    return Found(_answer, target, None, "")
+    return RouteMatch(_answer, target, None, "")
 
 
 def _answer(call: HandlerCall) -> Response:

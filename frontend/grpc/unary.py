@@ -12,7 +12,7 @@ from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run, shutting_down
-from shoal.frontend.grpc.submission import Asked, MessageTemplate
+from shoal.frontend.grpc.submission import MessageTemplate, SubmittedMessage
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.shm.port import NoRoomError, Reply
 
@@ -189,7 +189,7 @@ class UnaryCall:
 
     # --- the answer goes out ---
 
-    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
         """Take a reply: the last one is the response."""
         inference = self._lane.inference
         if not reply.is_final:

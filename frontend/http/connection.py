@@ -20,7 +20,7 @@ MAX_CHUNKS = 512
 Chunks = list["bytes | memoryview"]
 
 
-class Stage(IntEnum):
+class ConnectionStage(IntEnum):
     """What a connection is doing."""
 
     READING = 0
@@ -30,10 +30,10 @@ class Stage(IntEnum):
 
 
 # Looked up in its enumeration, a member takes 0.9k instructions.
-READING, RECEIVING, WAITING, SENDING = Stage
+READING, RECEIVING, WAITING, SENDING = ConnectionStage
 
 
-class Connection:
+class HttpConnection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (

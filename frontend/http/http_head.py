@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from shoal.frontend.response import Response
-from shoal.frontend.router import HTTP, Found, path_of
+from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.v2.compression import preferred_encoding
 from shoal.memo import memoized
 
@@ -34,7 +34,7 @@ _SINGLE_FIELDS = frozenset(
 class Head(NamedTuple):
     """A request head that the lane can serve."""
 
-    found: Found | Response  # the handler, or the refusal that needs no body
+    found: RouteMatch | Response  # the handler, or the refusal that needs no body
     headers: dict[str, str]  # lower-case names; repeated fields are joined by a comma
     content_length: int
     json_length: int | None  # Inference-Header-Content-Length, where it is a plain number
@@ -72,14 +72,14 @@ def _parse(raw: bytes) -> Head | None:
     path = path_of(target)
     method = match["method"].decode("ascii")
     found = HTTP.resolve(method, target)
-    if isinstance(found, Found) and found.is_blocking:
+    if isinstance(found, RouteMatch) and found.is_blocking:
         return None
     return Head(
         found,
         headers,
         int(length),
         None if json_length is None else int(json_length),
-        isinstance(found, Found) and found.is_inference,
+        isinstance(found, RouteMatch) and found.is_inference,
         connection == "keep-alive",
         path,
         raw,

@@ -12,11 +12,11 @@ import socket
 
 from shoal.errors import ShoalError
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, Connection
+from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, HttpConnection
 from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.http.incoming import Incoming
-from shoal.frontend.http.outgoing import Outgoing
-from shoal.frontend.http.submission import Asked, KnownPrefix, Submission, response_head
+from shoal.frontend.http.outgoing import OutgoingResponses
+from shoal.frontend.http.submission import KnownPrefix, Submission, Submitted, response_head
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
 from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
@@ -35,7 +35,7 @@ SMALL_BODY_BYTES = 48 * 1024
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
-class HttpLane(Lane[Connection]):
+class HttpLane(Lane[HttpConnection]):
     """Every HTTP connection of one process."""
 
     def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
@@ -43,10 +43,10 @@ class HttpLane(Lane[Connection]):
         self._largest_body_nbytes = self._port.slab.largest_nbytes // SLAB_PARTS
         self._submission = Submission(self._state, self._port)
         self._incoming = Incoming(self._port)
-        self._outgoing = outgoing = Outgoing(self._port, self._poller, self._close)
+        self._outgoing = outgoing = OutgoingResponses(self._port, self._poller, self._close)
         self._port.on_recall = lambda segments, is_urgent: outgoing.recall(segments, self.now_s, is_urgent=is_urgent)
         # Changed as requests go in and replies come.
-        self._pending: dict[int, tuple[Connection, Asked] | None] = {}
+        self._pending: dict[int, tuple[HttpConnection, Submitted] | None] = {}
 
     def _begin_to_stop(self) -> None:
         self._outgoing.idle_s = LINGER_S
@@ -61,13 +61,13 @@ class HttpLane(Lane[Connection]):
         patience_s = HEAD_S if is_new and not self._stops_at_s else self._outgoing.idle_s
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(accepted, self.now_s, self.now_s + patience_s)
+        connection = HttpConnection(accepted, self.now_s, self.now_s + patience_s)
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, select.EPOLLIN)
         if data:
             self._process(connection, data)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: HttpConnection) -> None:
         """Forget a connection; what it holds in shared memory is released."""
         del self._connections[connection.fd]
         self._poller.unregister(connection.fd)
@@ -79,23 +79,23 @@ class HttpLane(Lane[Connection]):
         self._incoming.release(connection)
         self._outgoing.release(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: HttpConnection) -> None:
         self._forget(connection)
         connection.socket.close()
 
-    def _hand_over(self, connection: Connection, data: bytes) -> None:
+    def _hand_over(self, connection: HttpConnection, data: bytes) -> None:
         """Hand a connection over to the road, which can handle any request."""
         self._forget(connection)
         self._sources.hand_over(connection.socket, data)
 
     # --- bytes come in ---
 
-    def _give_up(self, connection: Connection) -> None:
+    def _give_up(self, connection: HttpConnection) -> None:
         _log.exception("a connection is closed, since serving it failed")
         if self._connections.get(connection.fd) is connection:
             self._close(connection)
 
-    def _serve(self, connection: Connection, event: int) -> None:
+    def _serve(self, connection: HttpConnection, event: int) -> None:
         if event & _GONE:
             self._close(connection)
         elif connection.stage is READING:
@@ -118,7 +118,7 @@ class HttpLane(Lane[Connection]):
         elif event & _IN:
             self._read_ahead(connection)
 
-    def _read_ahead(self, connection: Connection) -> None:
+    def _read_ahead(self, connection: HttpConnection) -> None:
         """Read once from a client that is owed a response; further bytes wait in the kernel.
 
         The end of the stream may mean that the client has gone, or has closed its side only: the model at work is
@@ -133,13 +133,13 @@ class HttpLane(Lane[Connection]):
                 connection.send([CONTINUE], len(CONTINUE))
         self._set_quiet(connection, True)
 
-    def _set_quiet(self, connection: Connection, quiet: bool) -> None:
+    def _set_quiet(self, connection: HttpConnection, quiet: bool) -> None:
         if quiet != connection.is_quiet:
             connection.is_quiet = quiet
             wanted = _OUT if connection.stage is SENDING else 0
             self._poller.modify(connection.fd, wanted if quiet else wanted | _IN)
 
-    def _process(self, connection: Connection, data: bytes) -> None:
+    def _process(self, connection: HttpConnection, data: bytes) -> None:
         """Use the bytes that have come: whole requests are answered, the beginning of one is kept."""
         while True:
             connection.buffer = b""
@@ -170,7 +170,7 @@ class HttpLane(Lane[Connection]):
 
     def _is_for_road(self, head: Head) -> bool:
         if HTTP.restricted(self._state, head.path, head.headers):
-            return True  # it says so; what is let through here may be Known, and is by all of its head
+            return True  # it says so; what is let through here may have a KnownPrefix, and is known by all of its head
         if isinstance(head.found, Response) and head.content_length:
             return True  # refused unread: closing without losing the answer is the road's
         if not head.is_infer:
@@ -181,13 +181,13 @@ class HttpLane(Lane[Connection]):
         json_length = head.content_length if head.json_length is None else head.json_length
         return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
 
-    def _keep(self, connection: Connection, data: bytes, limit: int) -> None:
+    def _keep(self, connection: HttpConnection, data: bytes, limit: int) -> None:
         if len(data) > limit:
             self._hand_over(connection, data)
             return
         connection.buffer = data
 
-    def _begin_body(self, connection: Connection, head: Head, data: bytes, end: int) -> None:
+    def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Go on with an incomplete body: a small one is collected, a large one is received straight into shared
         memory."""
         if not head.is_infer or head.content_length <= SMALL_BODY_BYTES:
@@ -201,7 +201,7 @@ class HttpLane(Lane[Connection]):
         else:
             self._hand_over(connection, data)
 
-    def _receive(self, connection: Connection) -> None:
+    def _receive(self, connection: HttpConnection) -> None:
         received = self._incoming.receive(connection)
         if received is None:
             return
@@ -217,7 +217,7 @@ class HttpLane(Lane[Connection]):
     # --- requests go in, responses out ---
 
     def _submit(
-        self, connection: Connection, head: Head, body: memoryview, raw: bytes, block: Block | None = None
+        self, connection: HttpConnection, head: Head, body: memoryview, raw: bytes, block: Block | None = None
     ) -> bool:
         """Queue a request. True if it was refused and the connection can go on at once."""
         try:
@@ -230,7 +230,7 @@ class HttpLane(Lane[Connection]):
         self._wait(connection, head, number, asked)
         return False
 
-    def _submit_known(self, connection: Connection, known: KnownPrefix, data: bytes) -> None:
+    def _submit_known(self, connection: HttpConnection, known: KnownPrefix, data: bytes) -> None:
         """Queue a request of a known template that is all of `data`."""
         connection.keep_alive = known.keep_alive and self._stops_at_s == 0.0
         try:
@@ -242,7 +242,7 @@ class HttpLane(Lane[Connection]):
         else:
             self._wait(connection, known.head, number, asked)
 
-    def _wait(self, connection: Connection, head: Head, number: int, asked: Asked) -> None:
+    def _wait(self, connection: HttpConnection, head: Head, number: int, asked: Submitted) -> None:
         connection.stage = WAITING
         connection.number = number
         connection.deadline_s = self.now_s + self._place.request_timeout_s
@@ -250,7 +250,7 @@ class HttpLane(Lane[Connection]):
         if self._state.tracing is not None:
             self._trace(self._state.tracing, connection, head, asked)
 
-    def _trace(self, tracing: Tracing, connection: Connection, head: Head, asked: Asked) -> None:
+    def _trace(self, tracing: Tracing, connection: HttpConnection, head: Head, asked: Submitted) -> None:
         """Begin a request's trace, if it is to be traced."""
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         trace = connection.trace = tracing.sample(prepared, head.headers)
@@ -260,7 +260,7 @@ class HttpLane(Lane[Connection]):
             trace.submitted(block, span)
             trace.children = self._port.trace(connection.number)
 
-    def _answer(self, connection: Connection, head: Head, body: memoryview, _raw: bytes) -> bool:
+    def _answer(self, connection: HttpConnection, head: Head, body: memoryview, _raw: bytes) -> bool:
         """Run a handler that cannot block. True if the connection can go on at once."""
         found = head.found
         if not isinstance(found, Response):
@@ -286,7 +286,7 @@ class HttpLane(Lane[Connection]):
             except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
                 self._give_up(connection)
 
-    def _reply(self, connection: Connection, asked: Asked, reply: Reply, release: int) -> None:
+    def _reply(self, connection: HttpConnection, asked: Submitted, reply: Reply, release: int) -> None:
         connection.stage = READING
         connection.release = release  # released once it is sent, whatever fails
         if connection.trace is not None:
@@ -295,7 +295,7 @@ class HttpLane(Lane[Connection]):
         if self._outgoing.send(connection, chunks, self.now_s) and (connection.buffer or connection.is_quiet):
             self._resume(connection)
 
-    def _resume(self, connection: Connection) -> None:
+    def _resume(self, connection: HttpConnection) -> None:
         """Go on with the next request, which may have come already."""
         self._set_quiet(connection, False)
         connection.begun_s = self.now_s
@@ -314,7 +314,7 @@ class HttpLane(Lane[Connection]):
             elif not (connection.stage is SENDING and self._outgoing.hold_no_longer(connection, now_s)):
                 self._close(connection)
 
-    def _time_out(self, connection: Connection) -> None:
+    def _time_out(self, connection: HttpConnection) -> None:
         self._pending[connection.number] = None
         self._port.cancel(connection.number)
         connection.stage = READING

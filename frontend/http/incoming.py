@@ -7,7 +7,7 @@ together take at most half of the slab: the other half serves those who are done
 from typing import NamedTuple
 
 from shoal.errors import UnavailableError
-from shoal.frontend.http.connection import READING, RECEIVING, Connection
+from shoal.frontend.http.connection import READING, RECEIVING, HttpConnection
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.submission import HEADER_BYTES, body_offset
 from shoal.frontend.lane_loop import HEAD_S
@@ -18,7 +18,7 @@ from shoal.shm.slab import Block
 BODY_S_PER_MIB = 1.0
 
 
-class Received(NamedTuple):
+class ReceivedBody(NamedTuple):
     """The received part of a body and its block, which is the caller's now."""
 
     head: Head
@@ -40,7 +40,7 @@ class Incoming:
         # Changed by every method.
         self._nbytes = 0
 
-    def begin(self, connection: Connection, head: Head, begun: memoryview, now_s: float, model: int) -> bool:
+    def begin(self, connection: HttpConnection, head: Head, begun: memoryview, now_s: float, model: int) -> bool:
         """Begin to receive a body for a model, of which `begun` has come. False, and no effect, if there is no room."""
         offset, length = body_offset(head), head.content_length
         nbytes = offset + length + HEADER_BYTES  # the request's header goes behind the body
@@ -61,7 +61,7 @@ class Incoming:
         connection.deadline_s = now_s + HEAD_S + BODY_S_PER_MIB * (length >> 20)
         return True
 
-    def receive(self, connection: Connection) -> Received | None:
+    def receive(self, connection: HttpConnection) -> ReceivedBody | None:
         """Receive more of a body. Returns it once it is complete or its client has ended, None before."""
         while True:
             received = connection.receive()
@@ -78,15 +78,15 @@ class Incoming:
         self._end(connection, block)
         connection.stage = READING
         offset = body_offset(head)
-        return Received(head, block, block.memory[offset : offset + connection.received])
+        return ReceivedBody(head, block, block.memory[offset : offset + connection.received])
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: HttpConnection) -> None:
         """Free the block of a connection that ends, if it was receiving a body."""
         block = connection.block
         if isinstance(block, Block):
             self._end(connection, block)
             self._port.slab.free(block.ref)
 
-    def _end(self, connection: Connection, block: Block) -> None:
+    def _end(self, connection: HttpConnection, block: Block) -> None:
         self._nbytes -= len(block.memory)
         connection.target = connection.block = connection.head = None

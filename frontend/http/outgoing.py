@@ -7,38 +7,38 @@ send say whether the connection can go on at once.
 import select
 from collections.abc import Callable, Container
 
-from shoal.frontend.http.connection import READING, SENDING, Chunks, Connection
+from shoal.frontend.http.connection import READING, SENDING, Chunks, HttpConnection
 from shoal.frontend.http.submission import JOIN_BYTES, response_head
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
-from shoal.frontend.slow_readers import HOLD_S, SEND_S, GivenUp
+from shoal.frontend.slow_readers import HOLD_S, SEND_S, SlowReaderLog
 from shoal.shm.port import Port
 
 #: Seconds until an idle connection is closed: Triton has no limit, proxies keep theirs for 60 s.
 IDLE_S = 75.0
 
 
-class Outgoing:
+class OutgoingResponses:
     """Responses of all connections of a lane."""
 
-    def __init__(self, port: Port, poller: select.epoll, close: Callable[[Connection], None]) -> None:
+    def __init__(self, port: Port, poller: select.epoll, close: Callable[[HttpConnection], None]) -> None:
         self._port = port
         self._poller = poller
         self._close = close
         #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
         self.idle_s = IDLE_S
-        self.given_up = GivenUp("connections")
+        self.given_up = SlowReaderLog("connections")
         # Changed by every method: what was copied; the connections that are being sent to, and since when, the longest
         # first; of those that have no copy for want of room, how much was unsent, and since when.
         self._kept = KeptMemory()
-        self._sending: dict[Connection, float] = {}
-        self._waiting: dict[Connection, tuple[int, float]] = {}
+        self._sending: dict[HttpConnection, float] = {}
+        self._waiting: dict[HttpConnection, tuple[int, float]] = {}
 
-    def respond(self, connection: Connection, response: Response, now_s: float) -> bool:
+    def respond(self, connection: HttpConnection, response: Response, now_s: float) -> bool:
         """Like `send`, for a response whose head is not rendered yet."""
         return self.send(connection, [response_head(response), *response.chunks], now_s)
 
-    def send(self, connection: Connection, chunks: Chunks, now_s: float) -> bool:
+    def send(self, connection: HttpConnection, chunks: Chunks, now_s: float) -> bool:
         """Send a response: its head, alone or with all of it, then views of the block that the connection will release.
 
         True if the next request may follow at once.
@@ -66,7 +66,7 @@ class Outgoing:
         self._poller.modify(connection.fd, select.EPOLLOUT)
         return False
 
-    def send_rest(self, connection: Connection, now_s: float) -> bool:
+    def send_rest(self, connection: HttpConnection, now_s: float) -> bool:
         """Go on sending when the socket takes more. True once the response has left and the connection goes on."""
         before = connection.num_unsent
         if not connection.send(connection.unsent, before):
@@ -80,7 +80,7 @@ class Outgoing:
         self._forget(connection)
         return self._sent(connection, now_s)
 
-    def hold_no_longer(self, connection: Connection, now_s: float) -> bool:
+    def hold_no_longer(self, connection: HttpConnection, now_s: float) -> bool:
         """Copy the rest of a slow reader's response and release the worker's block, if there is room. False if the
         reader has taken nothing for too long."""
         if not connection.release:
@@ -115,7 +115,7 @@ class Outgoing:
                 if slowest is connection:
                     break
 
-    def _keep(self, connection: Connection, now_s: float) -> bool:
+    def _keep(self, connection: HttpConnection, now_s: float) -> bool:
         """Copy the unsent rest, and release its block; False if there is no room for it."""
         num_unsent = connection.num_unsent
         if not self._kept.fits(num_unsent):
@@ -126,7 +126,7 @@ class Outgoing:
         connection.deadline_s = now_s + SEND_S
         return True
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: HttpConnection) -> None:
         """End a connection's response, and release what it held."""
         self._forget(connection)
         if connection.release:
@@ -136,18 +136,18 @@ class Outgoing:
             self._kept.nbytes -= connection.num_unsent
         connection.unsent = []
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: HttpConnection) -> None:
         self._sending.pop(connection, None)
         if self._waiting:
             self._waiting.pop(connection, None)
 
-    def _give_back(self, connection: Connection, *, prompt: bool = True) -> None:
+    def _give_back(self, connection: HttpConnection, *, prompt: bool = True) -> None:
         """Release the worker's block. With `prompt` the batcher is woken."""
         if connection.release:
             self._port.release(connection.release, prompt=prompt)
             connection.release = 0
 
-    def _sent(self, connection: Connection, now_s: float) -> bool:
+    def _sent(self, connection: HttpConnection, now_s: float) -> bool:
         if connection.trace is not None:
             connection.trace.sent()
             connection.trace = None

@@ -21,7 +21,7 @@ from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Response, error_response
-from shoal.frontend.router import Found
+from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import prepare, render
@@ -86,7 +86,7 @@ class KnownPrefix:
 
 
 #: What is kept of a request until its reply comes.
-Asked = PreparedRequest | RequestTemplate | JsonTemplate
+Submitted = PreparedRequest | RequestTemplate | JsonTemplate
 
 
 class Submission:
@@ -109,7 +109,7 @@ class Submission:
             return None
         return known if known.num_changes == self._state.models.num_changes else None
 
-    def submit_known(self, known: KnownPrefix, request: bytes) -> tuple[int, Asked]:
+    def submit_known(self, known: KnownPrefix, request: bytes) -> tuple[int, Submitted]:
         """Like `submit`, for a request that was found; `request` is all of it, from the first byte of its head."""
         start_ns = time.monotonic_ns()
         rest = request[known.prefix_nbytes :]
@@ -129,7 +129,7 @@ class Submission:
         num_changes = self._state.models.num_changes
         self._known.keep(raw, KnownPrefix(head, head.keep_alive, entry, template, len(raw), nbytes, num_changes))
 
-    def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Asked]:
+    def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Submitted]:
         """Put a request into shared memory; visible to the batcher at the port's next flush.
 
         Returns its number, and what is asked of `response` with its reply. `body` lies in `block`, at `body_offset`, or
@@ -161,7 +161,7 @@ class Submission:
 
     def _submit_as_known(
         self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
-    ) -> tuple[int, Asked] | None:
+    ) -> tuple[int, Submitted] | None:
         """Submit a request whose JSON or template is known; None if it must be parsed in full."""
         longest = min(json_template.MAX_BODY_BYTES, self._state.http_max_input_size)
         if block is None and head.json_length is None and len(body) <= longest:
@@ -176,7 +176,7 @@ class Submission:
             self._remember(raw + body[: head.json_length], head, entry, template)
         return self._submit_template(template, head, body, block, start_ns), template
 
-    def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Asked]:
+    def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Submitted]:
         """Submit a small body that is all JSON. Raises ShoalError."""
         skeleton, arrays = json_template.split(body)
         key = (entry.model_id, skeleton)
@@ -209,7 +209,7 @@ class Submission:
 
     def _entry(self, head: Head) -> ModelEntry:
         found = head.found
-        assert isinstance(found, Found), "a refusal is answered before its body is read"
+        assert isinstance(found, RouteMatch), "a refusal is answered before its body is read"
         entry = self._state.models.lookup(found.name, found.version)
         if entry.is_decoupled:
             raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
@@ -247,7 +247,7 @@ class Submission:
         )
         self._templates.keep(_key(entry, head, body), template)
 
-    def known_response(self, asked: Asked, reply: Reply) -> Chunks | None:
+    def known_response(self, asked: Submitted, reply: Reply) -> Chunks | None:
         """The whole response, if all but its tensors is known; else None, and `response` renders it.
 
         One chunk is the lane's own; the chunks behind a first are views of the worker's block until it is released.
@@ -270,12 +270,12 @@ class Submission:
             return None if text is None else [JSON_HEAD % len(text) + text]
         return None
 
-    def response(self, asked: Asked, reply: Reply) -> Chunks:
+    def response(self, asked: Submitted, reply: Reply) -> Chunks:
         """The whole response, rendered in full if it is not known. Raises ShoalError."""
         response = self._response(asked, reply)
         return [response_head(response), *response.chunks]
 
-    def _response(self, asked: Asked, reply: Reply) -> Response:
+    def _response(self, asked: Submitted, reply: Reply) -> Response:
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         try:
             answer = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
@@ -289,7 +289,7 @@ class Submission:
             self._known.entries.clear()  # from now on each request's Accept-Encoding is read
         return rendered
 
-    def _keep_response(self, template: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:
+    def _keep_response(self, template: Submitted, packed: bytes, response: InferResponse, rendered: Response) -> None:
         """Remember what a response of this template looks like, if only its tensors can change."""
         if type(template) is JsonTemplate:
             known = json_template.make_response(template.prepared, response, bytes(rendered.chunks[0]))

@@ -22,7 +22,7 @@ from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
 from shoal.frontend.road.traced_transport import TracedTransport
-from shoal.frontend.router import HTTP, Admit, Found, answer, path_of
+from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
 from shoal.frontend.state import ServerState
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _endpoint_of(state: ServerState, environ: Environ) -> str:
     return state.endpoints.get(f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}", "http")
 
 
-def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Response | Found:
+def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Response | RouteMatch:
     # Where there is no gRPC, protobuf is not imported.
     from shoal.frontend.grpc.tunnel import admit
 

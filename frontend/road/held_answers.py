@@ -17,14 +17,14 @@ from typing import Protocol
 
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
-from shoal.frontend.slow_readers import HOLD_S, GivenUp
+from shoal.frontend.slow_readers import HOLD_S, SlowReaderLog
 from shoal.shm.port import Port
 
 #: WSGI wants bytes, so a view of a block is copied to be sent: all of it, or a piece at a time of a longer answer.
 PIECE_BYTES = 1 << 20
 
 
-class Unread(Protocol):
+class UnsentReplies(Protocol):
     """Replies that wait for the thread that sends them (streamed_replies.py)."""
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
@@ -40,10 +40,10 @@ class HeldAnswers:
         self.port = port
         self.lock = lock
         self.kept = kept
-        self._given_up = GivenUp("responses")
+        self._given_up = SlowReaderLog("responses")
         # Changed under the lock: those that still hold a block, the longest first.
         self.holding: dict[HeldAnswer, None] = {}
-        self.unread: dict[Unread, None] = {}  # and those where replies with a block wait
+        self.unread: dict[UnsentReplies, None] = {}  # and those where replies with a block wait
 
     def send(self, response: Response, number: int, part: int) -> Response:
         """The response as it is sent. `number` and `part` are of the reply whose block its chunks may be views of.

@@ -8,7 +8,7 @@ from enum import Enum
 
 from shoal.frontend.call import ADMINISTRATIVE, BLOCKING
 from shoal.frontend.road.inference import generate, generate_stream, infer
-from shoal.frontend.router import HTTP, Found
+from shoal.frontend.router import HTTP, RouteMatch
 from shoal.frontend.routes import model_is_ready
 
 #: Looked at of a request, and the longest body with which an administrative one is not taken for a slow one: of gRPC's,
@@ -44,7 +44,7 @@ def work_of(data: bytes, *, is_tunnel: bool) -> Work:
     if is_tunnel:
         return Work.REQUEST if target.endswith(_GRPC_MODELS) else Work.ADMINISTRATION
     found = HTTP.resolve(method, target)
-    if isinstance(found, Found):
+    if isinstance(found, RouteMatch):
         if found.handler in _MODELS:
             return Work.REQUEST
         is_quick = found.handler not in ADMINISTRATIVE and (found.handler not in BLOCKING or method == "GET")

@@ -20,7 +20,7 @@ from shoal.frontend.prepared import (
     SEQUENCE_START,
     PreparedRequest,
     RequestedOutput,
-    Settings,
+    RequestSettings,
     answered,
     checked_id,
     named_twice,
@@ -37,7 +37,7 @@ from shoal.request import InferResponse, Parameters
 from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput, log_prefix
 
-_NO_SETTINGS = Settings({})
+_NO_SETTINGS = RequestSettings({})
 #: Where an input's data may be.
 _JSON, _BINARY, _REGION = "data", "binary_data_size", "shared_memory_region"
 _REGION_PART = ("shared_memory_offset", "shared_memory_byte_size")
@@ -60,7 +60,7 @@ def prepare(
     header_length = len(body) if text is None else parse_header_length(text, len(body))
     if text is not None and header_length == 0:
         raw = parse_raw_request(entry.signature, body, max_input_size)
-        return validated(entry, "", [raw], (), Settings({}, binary_data_output=True), forwarded)
+        return validated(entry, "", [raw], (), RequestSettings({}, binary_data_output=True), forwarded)
     request = read_json(body[:header_length], max_input_size)
     id_ = parse_id(request)
     settings = parse_settings(request["parameters"]) if door.has(request, "parameters") else _NO_SETTINGS
@@ -79,7 +79,7 @@ def parse_id(request: Any) -> str:
     return checked_id(door.as_string(request["id"], "id")) if door.has(request, "id") else ""
 
 
-def parse_settings(members: Any) -> Settings:
+def parse_settings(members: Any) -> RequestSettings:
     """What the request's `parameters` come to. Raises ShoalErrors with Triton's sentences."""
     if type(members) is not dict:
         raise InternalError("failed to get request params.: attempt to get members for non-object")
@@ -104,7 +104,7 @@ def parse_settings(members: Any) -> Settings:
             )
         else:
             parameters[key] = parse_parameter(key, value)
-    return Settings(parameters, flags=flags, **found)
+    return RequestSettings(parameters, flags=flags, **found)
 
 
 _FIELDS = {"priority": "priority", "timeout": "timeout_us"}

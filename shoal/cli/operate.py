@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
-from shoal.cli.remote import NoAnswerError, RefusedError, RemoteServer, UnreachableError
+from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -75,7 +75,7 @@ def operate(
             "  shoal serve --model-repository <directory>",
             f"  {parser.prog} --url http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
         )
-    except NoAnswerError as error:
+    except NoResponseError as error:
         return _complain(EXIT_NO_ANSWER, str(error))
     return EXIT_DONE
 

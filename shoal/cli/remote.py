@@ -24,11 +24,11 @@ class RefusedError(Exception):
         self.status = status
 
 
-class NoAnswerError(Exception):
+class NoResponseError(Exception):
     """The server did not answer, or not in time."""
 
 
-class UnreachableError(NoAnswerError):
+class UnreachableError(NoResponseError):
     """There is no model server at that URL."""
 
 
@@ -101,11 +101,11 @@ class RemoteServer:
             response = self._connection.getresponse()
             answer = response.read()
         except TimeoutError:
-            raise NoAnswerError(
+            raise NoResponseError(
                 f"No answer from {self.url} within {self._timeout_s:g} s (--timeout). What was asked may still be done."
             ) from None
         except OSError as error:
-            raise NoAnswerError(f"{self.url} hung up: {error.strerror or error}.") from None
+            raise NoResponseError(f"{self.url} hung up: {error.strerror or error}.") from None
         except http.client.HTTPException:
             raise self._not_a_model_server() from None
         if response.status != 200:

@@ -12,7 +12,7 @@ from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # whatever is imported for --help is waited for
-    from shoal.cli.run_inputs import Request
+    from shoal.cli.run_inputs import RunRequest
     from shoal.testing import Response, Server
     from shoal.workers.tensors import Array
 
@@ -138,7 +138,7 @@ def _parameter(text: str) -> Any:
 
 
 def _ask(
-    server: "Server", model: str, request: "Request", parameters: Mapping[str, Any], arguments: argparse.Namespace
+    server: "Server", model: str, request: "RunRequest", parameters: Mapping[str, Any], arguments: argparse.Namespace
 ) -> None:
     """Ask as often as wanted, print the responses to the last time and how long it took."""
     times_ms: list[float] = []

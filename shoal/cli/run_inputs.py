@@ -27,7 +27,7 @@ class InputError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """One request."""
 
     inputs: Mapping[str, Array] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class Request:
 
 def read_requests(
     config: Config, given: Sequence[tuple[str, str]], data: Path | None, sample: str | None
-) -> list[Request]:
+) -> list[RunRequest]:
     """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up where
     `sample` says how. Raises InputError.
     """
     parser = RequestParser(Signature.from_config(config))
-    requests = [Request()] if data is None else parser.read(data)
+    requests = [RunRequest()] if data is None else parser.read(data)
     own = {name: parser.value(name, text) for name, text in given}
     return [parser.completed(replace(each, inputs={**each.inputs, **own}), sample) for each in requests]
 
@@ -86,7 +86,7 @@ class RequestParser:
 
     # -- a file of requests ---------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> list[Request]:
+    def read(self, path: Path) -> list[RunRequest]:
         """All requests of a file, in any of the three forms."""
         try:
             document = _json(path.read_bytes(), path)
@@ -98,10 +98,10 @@ class RequestParser:
             return [self._infer_request(document)]
         if isinstance(document.get("data"), list) and "data" not in self._signature.inputs:
             steps = [step for each in document["data"] for step in (each if isinstance(each, list) else [each])]
-            return [Request({name: self._content(name, value) for name, value in step.items()}) for step in steps]
-        return [Request({name: self._content(name, value) for name, value in document.items()})]
+            return [RunRequest({name: self._content(name, value) for name, value in step.items()}) for step in steps]
+        return [RunRequest({name: self._content(name, value) for name, value in document.items()})]
 
-    def _infer_request(self, document: Mapping[str, Any]) -> Request:
+    def _infer_request(self, document: Mapping[str, Any]) -> RunRequest:
         """The body of POST …/infer, its tensors in JSON."""
         try:
             inputs = {
@@ -111,7 +111,7 @@ class RequestParser:
             outputs = [each["name"] for each in document.get("outputs", ())]
         except (KeyError, TypeError) as error:
             raise InputError(f"--data: an input or output has no {error}.") from None
-        return Request(inputs, outputs, document.get("parameters", {}), document.get("id", ""))
+        return RunRequest(inputs, outputs, document.get("parameters", {}), document.get("id", ""))
 
     def _content(self, name: str, value: Any) -> Array:
         """A tensor of a file: a value, {"content": [...], "shape": [...]} or {"b64": "..."}."""
@@ -133,7 +133,7 @@ class RequestParser:
 
     # -- samples --------------------------------------------------------------------------------------------------
 
-    def completed(self, request: Request, sample: str | None) -> Request:
+    def completed(self, request: RunRequest, sample: str | None) -> RunRequest:
         """The request with every input that it must have. Raises InputError where one is missing."""
         missing = [
             spec for spec in self._signature.inputs.values() if spec.name not in request.inputs and not spec.optional

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.cli.models import show_models
 from shoal.cli.operate import OperatingParser, operate
-from shoal.cli.remote import NoAnswerError, RemoteServer, Row
+from shoal.cli.remote import NoResponseError, RemoteServer, Row
 
 _DESCRIPTION = """\
 Unload a model. Requests that it has accepted are still answered, new ones are refused; the command ends when the model
@@ -45,4 +45,4 @@ def _settled(server: RemoteServer, model: str, timeout_s: float, pause: Callable
         if all(row.get("state") != "UNLOADING" for row in rows):
             return rows
         pause(INTERVAL_S)
-    raise NoAnswerError(f"'{model}' still answers what it has accepted, after {timeout_s:g} s.")
+    raise NoResponseError(f"'{model}' still answers what it has accepted, after {timeout_s:g} s.")

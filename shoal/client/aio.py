@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import Connection
-from shoal.client.request_arguments import Asked, takes
+from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.sync import connect
@@ -45,8 +45,8 @@ class AsyncClient:
 
     # --- inference ---
 
-    @takes(Asked)
-    async def infer(self, asked: Asked) -> Result:
+    @takes(RequestArguments)
+    async def infer(self, asked: RequestArguments) -> Result:
         """Like `Client.infer`. A coroutine that is cancelled cancels its request."""
         num_reloads = 0
         while True:
@@ -61,8 +61,8 @@ class AsyncClient:
                     raise
                 await _in_executor(call.connection.catch_up)
 
-    @takes(Asked)
-    async def stream(self, asked: Asked) -> AsyncIterator[Result]:
+    @takes(RequestArguments)
+    async def stream(self, asked: RequestArguments) -> AsyncIterator[Result]:
         """Like `Client.stream`: `async for result in client.stream(…)`."""
         call, news = await self._submit(asked, is_stream=True)
         with call:
@@ -71,9 +71,9 @@ class AsyncClient:
                 if (result := call.next_result()) is not None:
                     yield result
 
-    async def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[ClientCall, "_News"]:
+    async def _submit(self, asked: RequestArguments, *, is_stream: bool = False) -> tuple[ClientCall, "_Wakeup"]:
         session = await self._connected()
-        news = _News(asyncio.get_running_loop())
+        news = _Wakeup(asyncio.get_running_loop())
 
         def submit() -> ClientCall:
             return session.submit(asked, news.tell, is_stream=is_stream)
@@ -170,14 +170,14 @@ class AsyncClient:
         await self.close()
 
 
-async def _await(call: ClientCall, news: "_News") -> None:
+async def _await(call: ClientCall, news: "_Wakeup") -> None:
     deadline_s = news.loop.time() + call.limit_s
     while not call.has_news:
         if not await news.wait(deadline_s):
             raise call.late()
 
 
-class _News:
+class _Wakeup:
     """Wakes one coroutine, from the loop's thread, mostly, or from an executor's."""
 
     __slots__ = ("_future", "_thread", "loop")

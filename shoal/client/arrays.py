@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client.request_arguments import Asked
+from shoal.client.request_arguments import RequestArguments
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.request import InferResponse, Parameters, unpack_response
 from shoal.shm.layout import unpack_span
 from shoal.star.models import ModelEntry, client_shape
-from shoal.star.outgoing import Ask, Input, Outgoing, aligned, check
+from shoal.star.outgoing import Input, OutgoingRequest, RawRequest, aligned, check
 
 Array: TypeAlias = NDArray[Any]
 #: Kept templates, and kept headers, at most (ours).
@@ -76,7 +76,9 @@ def as_arrays(entry: ModelEntry, inputs: Mapping[str, Any]) -> dict[str, Array]:
     return arrays
 
 
-def prepare(entry: ModelEntry, arrays: Mapping[str, Array], asked: Asked, lent: Mapping[str, Lent]) -> Outgoing:
+def prepare(
+    entry: ModelEntry, arrays: Mapping[str, Array], asked: RequestArguments, lent: Mapping[str, Lent]
+) -> OutgoingRequest:
     """Validate a request against its model. Raises InvalidArgumentError, mostly with Triton's sentence."""
     tensors = []
     for name, array in arrays.items():
@@ -95,7 +97,7 @@ def prepare(entry: ModelEntry, arrays: Mapping[str, Array], asked: Asked, lent: 
     sequence = (asked.sequence_id, asked.flags) if asked.sequence_id else (0, 0)
     outputs, parameters = tuple(asked.outputs or ()), dict(asked.parameters or {})
     return check(
-        entry, Ask(asked.request_id, tensors, outputs, parameters, asked.priority, asked.timeout_us, *sequence)
+        entry, RawRequest(asked.request_id, tensors, outputs, parameters, asked.priority, asked.timeout_us, *sequence)
     )
 
 
@@ -109,7 +111,9 @@ def _elements(name: str, array: Array) -> list[bytes]:
         raise InvalidArgumentError(f"an element of input '{name}' is neither bytes nor text") from None
 
 
-def template_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, span: int) -> ArraysTemplate | None:
+def template_of(
+    outgoing: OutgoingRequest, arrays: Mapping[str, Array], block: memoryview, span: int
+) -> ArraysTemplate | None:
     """The template of a request that was written into `block`; None if it has none, since another may need other
     places."""
     ask = outgoing.ask

@@ -11,7 +11,7 @@ A waiting thread or coroutine is woken by `notify`, and then takes what has come
 from shoal import errors
 from shoal.client.arrays import MAX_TEMPLATES, Array, Opened, copied, open_response, viewed
 from shoal.client.connection import Connection, Waiter
-from shoal.client.request_arguments import Asked
+from shoal.client.request_arguments import RequestArguments
 from shoal.client.result import Result
 from shoal.errors import TimedOutError
 from shoal.memo import Memo
@@ -55,7 +55,7 @@ class ClientCall:
 
     __slots__ = ("_asked", "_entry", "_responses", "connection", "limit_s", "waiter")
 
-    def __init__(self, responses: Responses, asked: Asked, entry: ModelEntry, waiter: Waiter) -> None:
+    def __init__(self, responses: Responses, asked: RequestArguments, entry: ModelEntry, waiter: Waiter) -> None:
         self.connection = responses.connection
         self.waiter = waiter
         self._responses = responses

@@ -24,7 +24,7 @@ from shoal.messages.message import MessageError
 from shoal.messages.to_client import ServerStopping, ToClient
 from shoal.shm.doorbell import WAIT_S, GuestBell
 from shoal.shm.pieces import whole
-from shoal.shm.port import Checked, Reply, Wishes
+from shoal.shm.port import CheckedRequest, Reply, SchedulingHints
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
 from shoal.star.client import MAX_HELD_NBYTES, HeldBlock
@@ -109,8 +109,8 @@ class Connection:
     def submit(
         self,
         waiter: Waiter,
-        request: Checked,
-        wishes: Wishes,
+        request: CheckedRequest,
+        wishes: SchedulingHints,
         block: Block,
         header: int,
         start_ns: int,

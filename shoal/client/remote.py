@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import reasons
-from shoal.client.request_arguments import Asked, takes
+from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.sync import Client
 from shoal.datatypes import BF16, BY_NAME, BYTES
@@ -31,7 +31,7 @@ _SUBJECTS = {
 }
 
 
-class Response(NamedTuple):
+class RemoteResponse(NamedTuple):
     """A response: `outputs` are names and datatypes."""
 
     model_version: str
@@ -66,11 +66,11 @@ class RemoteClient(Client):
         """tritonclient's client for calls with this timeout, in seconds."""
 
     @abstractmethod
-    def _limits(self, asked: Asked) -> dict[str, Any]:
+    def _limits(self, asked: RequestArguments) -> dict[str, Any]:
         """Arguments of tritonclient's `infer` that concern the client, not the server."""
 
     @abstractmethod
-    def _read(self, answer: Any) -> Response:
+    def _read(self, answer: Any) -> RemoteResponse:
         """The parts of tritonclient's InferResult."""
 
     @abstractmethod
@@ -83,15 +83,15 @@ class RemoteClient(Client):
 
     # --- inference ---
 
-    @takes(Asked)
-    def infer(self, asked: Asked) -> Result:
+    @takes(RequestArguments)
+    def infer(self, asked: RequestArguments) -> Result:
         """Like `Client.infer`; `copy` has no effect."""
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         arguments |= self._limits(asked)
         answer = self._call(lambda client: client.infer(asked.model, inputs, **arguments), asked.timeout)
         return self._result(asked.model, answer)
 
-    def _arguments(self, asked: Asked) -> dict[str, Any]:
+    def _arguments(self, asked: RequestArguments) -> dict[str, Any]:
         """Arguments of tritonclient's calls, except model and inputs."""
         outputs = [self._triton.InferRequestedOutput(each) for each in asked.outputs or ()]
         return {
@@ -106,7 +106,7 @@ class RemoteClient(Client):
             "parameters": dict(asked.parameters or {}),
         }
 
-    def _inputs(self, asked: Asked) -> list[Any]:
+    def _inputs(self, asked: RequestArguments) -> list[Any]:
         known = self.model_metadata(asked.model, version=asked.version) if _needs_metadata(asked.inputs) else None
         datatypes = {each["name"]: each["datatype"] for each in known["inputs"]} if known else {}
         given = []

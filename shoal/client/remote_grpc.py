@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from shoal import errors
-from shoal.client.remote import RemoteClient, Response
-from shoal.client.request_arguments import Asked, takes
+from shoal.client.remote import RemoteClient, RemoteResponse
+from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.errors import ConnectionLostError, InternalError, ShoalError, TimedOutError
 
@@ -31,8 +31,8 @@ class GrpcClient(RemoteClient):
 
     scheme = "grpc"
 
-    @takes(Asked)
-    def stream(self, asked: Asked) -> Iterator[Result]:
+    @takes(RequestArguments)
+    def stream(self, asked: RequestArguments) -> Iterator[Result]:
         """Like `Client.stream`."""
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         answers: _Answers = queue.SimpleQueue()
@@ -45,7 +45,7 @@ class GrpcClient(RemoteClient):
         weakref.finalize(results, client.stop_stream, cancel_requests=True)
         return results
 
-    def _answers(self, asked: Asked, client: Any, answers: _Answers) -> Iterator[Result]:
+    def _answers(self, asked: RequestArguments, client: Any, answers: _Answers) -> Iterator[Result]:
         try:
             while True:
                 try:
@@ -68,7 +68,7 @@ class GrpcClient(RemoteClient):
         del timeout  # each call has its own
         return self._triton.InferenceServerClient(self._address)
 
-    def _read(self, answer: Any) -> Response:
+    def _read(self, answer: Any) -> RemoteResponse:
         response = answer.get_response()
         outputs = [(each.name, each.datatype) for each in response.outputs]
         parameters = {
@@ -76,9 +76,9 @@ class GrpcClient(RemoteClient):
             for name, value in response.parameters.items()
             if name != _FINAL
         }
-        return Response(response.model_version, outputs, parameters)
+        return RemoteResponse(response.model_version, outputs, parameters)
 
-    def _limits(self, asked: Asked) -> dict[str, Any]:
+    def _limits(self, asked: RequestArguments) -> dict[str, Any]:
         return {"client_timeout": asked.timeout}
 
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:

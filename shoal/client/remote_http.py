@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal import errors
-from shoal.client.remote import RemoteClient, Response
-from shoal.client.request_arguments import Asked, takes
+from shoal.client.remote import RemoteClient, RemoteResponse
+from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.errors import InvalidArgumentError, ShoalError, TimedOutError, UnsupportedError
 
@@ -17,8 +17,8 @@ class HttpClient(RemoteClient):
 
     scheme = "http"
 
-    @takes(Asked)
-    def stream(self, asked: Asked) -> Iterator[Result]:
+    @takes(RequestArguments)
+    def stream(self, asked: RequestArguments) -> Iterator[Result]:
         """Not possible: HTTP has no stream of tensors. Raises UnsupportedError."""
         raise UnsupportedError(
             f"HTTP has no stream of tensors: ask model '{asked.model}' at a grpc:// URL, or at the server's socket"
@@ -28,12 +28,12 @@ class HttpClient(RemoteClient):
         limits = {} if timeout is None else {"network_timeout": timeout}
         return self._triton.InferenceServerClient(self._address, **limits)
 
-    def _read(self, answer: Any) -> Response:
+    def _read(self, answer: Any) -> RemoteResponse:
         response = answer.get_response()
         outputs = [(each["name"], each["datatype"]) for each in response.get("outputs", ())]
-        return Response(str(response.get("model_version", "")), outputs, response.get("parameters", {}))
+        return RemoteResponse(str(response.get("model_version", "")), outputs, response.get("parameters", {}))
 
-    def _limits(self, asked: Asked) -> dict[str, Any]:
+    def _limits(self, asked: RequestArguments) -> dict[str, Any]:
         return {}
 
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _NEVER_US = 2**53
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
-class Asked:
+class RequestArguments:
     """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version.
 
     An input is an array of the datatype and shape that `model_metadata` names, the batch dimension included; strings
@@ -67,11 +67,11 @@ _Answer = TypeVar("_Answer")
 
 
 def takes(
-    asked: Callable[_P, Asked],
-) -> Callable[[Callable[[_Asker, Asked], _Answer]], Callable[Concatenate[_Asker, _P], _Answer]]:
-    """Turn a method of one `Asked` into a method that takes the arguments of `Asked`."""
+    asked: Callable[_P, RequestArguments],
+) -> Callable[[Callable[[_Asker, RequestArguments], _Answer]], Callable[Concatenate[_Asker, _P], _Answer]]:
+    """Turn a method of one `RequestArguments` into a method that takes the arguments of `RequestArguments`."""
 
-    def decorate(method: Callable[[_Asker, Asked], _Answer]) -> Callable[Concatenate[_Asker, _P], _Answer]:
+    def decorate(method: Callable[[_Asker, RequestArguments], _Answer]) -> Callable[Concatenate[_Asker, _P], _Answer]:
         @functools.wraps(method)
         def ask(self: _Asker, /, *args: _P.args, **kwargs: _P.kwargs) -> _Answer:
             return method(self, asked(*args, **kwargs))

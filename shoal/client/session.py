@@ -12,7 +12,7 @@ from shoal.client import arrays as tensors
 from shoal.client.arrays import ArraysTemplate, Lent
 from shoal.client.call import ClientCall, Responses
 from shoal.client.connection import Connection, Waiter
-from shoal.client.request_arguments import Asked
+from shoal.client.request_arguments import RequestArguments
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
@@ -21,7 +21,7 @@ from shoal.options import MIB
 from shoal.shm.layout import unpack_span
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
-from shoal.star.outgoing import Outgoing
+from shoal.star.outgoing import OutgoingRequest
 
 #: Larger tensors get blocks of their own, in or outside the slab, so that a request's own block is always in the slab.
 BESIDE_NBYTES = 1 * MIB
@@ -79,7 +79,7 @@ class Session:
     def _find(self, model: str, version: str) -> ModelEntry:
         return self.connection.models.lookup(model, version or None)
 
-    def needs_time(self, asked: Asked) -> bool:
+    def needs_time(self, asked: RequestArguments) -> bool:
         """Whether `submit` may wait for the supervisor: for a model not known to be ready, or a large array."""
         try:
             self._find(asked.model, asked.version)
@@ -90,7 +90,7 @@ class Session:
             for array in asked.inputs.values()
         )
 
-    def submit(self, asked: Asked, notify: Callable[[], None], *, is_stream: bool = False) -> ClientCall:
+    def submit(self, asked: RequestArguments, notify: Callable[[], None], *, is_stream: bool = False) -> ClientCall:
         """Validate and submit a request; `notify` is called when a reply has come. Raises ShoalError."""
         connection = self.connection
         if connection.models.num_changes != self._num_changes:
@@ -107,7 +107,7 @@ class Session:
         span = template.write(block.memory, arrays)
         return self._hand_over(asked, template, block, span, Waiter(notify, arrays if template.lends else None))
 
-    def _key(self, asked: Asked) -> Any:
+    def _key(self, asked: RequestArguments) -> Any:
         """What validation depends on, for requests that look alike; None if each must be validated."""
         if not asked.is_plain:
             return None
@@ -123,7 +123,9 @@ class Session:
                 key.append(where)
         return tuple(key)
 
-    def _submit_checked(self, key: Any, asked: Asked, notify: Callable[[], None], *, is_stream: bool) -> ClientCall:
+    def _submit_checked(
+        self, key: Any, asked: RequestArguments, notify: Callable[[], None], *, is_stream: bool
+    ) -> ClientCall:
         connection = self.connection
         entry = self.find(asked.model, asked.version)
         _check_kind(entry, is_stream=is_stream)
@@ -146,7 +148,12 @@ class Session:
         return self._hand_over(asked, outgoing, block, span, Waiter(notify, arrays if lent else None))
 
     def _hand_over(
-        self, asked: Asked, checked: ArraysTemplate | Outgoing, block: Block, span: int, waiter: Waiter
+        self,
+        asked: RequestArguments,
+        checked: ArraysTemplate | OutgoingRequest,
+        block: Block,
+        span: int,
+        waiter: Waiter,
     ) -> ClientCall:
         entry, start_ns = checked.entry, time.monotonic_ns()
         # A stream's timeout is that of each response, which does not limit a decoupled model's execution.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
 from shoal.client.connection import Connection
-from shoal.client.request_arguments import Asked, takes
+from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.socket_path import client_paths
@@ -64,8 +64,8 @@ class Client:
 
     # --- inference ---
 
-    @takes(Asked)
-    def infer(self, asked: Asked) -> Result:
+    @takes(RequestArguments)
+    def infer(self, asked: RequestArguments) -> Result:
         """Send a request to a model that answers once; returns its outputs by name, those in `outputs` or all.
 
         `inputs` are arrays by name, with the datatypes and shapes in `model_metadata` (see
@@ -87,8 +87,8 @@ class Client:
                     raise
                 call.connection.catch_up()
 
-    @takes(Asked)
-    def stream(self, asked: Asked) -> Iterator[Result]:
+    @takes(RequestArguments)
+    def stream(self, asked: RequestArguments) -> Iterator[Result]:
         """Send a request to a model that may answer any number of times (decoupled); yields the answers as they come.
 
         Arguments and errors as of `infer`; `timeout` is for each answer. The request is cancelled if the iterator is
@@ -100,7 +100,7 @@ class Client:
         weakref.finalize(answers, call.connection.let_go_of, call.waiter).atexit = False
         return answers
 
-    def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[ClientCall, threading.Lock]:
+    def _submit(self, asked: RequestArguments, *, is_stream: bool = False) -> tuple[ClientCall, threading.Lock]:
         sleeper = threading.Lock()
         sleeper.acquire()
 

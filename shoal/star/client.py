@@ -27,7 +27,7 @@ from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
-from shoal.star.outgoing import Outgoing
+from shoal.star.outgoing import OutgoingRequest
 from shoal.star.place import Place, take_place
 from shoal.star.refusal import refusal
 from shoal.star.shared_port import SharedPort
@@ -65,7 +65,7 @@ OnAnswer: TypeAlias = Callable[[HeldResponse | ShoalError | None, bool], None]
 class SubmittedRequest:
     """A submitted request, until its last reply has come."""
 
-    outgoing: Outgoing
+    outgoing: OutgoingRequest
     on_answer: OnAnswer | None  # None once the caller has given up
     deadline_ns: int
     is_unwanted: Callable[[], bool]
@@ -100,7 +100,7 @@ class StarClient:
 
     def submit(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingRequest,
         on_answer: OnAnswer,
         deadline_ns: int,
         is_unwanted: Callable[[], bool] = lambda: False,

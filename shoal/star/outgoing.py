@@ -32,7 +32,7 @@ class Input(NamedTuple):
     offset: int = 0
 
 
-class Ask(NamedTuple):
+class RawRequest(NamedTuple):
     """A request before validation. `outputs` is empty if all are wanted."""
 
     id: str
@@ -47,11 +47,11 @@ class Ask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingRequest:
     """A validated request. `shapes` are those that the backend sees, by position."""
 
     entry: ModelEntry
-    ask: Ask
+    ask: RawRequest
     shapes: Sequence[tuple[int, ...]]
     rows: int
     shape_key: int
@@ -90,7 +90,7 @@ class Outgoing:
         return pack_span(offset, len(header))
 
 
-def check(entry: ModelEntry, ask: Ask) -> Outgoing:
+def check(entry: ModelEntry, ask: RawRequest) -> OutgoingRequest:
     """Validate a request for this version of a model. Raises InvalidArgumentError with Triton's sentences."""
     names: set[str] = set()
     parsed = []
@@ -101,7 +101,7 @@ def check(entry: ModelEntry, ask: Ask) -> Outgoing:
         # Strings were counted when they were packed.
         parsed.append(ParsedInput(name, datatype, shape, data, prod(shape)))
     valid, rows, shape_key = validate(entry.signature, ask.id, parsed, ask.outputs, ask.correlation_id)
-    return Outgoing(entry, ask, [each.shape for each in valid], rows, shape_key)
+    return OutgoingRequest(entry, ask, [each.shape for each in valid], rows, shape_key)
 
 
 def block_nbytes(

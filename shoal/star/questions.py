@@ -24,7 +24,7 @@ class NoAnswerError(UnavailableError):
     """The supervisor has not answered in time: the change that was asked for may still happen."""
 
 
-class Questions:
+class OpenQuestions:
     """The open questions of one client. `send` sends the supervisor a message, from any thread."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:

@@ -22,7 +22,7 @@ from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 from shoal.star.oversize import OversizeBlocks
 from shoal.star.place import REPLIES_FIRST, Apply, Place
-from shoal.star.questions import Questions
+from shoal.star.questions import OpenQuestions
 
 #: Messages after which a reply that could not be opened can be, or never will.
 SEGMENT_NEWS = (shared.SegmentAnnounced, shared.SegmentMissing)
@@ -56,7 +56,7 @@ class SharedPort:
         self._look = look
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
-        self._questions = Questions(self._send)
+        self._questions = OpenQuestions(self._send)
         #: Handlers of messages that answer a thread; `apply` gets the others.
         self.handlers = table(
             *[on(kind, self._oversize.hear) for kind in shared.PAYLOAD_NEWS],

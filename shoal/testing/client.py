@@ -20,7 +20,7 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.ring import RingFullError
 from shoal.star.client import HeldBlock, HeldResponse, OnAnswer
 from shoal.star.models import ModelTable
-from shoal.star.outgoing import Outgoing
+from shoal.star.outgoing import OutgoingRequest
 from shoal.star.questions import Ask
 from shoal.star.refusal import refusal
 from shoal.star.request_digest import request_digest
@@ -31,7 +31,7 @@ from shoal.testing.simulation import Simulation
 class OpenRequest:
     """A submitted request, until its last reply has come."""
 
-    outgoing: Outgoing
+    outgoing: OutgoingRequest
     on_answer: OnAnswer | None  # None: a call that its model has cancelled
     is_unwanted: Callable[[], bool]
     keep: object  # objects that must stay until then
@@ -57,7 +57,7 @@ class LocalClient:
 
     def submit(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingRequest,
         on_answer: OnAnswer,
         deadline_ns: int = 0,
         is_unwanted: Callable[[], bool] = lambda: False,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shoal.errors import ShoalError
 from shoal.request import Parameters
 from shoal.star.client import HeldResponse
-from shoal.star.outgoing import Outgoing
+from shoal.star.outgoing import OutgoingRequest
 from shoal.testing.tensors import as_arrays
 from shoal.workers.tensors import Array
 
@@ -51,7 +51,7 @@ class Future:
     """A submitted request. `responses` and `errors` grow while the server runs; `result` and `results` let it run."""
 
     def __init__(
-        self, outgoing: Outgoing, run_until: Callable[[Callable[[], bool]], None], *, raise_errors: bool
+        self, outgoing: OutgoingRequest, run_until: Callable[[Callable[[], bool]], None], *, raise_errors: bool
     ) -> None:
         self._outgoing = outgoing
         self._run_until = run_until

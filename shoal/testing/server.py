@@ -11,7 +11,7 @@ from shoal.frontend.v2.infer import parse_settings
 from shoal.model_config.messages import Config
 from shoal.options import ServerOptions
 from shoal.star.models import ModelEntry
-from shoal.star.outgoing import Ask, check
+from shoal.star.outgoing import RawRequest, check
 from shoal.testing.future import Batch, Future, Response, as_raised
 from shoal.testing.models import SimulatedModels
 from shoal.testing.repository import Repository
@@ -123,7 +123,7 @@ class Server:
         entry = self._lookup(model, version)
         own = {"sequence_id": sequence_id, "sequence_start": sequence_start, "sequence_end": sequence_end}
         said = parse_settings({**own, "priority": priority, "timeout": timeout_us, **(parameters or {})})
-        ask = Ask(
+        ask = RawRequest(
             checked_id(request_id),
             parse_inputs(entry.signature, inputs),
             tuple(outputs),

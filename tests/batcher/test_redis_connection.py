@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from shoal.batcher.redis_connection import (
     MAX_UNSENT_BYTES,
     RETRY_NS,
+    ErrorReply,
     Found,
     ProtocolError,
     RedisConnection,
-    Refusal,
     Reply,
     ReplyReader,
 )
@@ -47,7 +47,7 @@ def test_replies_come_whole_however_they_are_cut(cuts: list[int]) -> None:
     for start, end in pairwise(edges):
         replies += reader.read(MANY[start:end])
     assert replies[:4] + replies[5:] == [b"OK", b"a\r\n", None, 42, b""]
-    assert isinstance(replies[4], Refusal)
+    assert isinstance(replies[4], ErrorReply)
     assert str(replies[4]) == "ERR no"
 
 

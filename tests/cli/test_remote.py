@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from shoal.cli.remote import NoAnswerError, RefusedError, RemoteServer, UnreachableError
+from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer, UnreachableError
 from tests.cli.answering import Answering
 
 
@@ -63,7 +63,7 @@ def test_the_path_of_the_url_comes_first(server: Answering) -> None:
 
 
 def test_silence_ends_at_the_deadline() -> None:
-    with saying(b"") as url, remote(url, timeout_s=0.05) as asking, pytest.raises(NoAnswerError) as error:
+    with saying(b"") as url, remote(url, timeout_s=0.05) as asking, pytest.raises(NoResponseError) as error:
         asking.load("m")
     assert str(error.value) == f"No answer from {url} within 0.05 s (--timeout). What was asked may still be done."
 

@@ -14,7 +14,7 @@ from shoal.shm.shares import RECORDS_PER_REQUEST
 from shoal.shm.slab import Slab
 from shoal.star.client import StarClient
 from shoal.star.models import ModelEntry, ModelTable
-from shoal.star.outgoing import Ask, Input, Outgoing, check
+from shoal.star.outgoing import Input, OutgoingRequest, RawRequest, check
 from shoal.star.place import Place
 from tests.batcher.star import CLIENT, WORKER, Star
 
@@ -52,8 +52,8 @@ class Surroundings:
         """Records in the client's ring that the batcher has not read."""
         return self.port._writer.num_unread
 
-    def ask(self, array: Any, **lent: int) -> Outgoing:
-        return check(self.entry, Ask("", [Input("A", FP32, array.shape, array.data.cast("B"), **lent)], (), {}))
+    def ask(self, array: Any, **lent: int) -> OutgoingRequest:
+        return check(self.entry, RawRequest("", [Input("A", FP32, array.shape, array.data.cast("B"), **lent)], (), {}))
 
     def step(self) -> None:
         """The batcher looks at what there is."""

@@ -8,7 +8,7 @@ import pytest
 from shoal import AsyncClient, Client
 from shoal.client.remote_grpc import GrpcClient
 from shoal.client.remote_http import HttpClient
-from shoal.client.request_arguments import Asked, takes
+from shoal.client.request_arguments import RequestArguments, takes
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient, HttpClient, GrpcClient])
@@ -16,7 +16,7 @@ def test_every_client_takes_and_shows_the_same(kind: type[object]) -> None:
     for name in ("infer", "stream"):
         method = getattr(kind, name)
         shown = inspect.signature(method)
-        assert list(shown.parameters)[1:] == list(inspect.signature(Asked).parameters)
+        assert list(shown.parameters)[1:] == list(inspect.signature(RequestArguments).parameters)
         assert shown.parameters["outputs"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         assert shown.parameters["timeout"].kind is inspect.Parameter.KEYWORD_ONLY
         assert "Result" in str(shown.return_annotation)
@@ -24,14 +24,14 @@ def test_every_client_takes_and_shows_the_same(kind: type[object]) -> None:
 
 
 class Asker:
-    @takes(Asked)
-    def ask(self, asked: Asked) -> Asked:
+    @takes(RequestArguments)
+    def ask(self, asked: RequestArguments) -> RequestArguments:
         return asked
 
 
 def test_the_arguments_become_a_question() -> None:
     inputs = {"x": np.zeros(1)}
-    assert Asker().ask("model", inputs, ["y"], timeout=0.5) == Asked("model", inputs, ["y"], timeout=0.5)
+    assert Asker().ask("model", inputs, ["y"], timeout=0.5) == RequestArguments("model", inputs, ["y"], timeout=0.5)
     with pytest.raises(TypeError, match="timout"):
         Asker().ask("model", inputs, timout=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
@@ -39,14 +39,14 @@ def test_the_arguments_become_a_question() -> None:
 
 
 def test_what_requests_carry_of_it() -> None:
-    plain = Asked("model", {}, timeout=2)
+    plain = RequestArguments("model", {}, timeout=2)
     assert (plain.is_plain, plain.timeout_us, plain.flags) == (True, 2_000_000, 0)
-    assert Asked("model", {}, timeout=0).timeout_us == 1
-    assert Asked("model", {}).timeout_us == 0
+    assert RequestArguments("model", {}, timeout=0).timeout_us == 1
+    assert RequestArguments("model", {}).timeout_us == 0
     assert plain.answer_by_ns(5) == 2_000_000_005
-    assert Asked("model", {}).answer_by_ns(5) == 0
-    assert Asked("model", {}, timeout=float("inf")).answer_by_ns(10**17) < 2**63
-    assert Asked("model", {}, sequence_id=1, sequence_start=True, sequence_end=True).flags == 3
-    assert not Asked("model", {}, request_id="a").is_plain
-    assert not Asked("model", {}, parameters={"a": 1}).is_plain
-    assert not Asked("model", {}, sequence_id="a").is_plain
+    assert RequestArguments("model", {}).answer_by_ns(5) == 0
+    assert RequestArguments("model", {}, timeout=float("inf")).answer_by_ns(10**17) < 2**63
+    assert RequestArguments("model", {}, sequence_id=1, sequence_start=True, sequence_end=True).flags == 3
+    assert not RequestArguments("model", {}, request_id="a").is_plain
+    assert not RequestArguments("model", {}, parameters={"a": 1}).is_plain
+    assert not RequestArguments("model", {}, sequence_id="a").is_plain

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from shoal import Client, errors
-from shoal.client.request_arguments import Asked
+from shoal.client.request_arguments import RequestArguments
 from shoal.errors import ConnectionLostError
 from shoal.shm.layout import TAIL_WORD
 from tests.end_to_end.client_deaths import cycle
@@ -42,7 +42,7 @@ def test_memory_that_a_request_names_stays_until_its_answer(client: Client) -> N
         client.infer("echo", inputs)
     session = client._connected()
     taken = session.connection._port.slab.num_taken
-    call, sleeper = client._submit(Asked("echo", inputs))
+    call, sleeper = client._submit(RequestArguments("echo", inputs))
     inputs.clear()
     session.connection.tidy()
     assert session.connection._port.slab.num_taken == taken + 1  # with the request's own

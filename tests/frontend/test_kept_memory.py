@@ -1,6 +1,6 @@
 """kept_memory.py: shares that shrink as others keep more, and the pace of a stream without room."""
 
-from shoal.frontend.kept_memory import KeptMemory, Pace
+from shoal.frontend.kept_memory import KeptMemory, ReadRate
 
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ def test_a_connection_with_one_answer_may_keep_all_that_is_free() -> None:
 
 
 def test_a_pace_is_slow_that_sends_less_than_two_mebibytes_in_two_seconds() -> None:
-    pace = Pace()
+    pace = ReadRate()
     seen = [(at_s, pace.is_slow(at_s, sent)) for at_s, sent in ((5.0, 9), (6.9, 9), (7.0, 9 + 2 * MIB), (8.9, 0))]
     assert not any(is_slow for _, is_slow in seen)
     assert pace.is_slow(9.0, 9 + 4 * MIB - 1)

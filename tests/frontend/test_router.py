@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.frontend.response import Response
-from shoal.frontend.router import HTTP, Found, path_of
+from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.routes import ROUTES
 from shoal.frontend.state import ServerState
 from shoal.options import RESTRICTED_APIS
@@ -169,7 +169,7 @@ M = "/v2/repository/models/m"
 )
 def test_what_a_target_names(method: str, target: str, name: str, version: str | None, query: str) -> None:
     found = HTTP.resolve(method, target)
-    assert isinstance(found, Found)
+    assert isinstance(found, RouteMatch)
     assert (found.name, found.version, found.query) == (name, version, query)
 
 
@@ -204,7 +204,7 @@ def test_who_waits_takes_the_road() -> None:
     waits = [("POST", "/v2/logging"), ("POST", "/v2/models/m/generate"), ("POST", "/v2/models/m/generate_stream")]
     for method, path in [*waits, ("GET", "/v2/logging"), ("POST", "/v2/models/m/infer")]:
         found = HTTP.resolve(method, path)
-        assert isinstance(found, Found)
+        assert isinstance(found, RouteMatch)
         assert found.is_blocking == ((method, path) in waits)
 
 
@@ -215,6 +215,6 @@ def test_a_ready_probe_waits_for_a_model_that_has_a_word_in_it(make_message: Any
     waits = {"/v2/models/checked/ready", "/v2/models/checked/versions/1/ready"}
     for path in (*waits, "/v2/models/plain/ready", "/v2/models/no/ready", "/v2/models/checked", "/v2/health/ready"):
         found = HTTP.resolve("GET", path)
-        assert isinstance(found, Found)
+        assert isinstance(found, RouteMatch)
         assert found.asks_model(state) == (path in waits)
         assert not found.is_blocking

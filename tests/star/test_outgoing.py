@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.frontend.prepared import block_nbytes
 from shoal.frontend.v2.infer import prepare
 from shoal.star.models import ModelEntry
-from shoal.star.outgoing import Ask, Input, check
+from shoal.star.outgoing import Input, RawRequest, check
 
 Make = Callable[..., ModelEntry]
 BOTH = [("A", "TYPE_FP32", [-1]), ("B", "TYPE_INT32", [2])]
@@ -22,7 +22,7 @@ def copied(name: str, array: Any) -> Input:
     return Input(name, FP32 if array.dtype == np.float32 else INT32, array.shape, array.data.cast("B"))
 
 
-def written(entry: ModelEntry, ask: Ask) -> tuple[bytes, Any]:
+def written(entry: ModelEntry, ask: RawRequest) -> tuple[bytes, Any]:
     """The block and its header."""
     outgoing = check(entry, ask)
     memory = bytearray(outgoing.nbytes)
@@ -31,7 +31,9 @@ def written(entry: ModelEntry, ask: Ask) -> tuple[bytes, Any]:
 
 
 def test_tensors_are_copied_to_cache_lines(make_entry: Make) -> None:
-    ask = Ask("r", [copied("A", np.ones(3, np.float32)), copied("B", np.array([4, 5], np.int32))], ("OUTA",), {"k": 1})
+    ask = RawRequest(
+        "r", [copied("A", np.ones(3, np.float32)), copied("B", np.array([4, 5], np.int32))], ("OUTA",), {"k": 1}
+    )
     block, header = written(make_entry("m", 0, BOTH), ask)
     assert header == ["r", [["A", 11, [3], 0, 12], ["B", 8, [2], 64, 8]], ["OUTA"], {"k": 1}]
     assert np.frombuffer(block, np.float32, 3).tolist() == [1, 1, 1]
@@ -40,7 +42,7 @@ def test_tensors_are_copied_to_cache_lines(make_entry: Make) -> None:
 
 def test_a_lent_tensor_is_named_and_takes_no_room(make_entry: Make) -> None:
     lent = copied("A", np.ones(3000, np.float32))._replace(ref=77, offset=128)
-    ask = Ask("", [lent, copied("B", np.array([4, 5], np.int32))], (), {})
+    ask = RawRequest("", [lent, copied("B", np.array([4, 5], np.int32))], (), {})
     block, header = written(make_entry("m", 0, BOTH), ask)
     assert header[1] == [["A", 11, [3000], 128, 12000, 77], ["B", 8, [2], 0, 8]]
     assert len(block) < 1000
@@ -48,14 +50,16 @@ def test_a_lent_tensor_is_named_and_takes_no_room(make_entry: Make) -> None:
 
 
 def test_a_sequence_is_said(make_entry: Make) -> None:
-    ask = Ask("", [copied("A", np.ones(1, np.float32))], (), {}, correlation_id="s", flags=3)
+    ask = RawRequest("", [copied("A", np.ones(1, np.float32))], (), {}, correlation_id="s", flags=3)
     _, header = written(make_entry("m", 0, BOTH[:1]), ask)
     assert header[4] == ["s", 3]
 
 
 def test_the_longest_header_fits(make_entry: Make) -> None:
     text = "\N{GRINNING FACE}" * 500
-    ask = Ask(text, [copied("A", np.ones(1, np.float32))], ("OUTA",), {text: text, "b": True}, correlation_id=text)
+    ask = RawRequest(
+        text, [copied("A", np.ones(1, np.float32))], ("OUTA",), {text: text, "b": True}, correlation_id=text
+    )
     _, header = written(make_entry("m", 0, BOTH[:1]), ask)
     assert header[0] == text
     assert header[3] == {text: text, "b": True}
@@ -76,7 +80,7 @@ def test_the_longest_header_fits(make_entry: Make) -> None:
 )
 def test_what_the_model_does_not_take_is_refused(make_entry: Make, inputs: list[Input], sentence: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
-        check(make_entry("m", 0, BOTH), Ask("r", inputs, (), {}))
+        check(make_entry("m", 0, BOTH), RawRequest("r", inputs, (), {}))
     assert str(refused.value) == sentence
 
 
@@ -86,5 +90,5 @@ def test_a_request_takes_the_same_room_whichever_way_it_came(make_entry: Make) -
         b'{"id":"r","inputs":[{"name":"A","datatype":"FP32","shape":[3],"data":[1,1,1]}],"outputs":[{"name":"OUTA"}]}'
     )
     prepared = prepare(entry, {}, memoryview(body), 1 << 20)
-    ask = Ask("r", [copied("A", np.ones(3, np.float32))], ("OUTA",), {})
+    ask = RawRequest("r", [copied("A", np.ones(3, np.float32))], ("OUTA",), {})
     assert check(entry, ask).nbytes == block_nbytes(prepared)

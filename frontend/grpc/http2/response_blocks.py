@@ -5,7 +5,7 @@ from typing import NamedTuple
 from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEADERS
 
 
-class Blocks(NamedTuple):
+class ResponseHeaderBlocks(NamedTuple):
     """The header blocks of a response and the heads of their frames, but for the stream's number."""
 
     headers_head: bytes
@@ -14,7 +14,7 @@ class Blocks(NamedTuple):
     trailers: bytes
 
     @classmethod
-    def of(cls, headers: bytes, trailers: bytes) -> "Blocks":
+    def of(cls, headers: bytes, trailers: bytes) -> "ResponseHeaderBlocks":
         """Of small blocks: each fits into any frame."""
         heads = [
             (len(block) << 8 | HEADERS).to_bytes(4, "big") + bytes([flags])

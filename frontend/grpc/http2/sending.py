@@ -13,7 +13,7 @@ from shoal.frontend.grpc.http2 import frames
 from shoal.frontend.grpc.http2.events import Sent
 from shoal.frontend.grpc.http2.frames import DATA, END_STREAM, pack_head
 from shoal.frontend.grpc.http2.limits import Limits, greeting
-from shoal.frontend.grpc.http2.response_blocks import Blocks
+from shoal.frontend.grpc.http2.response_blocks import ResponseHeaderBlocks
 from shoal.frontend.grpc.http2.streams import Chunk, Queue, Stream, Streams
 
 #: Pieces up to this are joined with their neighbours: a copy of 4 KiB costs less than another entry of a sendmsg.
@@ -79,7 +79,7 @@ class Sending:
         `token` comes out of `output` with the end of it: until that is sent the chunks must stay as they are.
         """
         if sum(map(len, chunks)) + len(headers_block) + len(trailers_block) <= _JOINED_BYTES:
-            blocks = Blocks.of(headers_block, trailers_block)
+            blocks = ResponseHeaderBlocks.of(headers_block, trailers_block)
             if self.respond_at_once(stream_id, blocks, chunks, sum(map(len, chunks))):
                 if token is not None:
                     self._tokens.append(token)
@@ -88,7 +88,9 @@ class Sending:
         self.send_data(stream_id, chunks, token, now_s)
         self.send_trailers(stream_id, trailers_block)
 
-    def respond_at_once(self, stream_id: int, blocks: Blocks, chunks: Sequence[Chunk], nbytes: int) -> bool:
+    def respond_at_once(
+        self, stream_id: int, blocks: ResponseHeaderBlocks, chunks: Sequence[Chunk], nbytes: int
+    ) -> bool:
         """Like `respond`, if the bytes fit in a frame and nothing delays them: they are copied. False, without effect,
         otherwise.
 

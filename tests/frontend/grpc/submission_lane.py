@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.submission import HEADER_BYTES, Asked, GrpcSubmission, message_offset
+from shoal.frontend.grpc.submission import HEADER_BYTES, GrpcSubmission, SubmittedMessage, message_offset
 from shoal.frontend.header_forwarding import NOTHING, forwarded_metadata
 from shoal.frontend.prepared import block_nbytes, write_block
 from tests.frontend.lane_star import ONE, Seen, Star, read
@@ -28,7 +28,7 @@ class Lane(Star):
         is_stream: bool = False,
         metadata: Mapping[str, str] = NOTHING,
         deadline_ns: int = 0,
-    ) -> tuple[int, Asked]:
+    ) -> tuple[int, SubmittedMessage]:
         """Submit as a lane does; `received`: the message came straight into a block."""
         data = request if type(request) is bytes else request.SerializeToString()
         if not received:

@@ -13,7 +13,7 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import service
 from shoal.frontend.grpc.opening import Opening, open_call
-from shoal.frontend.grpc.submission import Asked, GrpcSubmission
+from shoal.frontend.grpc.submission import GrpcSubmission, SubmittedMessage
 from tests.frontend.grpc.http2.peer import DATA, PREFACE, SETTINGS, frame
 from tests.frontend.grpc.http2.peer import HEADERS as HEADERS_FRAME
 from tests.frontend.lane_star import Star
@@ -42,7 +42,7 @@ def call(stream_id: int, body: bytes) -> bytes:
     return frame(HEADERS_FRAME, 4, stream_id, BLOCK) + frame(DATA, 1, stream_id, prefix(len(body)) + body)
 
 
-def first(star: Star, data: bytes) -> tuple[Http2Connection, Sequence[Event], Opening, Asked]:
+def first(star: Star, data: bytes) -> tuple[Http2Connection, Sequence[Event], Opening, SubmittedMessage]:
     """A connection on which that has come, as the lane sees it the first time."""
     connection = _opened()
     events = connection.receive(data, 0.0)

@@ -20,7 +20,7 @@ from shoal.errors import (
 )
 from shoal.frontend.grpc import infer
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.submission import HEADER_BYTES, Asked
+from shoal.frontend.grpc.submission import HEADER_BYTES, SubmittedMessage
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import R
 from shoal.shm.port import Reply
@@ -252,7 +252,9 @@ def test_whatever_is_asked_lane_and_road_give_workers_the_same(lane: Lane) -> No
 OUT = TensorRef("OUT_A", 11, (1, 2), 0, 8)
 
 
-def replied(lane: Lane, response: InferResponse, data: bytes = ONE, id_: str = "7", **more: Any) -> tuple[Asked, Reply]:
+def replied(
+    lane: Lane, response: InferResponse, data: bytes = ONE, id_: str = "7", **more: Any
+) -> tuple[SubmittedMessage, Reply]:
     request = grid(id_=id_)
     for name in more:
         request.outputs.add(name=name)
@@ -261,7 +263,7 @@ def replied(lane: Lane, response: InferResponse, data: bytes = ONE, id_: str = "
     return asked, lane.reply(number, response, data)
 
 
-def check_response(lane: Lane, asked: Asked, reply: Reply, response: InferResponse) -> None:
+def check_response(lane: Lane, asked: SubmittedMessage, reply: Reply, response: InferResponse) -> None:
     """As the road would answer, and each of its ways."""
     assert reply.block is not None
     for stream, final in ((False, True), (True, False), (True, True)):

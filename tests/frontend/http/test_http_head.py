@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shoal.frontend.http.http_head import Head, parse_head
 from shoal.frontend.response import Response
-from shoal.frontend.router import Found
+from shoal.frontend.router import RouteMatch
 from tests.frontend.heads import GET, get, infer
 
 #: What stands behind a head on the connection; a judge that sees another end has another rest.
@@ -101,14 +101,14 @@ def test_accepted(case: Accepted) -> None:
 
 
 def test_paths_are_resolved_with_the_head() -> None:
-    def found(target: bytes, method: bytes = b"GET") -> Found | Response:
+    def found(target: bytes, method: bytes = b"GET") -> RouteMatch | Response:
         head = parse_head(method + b" " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         assert head is not None
         return head.found
 
     for target in (b"/v2/models/a%20b/versions/3/ready", b"/v2/models/a%20b/versions/3/ready?x=/infer"):
         ready = found(target)
-        assert isinstance(ready, Found)
+        assert isinstance(ready, RouteMatch)
         assert ready[1:3] == ("a b", "3")
         head = parse_head(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         assert head is not None

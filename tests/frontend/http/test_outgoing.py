@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.frontend.http.connection import Chunks, Connection
-from shoal.frontend.http.outgoing import Outgoing
+from shoal.frontend.http.connection import Chunks, HttpConnection
+from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.request import InferResponse
 from tests.frontend.lane_star import GRID, ONE, Star
 
 
-def respond(star: Star, outgoing: Outgoing, connection: Connection, nbytes: int) -> bool:
+def respond(star: Star, outgoing: OutgoingResponses, connection: HttpConnection, nbytes: int) -> bool:
     """Answer a request with so many bytes out of a worker's block."""
     number = star.submit("grid", GRID, ONE).number
     star.seen()
@@ -34,18 +34,18 @@ def is_woken(star: Star) -> bool:
 
 
 @pytest.fixture
-def outgoing(star: Star) -> Iterator[Outgoing]:
+def outgoing(star: Star) -> Iterator[OutgoingResponses]:
     with select.epoll() as poller:
-        yield Outgoing(star.port, poller, lambda _connection: pytest.fail("it was closed"))
+        yield OutgoingResponses(star.port, poller, lambda _connection: pytest.fail("it was closed"))
 
 
 @pytest.mark.parametrize("nbytes", [8, 2 * JOIN_BYTES])
 def test_a_response_that_leaves_at_once_gives_its_block_back_and_wakes_nobody(
-    star: Star, outgoing: Outgoing, nbytes: int
+    star: Star, outgoing: OutgoingResponses, nbytes: int
 ) -> None:
     ours, client = socket.socketpair()
     with ours, client:
-        assert respond(star, outgoing, Connection(ours, 0.0, 0.0), nbytes)
+        assert respond(star, outgoing, HttpConnection(ours, 0.0, 0.0), nbytes)
         assert len(client.recv(1 << 20)) == 4 + nbytes
     assert not is_woken(star)
 
@@ -56,8 +56,8 @@ def test_the_block_of_a_response_that_takes_longer_is_given_back_promptly(star: 
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         poller.register(ours, 0)
-        outgoing = Outgoing(star.port, poller, lambda _: pytest.fail("it was closed"))
-        connection = Connection(ours, 0.0, 0.0)
+        outgoing = OutgoingResponses(star.port, poller, lambda _: pytest.fail("it was closed"))
+        connection = HttpConnection(ours, 0.0, 0.0)
         assert not respond(star, outgoing, connection, 2 * JOIN_BYTES)
         assert star.port.num_held == 1
         received = len(client.recv(1 << 20))
@@ -80,26 +80,26 @@ class Slow:
     def __init__(self, star: Star) -> None:
         self.star = star
         self.poller = select.epoll()
-        self.outgoing = Outgoing(star.port, self.poller, self._close)
+        self.outgoing = OutgoingResponses(star.port, self.poller, self._close)
         self.closed: list[int] = []
-        self.connections: list[Connection] = []
+        self.connections: list[HttpConnection] = []
         self.clients: list[socket.socket] = []
 
     def give_room(self, num_copies: int) -> None:
         """Each client's kernel takes some of its response: room for the rest of so many."""
         self.outgoing._kept.most_bytes = num_copies * NBYTES
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: HttpConnection) -> None:
         self.outgoing.release(connection)
         self.closed.append(self.connections.index(connection))
         connection.socket.close()
 
-    def answer(self, now_s: float = 0.0) -> Connection:
+    def answer(self, now_s: float = 0.0) -> HttpConnection:
         ours, client = socket.socketpair()
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.poller.register(ours, 0)
-        connection = Connection(ours, 0.0, 0.0)
+        connection = HttpConnection(ours, 0.0, 0.0)
         self.connections.append(connection)
         self.clients.append(client)
         number = self.star.submit("grid", GRID, ONE).number

@@ -29,7 +29,7 @@ from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
 from shoal.star.client import HeldResponse, StarClient
 from shoal.star.models import ModelEntry, client_shape
-from shoal.star.outgoing import Ask, Input, check
+from shoal.star.outgoing import Input, RawRequest, check
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
@@ -177,9 +177,9 @@ class BlsCall:
         except ShoalError:
             return None
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> RawRequest:
         request, parents = self._request, self._parents
-        return Ask(
+        return RawRequest(
             request._request_id,
             [self._input(tensor) for tensor in request._inputs],
             tuple(request._requested_output_names),
