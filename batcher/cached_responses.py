@@ -14,7 +14,7 @@ from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import ResponseBlocks, read_pieces
 from shoal.batcher.peers import ScheduledModel
-from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
+from shoal.batcher.response_cache import CacheEntry, CoalescingKey, RequestIdentity, ResponseCache
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.shared_answers import DecodedValue, SharedAnswers
 from shoal.errors import InternalError, UnavailableError
@@ -61,11 +61,11 @@ class CachedResponses:
             return False
         began_ns = self._clock_ns()
         self._figures["num_lookups"] += 1
-        identity = Identity(model.id, *digest)
+        identity = RequestIdentity(model.id, *digest)
         stored, must_execute = self._cache.find(identity), False
         if stored is not None:
             self._answer(queued.key, stored.ref, stored.header, [], began_ns)
-        elif self._begin(Flight(identity, queued.priority, queued.timeout_us), queued):
+        elif self._begin(CoalescingKey(identity, queued.priority, queued.timeout_us), queued):
             must_execute = self._shared is None or not self._shared.look_up(identity, queued, began_ns)
             self._figures["num_misses"] += must_execute
         self._figures["lookup_ns"] += self._clock_ns() - began_ns
@@ -173,7 +173,7 @@ class CachedResponses:
         now_ns = self._clock_ns()
         self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
 
-    def _execute_next(self, flight: Flight, waiting: list[int], now_ns: int) -> None:
+    def _execute_next(self, flight: CoalescingKey, waiting: list[int], now_ns: int) -> None:
         """After a leader's failure, which says nothing about equal requests, execute the next one."""
         for key in waiting:
             *_, queued = self._requests[key]
@@ -190,11 +190,11 @@ class CachedResponses:
             self._requests.refuse(key, error, now_ns)
         self._woken(model)
 
-    def _begin(self, flight: Flight, queued: QueuedRequest) -> bool:
+    def _begin(self, flight: CoalescingKey, queued: QueuedRequest) -> bool:
         """Whether the request must be executed: no equal one is on its way that it could wait for."""
         return self._cache.begin(flight, queued.key, queued.deadline_ns)
 
-    def _keep(self, identity: Identity, ref: int, header: int, pieces: list[int]) -> None:
+    def _keep(self, identity: RequestIdentity, ref: int, header: int, pieces: list[int]) -> None:
         """Copy an answer into the cache if there is, or can be made, room for it."""
         if self._cache.has(identity):
             return
@@ -226,7 +226,7 @@ class CachedResponses:
         if self._shared is not None:
             self._shared.keep(identity, kept.memory[: place + len(packed)], place, self._clock_ns())
 
-    def _keep_shared(self, identity: Identity, answer: DecodedValue) -> Stored | None:
+    def _keep_shared(self, identity: RequestIdentity, answer: DecodedValue) -> CacheEntry | None:
         """Copy an answer of another server into the cache if there is, or can be made, room for it."""
         contents, header = answer
         own, nbytes = self._blocks.own, len(contents)
@@ -245,9 +245,9 @@ class CachedResponses:
                 return None
         return kept
 
-    def _store(self, identity: Identity, kept: Block, header: int, nbytes: int) -> Stored:
+    def _store(self, identity: RequestIdentity, kept: Block, header: int, nbytes: int) -> CacheEntry:
         self._holders.hold_part(kept.ref, _CACHE)
-        stored = Stored(kept.ref, header, block_nbytes(nbytes))
+        stored = CacheEntry(kept.ref, header, block_nbytes(nbytes))
         self._cache.store(identity, stored)
         return stored
 

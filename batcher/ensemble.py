@@ -1,6 +1,6 @@
 """Ensembles as values: a model without instances, its requests in progress, and the client that submits steps.
 
-Two classes make an ensemble look like something else: `Unqueued`, a model's scheduler, to the exchange, and
+Two classes make an ensemble look like something else: `EnsembleScheduler`, a model's scheduler, to the exchange, and
 `StepClient`, a client, to the steps' models. Requests are driven by `ensembles`.
 """
 
@@ -123,7 +123,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class StepPlan:
     """How requests proceed that want the same outputs."""
 
     wanted: tuple[str, ...]
@@ -143,7 +143,7 @@ class EnsembleRun:
 
     __slots__ = (
         "answer", "asked", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key", "models",
-        "outermost", "queued", "root", "way",
+        "outermost", "plan", "queued", "root",
     )  # fmt: skip
 
     def __init__(
@@ -167,8 +167,8 @@ class EnsembleRun:
         #: The steps' models at the request's start; a reload does not change them.
         self.models = ensemble.models
         self.graph = ensemble.graph
-        self.way = way = ensemble.way(asked.request.requested_outputs)
-        self.root = Iteration(way.stage, tensors, asked.parameters, slab)
+        self.plan = plan = ensemble.plan(asked.request.requested_outputs)
+        self.root = Iteration(plan.stage, tensors, asked.parameters, slab)
         # Changed as steps begin and end: iterations that are not over; the times of each step that has ended; block,
         # header and number of pieces of the last response, 0 if that only ends others.
         self.iterations = {self.root}
@@ -184,7 +184,7 @@ class EnsembleRun:
 
     def branch(self, parent: Iteration, step: int) -> Iteration:
         """A new iteration, begun by a decoupled step's response."""
-        stage, _ = self.way.branches[step]
+        stage, _ = self.plan.branches[step]
         made = Iteration(stage, dict(parent.tensors), parent.parameters, parent.slab, parent, step)
         parent.num_beneath += 1
         self.iterations.add(made)
@@ -205,7 +205,7 @@ class EnsembleRun:
 Steps = dict[int, tuple[EnsembleRun, Iteration, int, ScheduledModel, int]]
 
 
-class Unqueued(Scheduler):
+class EnsembleScheduler(Scheduler):
     """The scheduler of an ensemble, in which no request waits: all begin at once. See `Scheduler`."""
 
     __slots__ = ("abandoned", "arrived", "on_news", "open")
@@ -277,7 +277,7 @@ class Ensemble(ScheduledModel):
 
     __slots__ = (
         "answers", "graph", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked",
-        "requests", "responses", "steps", "unqueued", "ways",
+        "plans", "requests", "responses", "runs", "steps",
     )  # fmt: skip
     #: As in Triton, failures count as OTHER whatever the step's failure counts as.
     FAILURE = OTHER
@@ -294,11 +294,11 @@ class Ensemble(ScheduledModel):
         sharing: CoalescingCache | None = None,
         decoupled: Collection[int] = (),
     ) -> None:
-        self.unqueued = Unqueued()
+        self.runs = EnsembleScheduler()
         self.own_signature = Signature.from_config(config)
         super().__init__(
             model_id,
-            self.unqueued,
+            self.runs,
             row,
             max_rows=max(1, config["max_batch_size"]),
             may_run_again=may_run_again,
@@ -328,12 +328,12 @@ class Ensemble(ScheduledModel):
         """Set the models of the steps, at first and whenever another version takes a step's place."""
         self.models: Sequence[int] = tuple(models)
         self.graph = Graph(self.steps, decoupled)
-        self.ways = Memo[tuple[str, ...], Way]("ensemble_way", MAX_KEPT)
+        self.plans = Memo[tuple[str, ...], StepPlan]("ensemble_way", MAX_KEPT)
 
-    def way(self, requested: tuple[str, ...]) -> Way:
+    def plan(self, requested: tuple[str, ...]) -> StepPlan:
         """How requests for these outputs proceed; for all outputs if `requested` is empty."""
-        way = self.ways.entries.get(requested)
-        if way is None:
+        plan = self.plans.entries.get(requested)
+        if plan is None:
             signature, graph = self.own_signature, self.graph
             wanted = requested or tuple(signature.outputs)
             outputs = tuple([name for name in signature.outputs if name in wanted])
@@ -342,9 +342,9 @@ class Ensemble(ScheduledModel):
                 step: graph.start(wanted, step).after(None, graph.there(signature.inputs, step))[:2]
                 for step in graph.decoupled
             }
-            way = Way(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches)
-            self.ways.keep(requested, way)
-        return way
+            plan = StepPlan(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches)
+            self.plans.keep(requested, plan)
+        return plan
 
     def without_left_out(self, outputs: tuple[str, ...], written: Collection[str]) -> tuple[str, ...]:
         """The outputs that steps have written; the others are missing from the response, as in Triton.

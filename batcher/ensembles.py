@@ -79,13 +79,13 @@ class Ensembles:
     def add(self, ensemble: Ensemble) -> None:
         """Accept requests for an ensemble from now on."""
         self._ensembles[ensemble.id] = ensemble
-        ensemble.unqueued.on_news = lambda: self._news.append(ensemble)
+        ensemble.runs.on_news = lambda: self._news.append(ensemble)
         self.are_idle = False
 
     def remove(self, model_id: int, now_ns: int) -> None:
         """Accept no more requests for an ensemble; those in progress have been refused."""
         ensemble = self._ensembles.pop(model_id, None)
-        for run in () if ensemble is None else ensemble.unqueued.abandoned:
+        for run in () if ensemble is None else ensemble.runs.abandoned:
             self._drop(run, now_ns)
 
     def relink(self, model_id: int, models: list[int], decoupled: Collection[int] = (), *, may_run_again: bool) -> None:
@@ -98,13 +98,13 @@ class Ensembles:
     @property
     def in_use(self) -> set[int]:
         """The models that requests in progress are to, or that their steps name."""
-        progresses = [each for ensemble in self._ensembles.values() for each in ensemble.unqueued.open.values()]
-        used = {model_id for each in progresses for model_id in each.models}
-        return used | {each.ensemble.id for each in progresses}
+        open_runs = [each for ensemble in self._ensembles.values() for each in ensemble.runs.open.values()]
+        used = {model_id for each in open_runs for model_id in each.models}
+        return used | {each.ensemble.id for each in open_runs}
 
     def running(self, key: int, ensemble: ScheduledModel) -> list[tuple[int, ScheduledModel]]:
         """The steps of a request that are queued or running: their keys and models."""
-        run = ensemble.unqueued.open.get(key) if isinstance(ensemble, Ensemble) else None
+        run = ensemble.runs.open.get(key) if isinstance(ensemble, Ensemble) else None
         iterations = () if run is None else run.iterations
         keys = [self._client.first_key + number for each in iterations for number in each.asked]
         return [(each, self._requests[each][1]) for each in keys if each in self._requests]
@@ -113,7 +113,7 @@ class Ensembles:
         """An instance is dead, and with it results in its segments: requests that still need one of them fail."""
         error = refusal(model, reason, detail, "")
         for ensemble in self._ensembles.values():
-            for run in tuple(ensemble.unqueued.open.values()):
+            for run in tuple(ensemble.runs.open.values()):
                 results = [result for each in run.iterations for result in each.results.values()]
                 if any(ref_owner(ref) in owners for _, refs, _, _ in results for ref in refs):
                     self._fail(run, error, now_ns)
@@ -130,11 +130,11 @@ class Ensembles:
         while not self.have_heard:
             while self._news:
                 ensemble = self._news.pop()
-                unqueued = ensemble.unqueued
-                arrived, unqueued.arrived = unqueued.arrived, []
+                runs = ensemble.runs
+                arrived, runs.arrived = runs.arrived, []
                 for queued in arrived:
                     self._begin(ensemble, queued, now_ns)
-                abandoned, unqueued.abandoned = unqueued.abandoned, []
+                abandoned, runs.abandoned = runs.abandoned, []
                 for run in abandoned:
                     self._drop(run, now_ns)
             replies, self._client.replies = self._client.replies, []
@@ -168,8 +168,8 @@ class Ensembles:
             return
         asker = self._steps[queued.key - client.first_key][0] if client is self._client else None
         run = EnsembleRun(ensemble, queued, asked, tensors, self._own, client, asker)
-        ensemble.unqueued.open[queued.key] = run
-        self._start(run, run.root, run.way.started, now_ns)
+        ensemble.runs.open[queued.key] = run
+        self._start(run, run.root, run.plan.started, now_ns)
 
     def _start(self, run: EnsembleRun, iteration: Iteration, steps: Sequence[int], now_ns: int) -> None:
         ensemble = run.ensemble
@@ -277,7 +277,7 @@ class Ensembles:
         if is_last:  # first, so that the iteration which the last response starts can be the request's last
             self._advance(run, iteration, step, () if is_decoupled else written, now_ns)
         if is_decoupled:
-            _, started = run.way.branches[step]
+            _, started = run.plan.branches[step]
             self._start(run, reader, started, now_ns)
 
     def _advance(
@@ -297,7 +297,7 @@ class Ensembles:
     def _end(self, run: EnsembleRun, iteration: Iteration, now_ns: int) -> None:
         """End an iteration in which no step runs, here or beneath: its part of the request is answered."""
         while iteration.is_over and not run.is_over:
-            if iteration.origin == run.way.origin:
+            if iteration.origin == run.plan.origin:
                 try:
                     self._answer(run, iteration, now_ns)
                 except ShoalError as error:
@@ -315,7 +315,7 @@ class Ensembles:
     def _answer(self, run: EnsembleRun, iteration: Iteration, now_ns: int) -> None:
         """Send the client the outputs of an iteration, as the only response or one of several. Raises ShoalError."""
         ensemble, key = run.ensemble, run.key
-        outputs, tensors = run.way.outputs, iteration.tensors
+        outputs, tensors = run.plan.outputs, iteration.tensors
         try:
             passed = [tensors[name] for name in outputs]
         except KeyError:
@@ -355,7 +355,7 @@ class Ensembles:
         self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns)
 
     def _close(self, run: EnsembleRun, now_ns: int) -> None:
-        run.ensemble.unqueued.open.pop(run.key, None)
+        run.ensemble.runs.open.pop(run.key, None)
         self._woken(run.ensemble)
         self._drop(run, now_ns)
 

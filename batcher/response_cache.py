@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 
-class Identity(NamedTuple):
+class RequestIdentity(NamedTuple):
     """What equal requests share: the model version as it was loaded, and the digest that a front end made."""
 
     model_id: int
@@ -18,7 +18,7 @@ class Identity(NamedTuple):
     digest_high: int
 
 
-class Stored(NamedTuple):
+class CacheEntry(NamedTuple):
     """A kept answer."""
 
     ref: int
@@ -26,15 +26,15 @@ class Stored(NamedTuple):
     nbytes: int
 
 
-class Flight(NamedTuple):
+class CoalescingKey(NamedTuple):
     """What requests must have in common to wait for each other."""
 
-    identity: Identity
+    identity: RequestIdentity
     priority: int
     timeout_us: int
 
 
-class _Led(NamedTuple):
+class _Coalesced(NamedTuple):
     """A flight in progress: its leader's deadline (0 = none), and the requests that wait for it, in order."""
 
     deadline_ns: int
@@ -49,14 +49,14 @@ class ResponseCache:
     def __init__(self, max_nbytes: int) -> None:
         self._max_nbytes = max_nbytes
         # Changed by store, evict, drop and freed: kept answers, oldest first; bytes of evicted blocks not yet free.
-        self._stored: OrderedDict[Identity, Stored] = OrderedDict()
+        self._stored: OrderedDict[RequestIdentity, CacheEntry] = OrderedDict()
         self._lingering: dict[int, int] = {}
         #: Bytes of both together.
         self.nbytes = 0
         # Changed by begin, end, cancel and drain: leaders' flights; waiting requests' flights; flights' states.
-        self._leaders: dict[int, Flight] = {}
-        self._waiting: dict[int, Flight] = {}
-        self._flights: dict[Flight, _Led] = {}
+        self._leaders: dict[int, CoalescingKey] = {}
+        self._waiting: dict[int, CoalescingKey] = {}
+        self._flights: dict[CoalescingKey, _Coalesced] = {}
 
     def __len__(self) -> int:
         """Number of answers that can be found."""
@@ -69,14 +69,14 @@ class ResponseCache:
 
     # --- kept answers ---
 
-    def find(self, identity: Identity) -> Stored | None:
+    def find(self, identity: RequestIdentity) -> CacheEntry | None:
         """The answer to an equal request, which becomes the most recently used."""
         stored = self._stored.get(identity)
         if stored is not None:
             self._stored.move_to_end(identity)
         return stored
 
-    def has(self, identity: Identity) -> bool:
+    def has(self, identity: RequestIdentity) -> bool:
         """Whether there is an answer to an equal request."""
         return identity in self._stored
 
@@ -84,7 +84,7 @@ class ResponseCache:
         """Whether an answer of so many bytes may be stored now."""
         return self.nbytes + nbytes <= self._max_nbytes
 
-    def store(self, identity: Identity, stored: Stored) -> None:
+    def store(self, identity: RequestIdentity, stored: CacheEntry) -> None:
         """Keep an answer, which fits, to a request that has none."""
         assert self.fits(stored.nbytes)
         assert identity not in self._stored
@@ -103,18 +103,18 @@ class ResponseCache:
         """Evict all answers of a model version that is gone. Returns their blocks, as `evict` does."""
         return [self._let_go(identity) for identity in list(self._stored) if identity.model_id == model_id]
 
-    def _let_go(self, identity: Identity) -> int:
+    def _let_go(self, identity: RequestIdentity) -> int:
         ref, _, nbytes = self._stored.pop(identity)
         self._lingering[ref] = nbytes
         return ref
 
     # --- requests in progress ---
 
-    def begin(self, flight: Flight, key: int, deadline_ns: int) -> bool:
+    def begin(self, flight: CoalescingKey, key: int, deadline_ns: int) -> bool:
         """Whether this request must be executed, as the leader or by itself; otherwise it waits for the leader."""
         led = self._flights.get(flight)
         if led is None:
-            self._leaders[key], self._flights[flight] = flight, _Led(deadline_ns, {})
+            self._leaders[key], self._flights[flight] = flight, _Coalesced(deadline_ns, {})
             return True
         if deadline_ns and not 0 < led.deadline_ns <= deadline_ns:
             return True
@@ -122,7 +122,7 @@ class ResponseCache:
         self._waiting[key] = flight
         return False
 
-    def end(self, key: int) -> tuple[Flight, list[int]] | None:
+    def end(self, key: int) -> tuple[CoalescingKey, list[int]] | None:
         """End a leader. Returns its flight and the requests that have waited for it, in order; None if it led none."""
         flight = self._leaders.pop(key, None)
         return None if flight is None else (flight, self._disband(flight))
@@ -140,7 +140,7 @@ class ResponseCache:
         leaders = [key for key, flight in self._leaders.items() if flight.identity.model_id == model_id]
         return [waiting for key in leaders for waiting in self._disband(self._leaders.pop(key))]
 
-    def _disband(self, flight: Flight) -> list[int]:
+    def _disband(self, flight: CoalescingKey) -> list[int]:
         waiting = list(self._flights.pop(flight).waiting)
         for key in waiting:
             del self._waiting[key]

@@ -18,7 +18,7 @@ from math import prod
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from shoal.batcher.response_cache import Identity
+from shoal.batcher.response_cache import RequestIdentity
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
@@ -54,7 +54,7 @@ class DecodedValue(NamedTuple):
 class StoreLookUp(NamedTuple):
     """A request whose answer may be in the store."""
 
-    identity: Identity
+    identity: RequestIdentity
     began_ns: int
 
 
@@ -92,7 +92,7 @@ class SharedAnswers:
 
     # --- answers ---
 
-    def look_up(self, identity: Identity, queued: QueuedRequest, now_ns: int) -> bool:
+    def look_up(self, identity: RequestIdentity, queued: QueuedRequest, now_ns: int) -> bool:
         """Request an answer from the store. Whether the request waits now; then `step` returns what was found."""
         if not self._store.ask(queued.key, self._name(identity), now_ns, queued.deadline_ns):
             return False
@@ -104,7 +104,7 @@ class SharedAnswers:
         self._store.forget(key)
         return self._pending.pop(key, None) is not None
 
-    def keep(self, identity: Identity, contents: memoryview, header: int, now_ns: int) -> None:
+    def keep(self, identity: RequestIdentity, contents: memoryview, header: int, now_ns: int) -> None:
         """Send an answer to the store, unless it is large."""
         if len(contents) + _HEAD.size > MAX_VALUE_BYTES or identity.model_id not in self._names:
             return
@@ -120,7 +120,7 @@ class SharedAnswers:
         found = self._store.step(now_ns)
         return [(key, self._pending.pop(key), unpack_answer(value) if value else None) for key, value in found]
 
-    def _name(self, identity: Identity) -> bytes:
+    def _name(self, identity: RequestIdentity) -> bytes:
         return self._names[identity.model_id] + b"%016x%016x" % (identity.digest_high, identity.digest_low)
 
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 
-from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
+from shoal.batcher.response_cache import CacheEntry, CoalescingKey, RequestIdentity, ResponseCache
 from tests.batcher.scheduling.many_seeds import Step, Steps, Told
 
 MAX_NBYTES = 7
 #: What can happen, each as often as it should come, with two numbers.
 KINDS = (*["ask"] * 7, "succeed", "succeed", "fail", "cancel", "cancel", "cancel", "freed", "drop")
 STEPS = Steps(KINDS, dict.fromkeys(KINDS, (range(12), range(12))))
-_IDENTITIES = [Identity(number % 2, number, 0) for number in range(4)]
+_IDENTITIES = [RequestIdentity(number % 2, number, 0) for number in range(4)]
 #: Of numbers, so that many are equal.
 _IDENTITY_OF = (0, 0, 0, 1, 2, 3) * 2
-_FLIGHTS = [[Flight(identity, priority, 0) for priority in range(2)] for identity in _IDENTITIES]
+_FLIGHTS = [[CoalescingKey(identity, priority, 0) for priority in range(2)] for identity in _IDENTITIES]
 
 
 class Schedule:
@@ -22,10 +22,10 @@ class Schedule:
         self.told = told
         self._cache = ResponseCache(MAX_NBYTES)
         # The plain one: answers by age with their blocks and sizes; blocks that are still read; leaders and who waits.
-        self._kept: dict[Identity, tuple[int, int]] = {}
+        self._kept: dict[RequestIdentity, tuple[int, int]] = {}
         self._read: dict[int, int] = {}
         self._nbytes = 0  # of both
-        self._flights: dict[Flight, list[int]] = {}
+        self._flights: dict[CoalescingKey, list[int]] = {}
         self._deadlines: dict[int, int] = {}
         self._num_requests = self._num_blocks = 0
         self._ended: set[int] = set()
@@ -55,7 +55,7 @@ class Schedule:
         self._deadlines[key] = (0, 0, 0, 10, 20, 30)[wishes % 6]
         self._begin(_FLIGHTS[_IDENTITY_OF[number]][wishes // 9], key)
 
-    def _begin(self, flight: Flight, key: int) -> None:
+    def _begin(self, flight: CoalescingKey, key: int) -> None:
         mine, led = self._deadlines[key], self._flights.get(flight)
         its = 0 if led is None else self._deadlines[led[0]]
         must_execute = self._cache.begin(flight, key, mine)
@@ -96,7 +96,7 @@ class Schedule:
             if ref % 3:  # of some a client still reads
                 self._free(ref)
         self._num_blocks += 1
-        self._cache.store(identity, Stored(self._num_blocks, 0, nbytes))
+        self._cache.store(identity, CacheEntry(self._num_blocks, 0, nbytes))
         self._kept[identity] = self._num_blocks, nbytes
         self._nbytes += nbytes
 
@@ -140,7 +140,7 @@ class Schedule:
         assert sorted(self._cache.drop(model_id)) == sorted([self._kept[identity][0] for identity in gone])
         self._read.update([self._kept.pop(identity) for identity in gone])
 
-    def _pick(self, number: int) -> Flight | None:
+    def _pick(self, number: int) -> CoalescingKey | None:
         return list(self._flights)[number % len(self._flights)] if self._flights else None
 
     def _free(self, ref: int) -> None:

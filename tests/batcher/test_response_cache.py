@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
+from shoal.batcher.response_cache import CacheEntry, CoalescingKey, RequestIdentity, ResponseCache
 from tests.batcher.cache_schedules import run_any
 from tests.batcher.scheduling.many_seeds import FIRST, Told, numbers_of, run_seeds
 
@@ -24,16 +24,16 @@ def test_any_schedule(some_bytes: bytes) -> None:
 
 
 def test_requests_of_another_urgency_do_not_wait() -> None:
-    cache, identity = ResponseCache(10), Identity(1, 2, 3)
-    assert cache.begin(Flight(identity, 1, 0), 1, 0)
-    assert cache.begin(Flight(identity, 2, 0), 2, 500)
-    assert cache.begin(Flight(identity, 1, 5), 3, 0)
-    assert not cache.begin(Flight(identity, 2, 0), 4, 0)
-    assert not cache.begin(Flight(identity, 2, 0), 5, 500)
+    cache, identity = ResponseCache(10), RequestIdentity(1, 2, 3)
+    assert cache.begin(CoalescingKey(identity, 1, 0), 1, 0)
+    assert cache.begin(CoalescingKey(identity, 2, 0), 2, 500)
+    assert cache.begin(CoalescingKey(identity, 1, 5), 3, 0)
+    assert not cache.begin(CoalescingKey(identity, 2, 0), 4, 0)
+    assert not cache.begin(CoalescingKey(identity, 2, 0), 5, 500)
 
 
 def test_who_has_less_time_than_the_leader_does_not_wait_for_it() -> None:
-    cache, flight = ResponseCache(10), Flight(Identity(1, 2, 3), 0, 0)
+    cache, flight = ResponseCache(10), CoalescingKey(RequestIdentity(1, 2, 3), 0, 0)
     assert cache.begin(flight, 1, 0)
     assert cache.begin(flight, 2, 500)
     assert cache.end(2) is None, "it leads nobody"
@@ -42,7 +42,7 @@ def test_who_has_less_time_than_the_leader_does_not_wait_for_it() -> None:
 
 def test_what_is_still_read_counts() -> None:
     cache = ResponseCache(10)
-    cache.store(Identity(1, 2, 3), Stored(77, 5, 6))
+    cache.store(RequestIdentity(1, 2, 3), CacheEntry(77, 5, 6))
     assert cache.evict() == 77
     assert (cache.fits(5), cache.evict()) == (False, 0)
     cache.freed(77)

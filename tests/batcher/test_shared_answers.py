@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.batcher.response_cache import Identity
+from shoal.batcher.response_cache import RequestIdentity
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.shared_answers import MAX_VALUE_BYTES, DecodedValue, SharedAnswers, pack_answer, unpack_answer
 from tests.batcher.scripted_store import Shelf
@@ -70,11 +70,11 @@ def test_names_are_of_the_model_as_it_was_loaded_and_of_what_was_asked() -> None
     shelf = Shelf()
     shared = SharedAnswers(shelf)
     shared.name(5, "m:3:abc")
-    assert shared.look_up(Identity(5, 0xAB, 0xCD), queued(77, 500), 20)
+    assert shared.look_up(RequestIdentity(5, 0xAB, 0xCD), queued(77, 500), 20)
     name = b"shoal:1:m:3:abc:00000000000000cd00000000000000ab"
     assert shelf.asked == [(77, name, 500)]
     assert shared.in_use == {5}
-    shared.keep(Identity(5, 0xAB, 0xCD), memoryview(CONTENTS), 14, 30)
+    shared.keep(RequestIdentity(5, 0xAB, 0xCD), memoryview(CONTENTS), 14, 30)
     assert shelf.kept == {name: value()}
     shelf.found = [(77, value())]
     ((key, look_up, answer),) = shared.step(40)
@@ -87,7 +87,7 @@ def test_what_is_large_is_not_shared() -> None:
     shared = SharedAnswers(shelf)
     shared.name(5, "m")
     for nbytes in (MAX_VALUE_BYTES - 16, MAX_VALUE_BYTES - 15):
-        shared.keep(Identity(5, nbytes, 0), memoryview(bytes(nbytes)), 0, 0)
+        shared.keep(RequestIdentity(5, nbytes, 0), memoryview(bytes(nbytes)), 0, 0)
     assert [len(each) for each in shelf.kept.values()] == [MAX_VALUE_BYTES]
 
 
@@ -97,11 +97,11 @@ def test_who_waits_can_be_forgotten() -> None:
     for model_id in (5, 6):
         shared.name(model_id, f"m{model_id}")
         for number in (1, 2):
-            assert shared.look_up(Identity(model_id, 1, 1), queued(10 * model_id + number), 0)
+            assert shared.look_up(RequestIdentity(model_id, 1, 1), queued(10 * model_id + number), 0)
     assert shared.forget(51)
     assert not shared.forget(51)
     assert shared.drop(6) == [61, 62]
     assert [key for key, *_ in shelf.asked] == [52]
     shelf.is_there = False
-    assert not shared.look_up(Identity(5, 1, 1), queued(53), 0)
+    assert not shared.look_up(RequestIdentity(5, 1, 1), queued(53), 0)
     assert shared.in_use == {5}

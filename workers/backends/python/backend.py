@@ -26,7 +26,7 @@ from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.backends.python import blas
 from shoal.workers.backends.python.bls import NO_PARENTS, Parents, current_parents
 from shoal.workers.backends.python.event_loop import EventLoop
-from shoal.workers.backends.python.model import Identity, PythonModel, Responses, describe
+from shoal.workers.backends.python.model import InstanceIdentity, PythonModel, Responses, describe
 from shoal.workers.backends.python.requests import ModelTraits, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.faults import DeviceError, Fault, fault_of
@@ -43,7 +43,7 @@ class PythonBackend(Backend):
 
     def __init__(self) -> None:
         # Changed by describe and load.
-        self._model = PythonModel(Identity("", 0, "", "", ""), {})
+        self._model = PythonModel(InstanceIdentity("", 0, "", "", ""), {})
         self._served = ModelTraits("", 0, (), False)
         self._event_loop = EventLoop("execute")
         self._runtime = WorkerRuntime("")
@@ -190,7 +190,7 @@ class PythonBackend(Backend):
             request.fail(failure)
 
     def _open(self, model: BackendModel, device: Device) -> None:
-        identity = Identity(
+        identity = InstanceIdentity(
             model.name, model.version, model.instance_name, model.version_dir, model.file, device.kind, device.id
         )
         if self._model.identity == identity:

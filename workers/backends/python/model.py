@@ -41,7 +41,7 @@ _NO_FRAMES = (os.path.dirname(triton_python_backend_utils.__file__) + os.sep, "<
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class InstanceIdentity:
     """Which model this is, and which instance of it."""
 
     name: str
@@ -56,7 +56,7 @@ class Identity:
 class PythonModel:
     """One instance. `load` comes first, or `auto_complete` and then `load`."""
 
-    def __init__(self, identity: Identity, config: Config) -> None:
+    def __init__(self, identity: InstanceIdentity, config: Config) -> None:
         self.identity = identity
         # Changed by configure and load.
         self.config = config

@@ -13,7 +13,7 @@ import pytest
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
 
 from shoal.errors import InternalError
-from shoal.workers.backends.python.model import IS_READY_S, Identity, PythonModel, describe, import_model
+from shoal.workers.backends.python.model import IS_READY_S, InstanceIdentity, PythonModel, describe, import_model
 
 CONFIG: dict[str, Any] = {"name": "m", "max_batch_size": 0, "input": [], "output": [], "parameters": {}}
 Write = Callable[..., PythonModel]
@@ -29,7 +29,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
         for name, content in {"model.py": text, **(files or {})}.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(textwrap.dedent(content))
-        identity = Identity("m", 1, "m_0_0", str(directory), str(directory / "model.py"))
+        identity = InstanceIdentity("m", 1, "m_0_0", str(directory), str(directory / "model.py"))
         return PythonModel(identity, {**CONFIG, **(config or {})})
 
     yield make
