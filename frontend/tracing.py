@@ -37,8 +37,8 @@ from shoal.tracer.trace import (
     SEND_END,
     SEND_START,
     STAMPS,
-    Tensor,
     Trace,
+    TracedTensor,
     in_order,
 )
 
@@ -112,7 +112,7 @@ class TracedRequest:
         self.children: Sequence[Record] = ()
         # Changed by each method.
         self._stamps = [0] * len(STAMPS)
-        self._tensors: list[Tensor] = []
+        self._tensors: list[TracedTensor] = []
 
     def received(self, start_ns: int, end_ns: int) -> None:
         """Note when the request was received."""
@@ -142,7 +142,7 @@ class TracedRequest:
         for name, datatype, shape, offset, nbytes in refs:
             data = bytes(block[offset : offset + nbytes]) if nbytes <= room else b""
             room -= len(data)
-            self._tensors.append(Tensor(activity, name, BY_WIRE[datatype].name, shape, data))
+            self._tensors.append(TracedTensor(activity, name, BY_WIRE[datatype].name, shape, data))
 
     def sending(self) -> None:
         """Note that the response begins to leave."""

@@ -86,7 +86,7 @@ class FoundModel:
         )
 
 
-class Poll(NamedTuple):
+class PollResult(NamedTuple):
     """What lies in all repositories."""
 
     models: dict[ModelIdentifier, FoundModel]  # those that were looked at

@@ -25,7 +25,7 @@ class Source(NamedTuple):
     config: Config  # as it was read, before anything was taken from the model file
 
 
-class Plan(NamedTuple):
+class LoadPlan(NamedTuple):
     """What becomes of each version; one that is in none of the four is of no concern."""
 
     fresh: tuple[int, ...]  # to be loaded, beside the one that serves if there is one
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     dropped: tuple[int, ...]  # no longer wanted
 
 
-def plan(serving: Mapping[int, Source], found: FoundModel) -> Plan:
+def plan(serving: Mapping[int, Source], found: FoundModel) -> LoadPlan:
     """How to get from the versions that serve to those that were found."""
     fresh, resized, kept = [], [], []
     for number in sorted(found.versions):
@@ -46,7 +46,7 @@ def plan(serving: Mapping[int, Source], found: FoundModel) -> Plan:
         else:
             kept.append(number)
     dropped = [number for number in sorted(serving) if number not in found.versions]
-    return Plan(tuple(fresh), tuple(resized), tuple(kept), tuple(dropped))
+    return LoadPlan(tuple(fresh), tuple(resized), tuple(kept), tuple(dropped))
 
 
 def source_of(found: FoundModel, number: int) -> Source:

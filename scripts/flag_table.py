@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.cli import TRITONS_DEFAULTS
-from shoal.cli.flags import GROUPS, Fate, Flag
+from shoal.cli.flags import GROUPS, Flag, FlagSupport
 from shoal.cli.serve import help_text
 from shoal.options import ServerOptions
 
@@ -23,7 +23,7 @@ OWN = frozenset({
     "client-slab-mib", "latency-target", "cpu-fallback",
 })  # fmt: skip
 
-_FATES = {Fate.HONOURED: "honoured", Fate.IGNORED: "no effect"}
+_FATES = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}
 _TRITONSERVER = ServerOptions(**TRITONS_DEFAULTS)
 
 

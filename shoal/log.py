@@ -39,13 +39,13 @@ _CELL_WIDTH = 80
 _MOST_VERBOSE = logging.DEBUG  # levels 1 to 10 of --log-verbose are logging's 10 to 1
 
 
-class Table(str):
+class LaidOutText(str):
     """Text whose lines were laid out by `table`, printed as it stands; its first line is the heading."""
 
     __slots__ = ()
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, heading: str = "") -> Table:
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, heading: str = "") -> LaidOutText:
     """A log message that is a table as Triton prints it, columns as wide as their widest cell, long ones wrapped:
 
     +--------+---------+--------+
@@ -58,12 +58,12 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, heading: s
     widths = [max(len(line) for row in cells for line in row[column]) for column in range(len(titles))]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     header, *body = ["\n".join(_row_lines(row, widths)) for row in cells]
-    return Table("\n".join([heading, rule, header, rule, *body, rule]) + "\n")
+    return LaidOutText("\n".join([heading, rule, header, rule, *body, rule]) + "\n")
 
 
-def block(heading: str, text: str) -> Table:
+def block(heading: str, text: str) -> LaidOutText:
     """A log message that quotes the lines of another process below a heading, indented as a traceback is."""
-    return Table("\n    ".join([heading, *_cell_lines(text)]))
+    return LaidOutText("\n    ".join([heading, *_cell_lines(text)]))
 
 
 def _cell_lines(text: str) -> list[str]:
@@ -123,7 +123,7 @@ class TritonFormatter(logging.Formatter):
         return f"{letter}{time:%m%d %H:%M:%S.%f} {place}"
 
     def _message(self, record: logging.LogRecord) -> str:
-        if isinstance(record.msg, Table):
+        if isinstance(record.msg, LaidOutText):
             return record.msg
         message = record.getMessage()
         return json.dumps(message, ensure_ascii=False) if self._escape else message

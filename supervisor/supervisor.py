@@ -51,7 +51,7 @@ from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
@@ -60,7 +60,7 @@ from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogSettings
 from shoal.supervisor.questions.questions import Questions, Verb
-from shoal.supervisor.questions.trace_settings import Tracing
+from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
 from shoal.tracer.command_line import understand
@@ -91,7 +91,7 @@ class Supervisor:
         self._ledger = Ledger(self._loop, self._star)
         address = self._control.address
         self._zygotes = Zygotes(self._loop, address)
-        self._repository = Repository(self._loop, options, address, log_settings, slots)
+        self._repository = RepositoryPoller(self._loop, options, address, log_settings, slots)
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
@@ -125,7 +125,7 @@ class Supervisor:
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
         self._explanations = Explanations(self._star, self._models, read)
         self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
-        self._tracing = Tracing(
+        self._tracing = TraceControl(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
         log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)

@@ -178,7 +178,7 @@ fcntl.fcntl(2, fcntl.F_SETPIPE_SZ, 4096)
 log.configure()
 for number in range(500):
     log.logger.warning("%d", number)
-log.logger.warning(log.Table("long\\n" * 2000))
+log.logger.warning(log.LaidOutText("long\\n" * 2000))
 log.say("unread")
 sys.stdin.read(1)
 log.logger.warning("heard")
@@ -211,7 +211,7 @@ def test_a_cut_message_ends_where_the_account_begins() -> None:
     with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
         handler = log.PatientHandler(stream)
-        handler.emit(record(logging.INFO, log.Table("x" * 9000)))
+        handler.emit(record(logging.INFO, log.LaidOutText("x" * 9000)))
         cut = reader.read1()
         handler.emit(record(logging.INFO, "after"))
         rest = reader.read1().decode().splitlines()

@@ -42,7 +42,7 @@ _FIELDS: dict[tuple[str, str], tuple[str, Callable[[str], Any]]] = {
 }
 
 
-class Entry(NamedTuple):
+class TraceFlagValue(NamedTuple):
     """One value of the flag."""
 
     mode: str  # "" where it is for both
@@ -59,7 +59,7 @@ class TraceConfig:
     resource: Mapping[str, str]  # attributes of the spans' resource
 
 
-def parse(text: str) -> Entry:
+def parse(text: str) -> TraceFlagValue:
     """One value of `--trace-config`. Raises ValueError with a sentence."""
     head, equals, value = text.partition("=")
     mode, comma, setting = head.rpartition(",")
@@ -68,7 +68,7 @@ def parse(text: str) -> Entry:
     return entry(mode.lower(), setting, value)
 
 
-def entry(mode: str, setting: str, value: str) -> Entry:
+def entry(mode: str, setting: str, value: str) -> TraceFlagValue:
     """A setting that is known, with a value that fits it. Raises ValueError."""
     if mode not in SETTINGS:
         raise ValueError(_MODES.format(mode))
@@ -83,7 +83,7 @@ def entry(mode: str, setting: str, value: str) -> Entry:
         raise ValueError(f"expected resource=<key>=<value>, got resource={value}")
     if setting in ("rate", "count", "log-frequency", *_BATCHES):
         _check_number(setting, value, -1 if setting == "count" else 0)
-    return Entry(mode, setting, value)
+    return TraceFlagValue(mode, setting, value)
 
 
 def _check_number(setting: str, value: str, low: int) -> None:

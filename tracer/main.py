@@ -24,7 +24,7 @@ from shoal.messages.shared import LogChanged
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracer.collector import Collector
 from shoal.tracer.settings import TraceSetting
-from shoal.tracer.trace import Tensor, Trace, children
+from shoal.tracer.trace import Trace, TracedTensor, children
 
 if TYPE_CHECKING:
     from shoal.tracer.spans import SpanExport
@@ -114,7 +114,7 @@ class Tracer:
 def _trace(message: to_tracer.TraceEnded) -> Trace:
     """A trace as a front end sends it, with those of the steps and calls that belong to it."""
     revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message.trace
-    found = [Tensor(*tensor) for tensor in tensors]
+    found = [TracedTensor(*tensor) for tensor in tensors]
     trace = Trace(revision, is_counted, model, version, request_id, stamps, found, context)
     return trace._replace(children=children(trace, message.children, dict(message.names)))
 

@@ -29,7 +29,7 @@ MAX_DEPTH = 32
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 
-class Tensor(NamedTuple):
+class TracedTensor(NamedTuple):
     """A tensor on its way to the model's queue, or from its backend."""
 
     activity: str  # QUEUE_INPUT or BACKEND_OUTPUT
@@ -48,7 +48,7 @@ class Trace(NamedTuple):
     version: int
     request_id: str
     stamps: Sequence[int]  # as STAMPS; 0 for a point that was not reached
-    tensors: Sequence[Tensor]
+    tensors: Sequence[TracedTensor]
     context: dict[str, str]  # the headers that name the span it belongs to
     children: Sequence["Trace"] = ()  # of an ensemble's steps, of a model's calls; they are counted with it
 
@@ -139,7 +139,7 @@ def to_json(number: int, trace: Trace, level: int, parent: int = 0) -> bytes:
     return orjson.dumps(objects)[1:-1]
 
 
-def _text(tensor: Tensor) -> str:
+def _text(tensor: TracedTensor) -> str:
     """The elements as Triton prints them: %g for floats, quoted strings, and nothing for the 16-bit floats."""
     datatype = BY_NAME[tensor.datatype]
     if datatype is BYTES:

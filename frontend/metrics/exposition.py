@@ -31,7 +31,7 @@ _ROWS = tuple(1 << power for power in range(11))
 Labels = tuple[tuple[str, str], ...]
 
 
-class Surroundings(NamedTuple):
+class ExternalFigures(NamedTuple):
     """Figures that are not in the counters."""
 
     gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
@@ -47,7 +47,7 @@ class _Version(NamedTuple):
     row: RowView
 
 
-def exposition(state: ServerState, surroundings: Surroundings, now_ns: int) -> str:
+def exposition(state: ServerState, surroundings: ExternalFigures, now_ns: int) -> str:
     """All families; `now_ns` is the monotonic time."""
     versions = [_Version(entry, _labels(entry), state.read_counters(entry)) for entry in state.models.ready_entries()]
     lines = [
@@ -114,7 +114,7 @@ def _first_responses(version: _Version) -> Iterator[str]:
 # --- the machine's ---
 
 
-def _machine(state: ServerState, surroundings: Surroundings) -> Iterator[str]:
+def _machine(state: ServerState, surroundings: ExternalFigures) -> Iterator[str]:
     cache = state.read_cache_figures()
     for figure in families.CACHE:
         yield from _figures(figure, [((), cache)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.errors import ShoalError
 from shoal.frontend.metrics.cpu import Cpu
-from shoal.frontend.metrics.exposition import Surroundings, exposition
+from shoal.frontend.metrics.exposition import ExternalFigures, exposition
 from shoal.frontend.response import Response, error_json
 from shoal.frontend.state import ServerState
 from shoal.nvml import Gpus, load_nvml
@@ -63,7 +63,7 @@ class MetricsListener:
             return Response(200, _CONTENT)
         gauges = self._gauges()
         now_ns = time.monotonic_ns()
-        surroundings = Surroundings(gauges, self._cpu.get(now_ns), self._gpus.get(now_ns))
+        surroundings = ExternalFigures(gauges, self._cpu.get(now_ns), self._gpus.get(now_ns))
         return Response(200, _CONTENT, (exposition(self._state, surroundings, now_ns).encode(),))
 
     def _gauges(self) -> dict[str, Any] | None:

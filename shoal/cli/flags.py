@@ -37,7 +37,7 @@ from shoal.cli.values import (
 from shoal.model_config.latency_target import MAX_MS
 
 
-class Fate(Enum):
+class FlagSupport(Enum):
     """What becomes of a flag."""
 
     HONOURED = 1
@@ -50,7 +50,7 @@ class Flag(NamedTuple):
     name: str  # without the dashes
     value: ValueKind
     text: str  # honoured: its line of help; else the reason, in the words of the sentence about it
-    fate: Fate
+    fate: FlagSupport
     default: Any = None  # Triton's, where the flag is not honoured; None: there is none
     in_force: Any = None  # the value that asks for nothing the server does not do
     alias: str = ""
@@ -67,12 +67,12 @@ def honour(
     name: str, value: ValueKind, text: str, *, alias: str = "", deprecated_for: str = "", sets: str = ""
 ) -> Flag:
     """A flag that does what it says."""
-    return Flag(name, value, text, Fate.HONOURED, alias=alias, deprecated_for=deprecated_for, sets=sets)
+    return Flag(name, value, text, FlagSupport.HONOURED, alias=alias, deprecated_for=deprecated_for, sets=sets)
 
 
 def ignore(name: str, value: ValueKind, default: Any, text: str, *, in_force: Any = None) -> Flag:
     """A flag without which the server works as well; `text` completes "--name is ignored: …"."""
-    return Flag(name, value, text, Fate.IGNORED, default, in_force)
+    return Flag(name, value, text, FlagSupport.IGNORED, default, in_force)
 
 
 _GRPC_THREADS = "a lane serves all its connections in one thread; --grpc-process-count adds lanes"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.environment import implied_flags, implied_settings
-from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
+from shoal.cli.flags import FLAGS, GROUPS, Flag, FlagSupport
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
 from shoal.tracer.command_line import check_export, understand
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
             continue
         values = [_value(flag, text) for text in texts[flag.name]]
         warnings += _judge(flag, values[-1])
-        if flag.fate is Fate.HONOURED:
+        if flag.fate is FlagSupport.HONOURED:
             given.setdefault(flag.option, []).extend(values)
     settings: dict[str, Any] = {**implied_settings(environ)}
     settings |= {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
@@ -122,7 +122,7 @@ def help_text(flag: Flag, defaults: ServerOptions) -> str:
     """What --help says of a flag: what it does, or what becomes of it."""
     if flag.deprecated_for:
         return f"deprecated: use {flag.deprecated_for}"
-    if flag.fate is Fate.IGNORED:
+    if flag.fate is FlagSupport.IGNORED:
         return f"ignored: {flag.text}"
     default = _FOLLOWING.get(flag.name) or _printed(getattr(defaults, flag.option))
     return f"{flag.text} (default: {default})" if default else flag.text
@@ -165,7 +165,7 @@ def _judge(flag: Flag, value: Any) -> Iterator[str]:
     """The warnings a flag earns."""
     if flag.deprecated_for:  # Triton's sentence
         yield f"'--{flag.name}' has been deprecated! Please use '{flag.deprecated_for}' instead."
-    if flag.fate is Fate.IGNORED and value != flag.in_force:
+    if flag.fate is FlagSupport.IGNORED and value != flag.in_force:
         yield f"--{flag.name} is ignored: {flag.text}"
 
 

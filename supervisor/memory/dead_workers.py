@@ -14,7 +14,7 @@ from shoal.messages.message import Message
 from shoal.messages.to_batcher import RetireWorker, WorkerDied, WorkerReady
 from shoal.reasons import Reason
 from shoal.supervisor.event_loop import Future
-from shoal.supervisor.memory.joined import Joined
+from shoal.supervisor.memory.joined import Participants
 from shoal.supervisor.memory.participant import Participant, worker_joined
 from shoal.supervisor.processes.members import Member
 
@@ -22,7 +22,7 @@ from shoal.supervisor.processes.members import Member
 class DeadWorkers:
     """The dead workers of a star, by owner id; `release` lets go of the payloads that one had written."""
 
-    def __init__(self, star: Joined, release: Callable[[Participant], None]) -> None:
+    def __init__(self, star: Participants, release: Callable[[Participant], None]) -> None:
         self._star = star
         self._release = release
         # Changed by add and as the batcher and clients let go: the message for a batcher; the batcher that serves, None

@@ -17,7 +17,7 @@ from shoal.supervisor.processes.members import Acknowledgements, Member, Recipie
 
 
 @dataclass(slots=True)
-class Joined:
+class Participants:
     """The batcher, clients and workers by owner id, and the segments that are lent to some of them."""
 
     options: ServerOptions

@@ -15,7 +15,7 @@ from shoal.messages.to_batcher import PayloadAnnounced
 from shoal.options import MIB
 from shoal.shm import segment
 from shoal.supervisor.memory.available_memory import available_nbytes
-from shoal.supervisor.memory.joined import Joined
+from shoal.supervisor.memory.joined import Participants
 from shoal.supervisor.memory.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.members import Member, Recipient
@@ -24,7 +24,7 @@ from shoal.supervisor.processes.members import Member, Recipient
 class Payloads:
     """The segments for single payloads of a star; `take_owner` returns an owner id that no segment has."""
 
-    def __init__(self, star: Joined, take_owner: Callable[[], int]) -> None:
+    def __init__(self, star: Participants, take_owner: Callable[[], int]) -> None:
         self._star = star
         self._take_owner = take_owner
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes)

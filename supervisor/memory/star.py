@@ -31,7 +31,7 @@ from shoal.supervisor.event_loop import Future, Task, shared
 from shoal.supervisor.memory.batcher_memory import BatcherMemory
 from shoal.supervisor.memory.counter_memory import CounterMemory
 from shoal.supervisor.memory.dead_workers import DeadWorkers
-from shoal.supervisor.memory.joined import Joined
+from shoal.supervisor.memory.joined import Participants
 from shoal.supervisor.memory.memory_plan import (
     batcher_geometry,
     caller_geometry,
@@ -58,7 +58,7 @@ Welcome = Callable[..., ClientWelcomed]
 
 
 @dataclass(slots=True)
-class Star(Joined):
+class Star(Participants):
     """The batcher in the middle, clients and workers around it."""
 
     # Changed by the join_ and leave_ methods.

@@ -9,18 +9,18 @@ from collections.abc import Collection
 from shoal.errors import ShoalError
 from shoal.model_config.ensemble import steps
 from shoal.model_config.messages import Config
-from shoal.repository.found import FoundModel, Poll
+from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.event_loop import gather
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.repository import RepositoryPoller
 
 
 class Dependencies:
     """Of all ensembles."""
 
-    def __init__(self, repository: Repository, models: Models) -> None:
+    def __init__(self, repository: RepositoryPoller, models: Models) -> None:
         self._repository = repository
         self._models = models
         #: Models that no client has asked for by their names. Changed by poll, load and unload.
@@ -30,7 +30,7 @@ class Dependencies:
         """A client wants this model for itself."""
         self._implicit = {each for each in self._implicit if each.name != name}
 
-    async def complete(self, names: Collection[str], poll: Poll) -> Poll:
+    async def complete(self, names: Collection[str], poll: PollResult) -> PollResult:
         """A poll of these models, and of all that ensembles among them are made of; `poll` is of these models alone."""
         wanted = set(names)
         while more := {each.name for found in poll.models.values() for each in needed(found)} - wanted:

@@ -18,10 +18,10 @@ from shoal.messages.to_client import ModelForgotten
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
-from shoal.repository.plan import Plan, plan
+from shoal.repository.plan import LoadPlan, plan
 from shoal.supervisor.event_loop import Lock, Task, gather, shared
 from shoal.supervisor.failure_domains import contained, report
-from shoal.supervisor.models.served_version import Served
+from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.versions import Versions
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Model:
         self._turn = Lock()
         # Changed by loads and unloads: by number, the copy of each version that clients know of; instead of all of
         # them, what is wrong with a model whose versions are unknown.
-        self.versions: dict[int, Served] = {}
+        self.versions: dict[int, ServedVersion] = {}
         self.problem: ModelVersion | None = None
         self._num_loads = 0  # under way, and waiting for their turn
         self._given: FoundModel | None = None  # what serves, where its configuration came with a request
@@ -65,7 +65,7 @@ class Model:
         return self.is_loading or any(not each.version.is_unloaded for each in self.versions.values())
 
     @property
-    def serving(self) -> dict[int, Served]:
+    def serving(self) -> dict[int, ServedVersion]:
         """The versions that answer requests."""
         return {number: each for number, each in self.versions.items() if each.version.state is VersionState.READY}
 
@@ -100,7 +100,7 @@ class Model:
 
     async def _load(self, found: FoundModel) -> None:
         failure: ShoalError | None = None
-        replaced: Sequence[Served] = ()
+        replaced: Sequence[ServedVersion] = ()
         try:
             async with self._turn:
                 try:
@@ -147,7 +147,7 @@ class Model:
         for served in self.serving.values():
             served.version.reason = f"serving what was loaded before: {reason}"
 
-    async def _bring_up(self, found: FoundModel, todo: Plan) -> dict[int, Served]:
+    async def _bring_up(self, found: FoundModel, todo: LoadPlan) -> dict[int, ServedVersion]:
         """The fresh versions, once they and those that are resized are up. Raises ShoalError: one is not, and the fresh
         ones go."""
         outcomes: list[Any] = await gather(
@@ -155,7 +155,7 @@ class Model:
             *[self._resize(self.serving[number], found) for number in todo.resized],
             return_exceptions=True,
         )
-        fresh, reasons = dict[int, Served](), dict[int, str]()
+        fresh, reasons = dict[int, ServedVersion](), dict[int, str]()
         for number, outcome in zip((*todo.fresh, *todo.resized), outcomes, strict=True):
             if isinstance(outcome, Exception):
                 reasons[number] = errors.index_reason(report(self, outcome))
@@ -175,7 +175,7 @@ class Model:
         sentences = "".join(f"version {each} is at UNAVAILABLE state: {reasons[each]};\n" for each in sorted(reasons))
         raise InvalidArgumentError(f"load failed for model '{self.identifier}': {sentences}")
 
-    async def _bring_up_version(self, found: FoundModel, number: int) -> Served:
+    async def _bring_up_version(self, found: FoundModel, number: int) -> ServedVersion:
         num_left = self._all_versions.num_retries
         while True:
             served = self._all_versions.create(found, number)
@@ -190,7 +190,7 @@ class Model:
                     raise
                 num_left -= 1
 
-    def _show(self, number: int, served: Served) -> None:
+    def _show(self, number: int, served: ServedVersion) -> None:
         """Clients hear of this copy from now on. One whose instances die again and again is still there, and goes."""
         known = self.versions.get(number)
         if known is not None and known.is_there:
@@ -198,17 +198,17 @@ class Model:
         self._publicise(number, served)
         self.problem = None
 
-    def _publicise(self, number: int, served: Served) -> None:
+    def _publicise(self, number: int, served: ServedVersion) -> None:
         """Clients hear of this copy from now on, and no more of the one that it takes the place of."""
         if number in self.versions:
             self.versions[number].is_public = False
         self.versions[number], served.is_public = served, True
 
-    async def _resize(self, served: Served, found: FoundModel) -> None:
+    async def _resize(self, served: ServedVersion, found: FoundModel) -> None:
         await shared(served.resize(found.config["instance_group"]))
         served.source = served.source._replace(config=found.config)
 
-    def _switch(self, found: FoundModel, todo: Plan, fresh: dict[int, Served]) -> Sequence[Served]:
+    def _switch(self, found: FoundModel, todo: LoadPlan, fresh: dict[int, ServedVersion]) -> Sequence[ServedVersion]:
         """The one moment at which clients go from the old versions to the new ones; returns those that have to go."""
         replaced = [each for number, each in self.versions.items() if number not in found.versions and each.is_there]
         for served in replaced:
@@ -230,7 +230,7 @@ class Model:
 
     async def unload(self) -> None:
         """Answer nothing more; returns when clients know, while what was accepted is still answered."""
-        leaving: Sequence[Served] = ()
+        leaving: Sequence[ServedVersion] = ()
         try:
             async with self._turn:
                 leaving, messages = self._withdraw()
@@ -239,7 +239,7 @@ class Model:
         finally:
             self._retire(leaving)
 
-    def _withdraw(self) -> tuple[Sequence[Served], list[Message]]:
+    def _withdraw(self) -> tuple[Sequence[ServedVersion], list[Message]]:
         """Have all versions UNLOADING that are there; those, and what clients must hear."""
         self._given = None
         leaving = [each for each in self.versions.values() if each.is_there]
@@ -254,7 +254,7 @@ class Model:
             self.problem = None
         return leaving, messages
 
-    def _retire(self, leaving: Sequence[Served]) -> None:
+    def _retire(self, leaving: Sequence[ServedVersion]) -> None:
         """Retire versions: clients know that they leave or, where an unexpected error has kept that from clients, find
         out when the batcher refuses their requests."""
         for served in leaving:

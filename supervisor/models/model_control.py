@@ -24,14 +24,14 @@ from shoal.errors import (
     index_reason,
 )
 from shoal.options import ServerOptions
-from shoal.repository.found import FoundModel, Poll
+from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
 from shoal.supervisor.event_loop import EventLoop, Future, Task, first, gather, shared, sleep
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.ensembles import Dependencies
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Registration:
 class ModelControl:
     """One of the three modes, over all models."""
 
-    def __init__(self, loop: EventLoop, options: ServerOptions, repository: Repository, models: Models) -> None:
+    def __init__(self, loop: EventLoop, options: ServerOptions, repository: RepositoryPoller, models: Models) -> None:
         self._loop = loop
         self._options = options
         self._mode = options.model_control_mode
@@ -88,7 +88,7 @@ class ModelControl:
         names = None if self._loads_all else self._options.load_model
         return self._loop.begin(self._load_at_start(names, self._repository.poll(names)))
 
-    async def _load_at_start(self, names: Sequence[str] | None, polled: Future[Poll]) -> None:
+    async def _load_at_start(self, names: Sequence[str] | None, polled: Future[PollResult]) -> None:
         try:
             poll = await polled
             if names is not None:
@@ -109,7 +109,7 @@ class ModelControl:
             self._loop.start(self._follow_repositories())
         await self._models.load_all(poll)
 
-    def _note_missing(self, names: Sequence[str], poll: Poll) -> None:
+    def _note_missing(self, names: Sequence[str], poll: PollResult) -> None:
         unloadable = {identifier.name: identifier for identifier in poll.problems}
         for name in set(names) - {identifier.name for identifier in poll.models}:
             identifier = unloadable.get(name, ModelIdentifier(name))
@@ -133,7 +133,7 @@ class ModelControl:
             else:
                 self._loop.start(self._follow(poll))  # by itself: an error of ours there ends no later poll
 
-    async def _follow(self, poll: Poll) -> None:
+    async def _follow(self, poll: PollResult) -> None:
         """Load what is new or different, unload what is gone. A model that is still being loaded waits for its turn;
         one that has failed to load is tried again when something has changed."""
         self._models.forget_failures(poll.identifiers)

@@ -11,7 +11,7 @@ from shoal import errors
 from shoal.errors import InternalError, NoModelError, NotFoundError, ShoalError
 from shoal.messages.to_client import ModelChanged
 from shoal.model_config.ensemble import steps
-from shoal.repository.found import FoundModel, Poll
+from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.event_loop import Task, gather
@@ -42,7 +42,7 @@ class Models:
 
     # --- what a load request or a poll wants ---
 
-    async def load_all(self, poll: Poll) -> None:
+    async def load_all(self, poll: PollResult) -> None:
         """Load every model that was found; returns when each has loaded or failed."""
         for identifier, reason in poll.problems.items():
             self.add_problem(identifier, NoModelError(reason))

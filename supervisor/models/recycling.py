@@ -13,7 +13,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served_version import Served
+from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.processes.progress import WorkerProgress, rss_bytes
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Recycling:
         self._retry_s = {number: retry_s for number, retry_s in self._retry_s.items() if number in numbers}
         self._too_large &= numbers
 
-    def _judge(self, served: Served, limits: RecyclingLimits) -> None:
+    def _judge(self, served: ServedVersion, limits: RecyclingLimits) -> None:
         for instance in tuple(served.instances):
             progress = instance.progress
             if progress is None or self._retry_s.get(instance.number, 0.0) > self._loop.now_s():
@@ -86,7 +86,7 @@ class Recycling:
                 )  # fmt: skip
         return ""
 
-    def _replace(self, served: Served, instance: Instance, why: str) -> None:
+    def _replace(self, served: ServedVersion, instance: Instance, why: str) -> None:
         try:
             is_replaced = served.replace(instance)
         except ShoalError as error:

@@ -18,7 +18,7 @@ from shoal.supervisor.models.autoscale import Autoscaler, Load
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served_version import Served
+from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.processes.progress import BusyShare, rss_bytes
 from shoal.supervisor.questions.questions import Verb
 
@@ -72,7 +72,7 @@ class Scaling:
             "versions": [self._version(model.versions[each]) for each in sorted(wanted)],
         }
 
-    def _version(self, served: Served) -> dict[str, Any]:
+    def _version(self, served: ServedVersion) -> dict[str, Any]:
         version = served.version
         least, most = scaling.bounds(version.config)
         return {
@@ -98,7 +98,7 @@ class Scaling:
             "rss_bytes": rss_bytes(instance.pid),
         }
 
-    def _resize(self, served: Served, count: int) -> Future[None]:
+    def _resize(self, served: ServedVersion, count: int) -> Future[None]:
         version = served.version
         least, most = scaling.bounds(version.config)
         if not least <= count <= most:
@@ -125,13 +125,13 @@ class Scaling:
         for each in wanted.values():
             run_in(each, self._follow, each, now_ns)
 
-    def _autoscaler(self, served: Served) -> Autoscaler:
+    def _autoscaler(self, served: ServedVersion) -> Autoscaler:
         version = served.version
         return self._autoscalers.get(version.model_id) or Autoscaler(
             scaling.bounds(version.config), scaling.queue_age_ns(version.config), version.num_instances
         )
 
-    def _follow(self, served: Served, now_ns: int) -> None:
+    def _follow(self, served: ServedVersion, now_ns: int) -> None:
         version = served.version
         oldest_ns = self._read_counters(version.row).cells["oldest_queued_ns"]
         up = [self._busy[instance.number] for instance in served.instances if instance.progress is not None]
@@ -156,7 +156,7 @@ class Scaling:
             reject(resized := self._loop.future(), error)
         self._loop.start(self._await_size(served, autoscaler, resized))
 
-    async def _await_size(self, served: Served, autoscaler: Autoscaler, resized: Future[None]) -> None:
+    async def _await_size(self, served: ServedVersion, autoscaler: Autoscaler, resized: Future[None]) -> None:
         try:
             await shared(resized)
         except ShoalError as error:
@@ -180,7 +180,7 @@ def with_count(config: Config, count: int) -> list[Config]:
     return [{**first, "count": own}, *others]
 
 
-def _serving(model: Model, number: int | None) -> Served:
+def _serving(model: Model, number: int | None) -> ServedVersion:
     serving = model.serving
     served = serving.get(max(serving, default=0) if number is None else number)
     if served is None:

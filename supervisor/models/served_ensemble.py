@@ -23,7 +23,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, resolve
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.served_version import Served
+from shoal.supervisor.models.served_version import ServedVersion
 
 
 class ComposingModel(Protocol):
@@ -34,9 +34,9 @@ class ComposingModel(Protocol):
     @property
     def is_loading(self) -> bool: ...
     @property
-    def versions(self) -> Mapping[int, Served]: ...
+    def versions(self) -> Mapping[int, ServedVersion]: ...
     @property
-    def serving(self) -> Mapping[int, Served]: ...
+    def serving(self) -> Mapping[int, ServedVersion]: ...
     @property
     def rows(self) -> Sequence[ModelVersion]: ...
 
@@ -45,7 +45,7 @@ class ComposingModel(Protocol):
 Find = Callable[[ModelIdentifier], ComposingModel | None]
 
 
-class ServedEnsemble(Served):
+class ServedEnsemble(ServedVersion):
     """To all other processes it has one instance, which is up while an instance of each model is."""
 
     def __init__(
@@ -61,7 +61,7 @@ class ServedEnsemble(Served):
         self._find = find
         self._own_labels = version.labels
         # Changed by look: the versions of the steps, in order; whether `look` has been called.
-        self._composing: list[Served] = []
+        self._composing: list[ServedVersion] = []
         self._has_begun = False
 
     async def _start(self) -> None:
@@ -154,7 +154,7 @@ class ServedEnsemble(Served):
             return
         self.changed()
 
-    def _resolve(self, *, waits: bool) -> list[Served] | None:
+    def _resolve(self, *, waits: bool) -> list[ServedVersion] | None:
         """The versions that its steps mean now; None, with `waits`, where one of them is still being loaded.
 
         Raises InvalidArgumentError where one is missing, or they do not agree.
@@ -196,7 +196,7 @@ class ServedEnsemble(Served):
             if identifier not in path:
                 self._refuse_cycles((*path, identifier))
 
-    def _compose(self, composing: list[Served]) -> None:
+    def _compose(self, composing: list[ServedVersion]) -> None:
         self._composing = composing
         config = self.version.config
         outputs = {tensor["name"] for tensor in config["output"]}

@@ -35,7 +35,7 @@ from shoal.supervisor.models.roster import Roster
 _log = logging.getLogger(__name__)
 
 
-class Served:
+class ServedVersion:
     """A version and its instances. `announce` sends messages to all clients (versions.py)."""
 
     def __init__(

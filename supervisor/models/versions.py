@@ -23,7 +23,7 @@ from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
-from shoal.supervisor.models.served_version import Served
+from shoal.supervisor.models.served_version import ServedVersion
 
 
 class Versions:
@@ -52,7 +52,7 @@ class Versions:
         self._ids = itertools.count(1)
         self._slots = Semaphore(context.options.model_load_thread_count)
         # Changed as versions are created and end.
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, ServedVersion] = {}
         self._free_rows = deque(range(MAX_ROWS))
         self._borrowed: dict[Path, int] = {}
         self._is_stopping = False
@@ -62,7 +62,7 @@ class Versions:
         """How often a version that cannot be loaded is tried again at once."""
         return self._context.options.model_load_retry_count
 
-    def create(self, found: FoundModel, number: int) -> Served:
+    def create(self, found: FoundModel, number: int) -> ServedVersion:
         """A version, not started, of which clients do not hear. Raises UnavailableError where there are too many, or
         the server stops."""
         if self._is_stopping:
@@ -77,7 +77,7 @@ class Versions:
             found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
         )
         arguments = version, source_of(found, number), self._context, self._roster, self.announce
-        served = ServedEnsemble(*arguments, self._find) if is_ensemble(found.config) else Served(*arguments)
+        served = ServedEnsemble(*arguments, self._find) if is_ensemble(found.config) else ServedVersion(*arguments)
         with contained(served):
             self.loop.after(served.ended, lambda: self._release(served))
         self._served[version.model_id] = served
@@ -93,7 +93,7 @@ class Versions:
         version.move(VersionState.UNAVAILABLE, reason)
         return version
 
-    def slot_for(self, served: Served) -> AbstractAsyncContextManager[None]:
+    def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]:
         """A place among the versions that load at once. An ensemble waits for others, so it must not keep them
         waiting."""
         return nullcontext() if isinstance(served, ServedEnsemble) else self._slots
@@ -155,7 +155,7 @@ class Versions:
 
     # --- the end ---
 
-    def _release(self, served: Served) -> None:
+    def _release(self, served: ServedVersion) -> None:
         version = served.version
         self._served.pop(version.model_id, None)
         self._context.metrics.forget(version.model_id)

@@ -20,7 +20,7 @@ from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child
 from shoal.supervisor.processes.death import Death
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.output import Output
+from shoal.supervisor.processes.output import ChildOutput
 from shoal.supervisor.processes.progress import WorkerProgress
 from shoal.supervisor.processes.worker_program import reported_model_io, worker_program
 
@@ -40,7 +40,7 @@ class Worker:
         # Changed as the process begins, connects, comes up and ends.
         self.child: Child | None = None
         self._num_oom_kills = 0  # at its start
-        self.output: Output | None = None
+        self.output: ChildOutput | None = None
         self.up: Future[None] = context.loop.future()  # of the flow that brings it up
         self.member: Member | None = None
         self.participant: Participant | None = None  # its place in the star
@@ -77,7 +77,7 @@ class Worker:
         self._num_oom_kills = self._context.oom_kills.count()
         kind, program = worker_program(self._number, self._version, placement, self._context, gives_way=gives_way)
         self.child = self._context.zygotes.spawn(kind, program, captured=True)
-        self.output = Output(self._context.loop, placement.instance_name, self.child)
+        self.output = ChildOutput(self._context.loop, placement.instance_name, self.child)
         self.output.start()
         return self.child.exited
 

@@ -18,7 +18,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.children import Child, Program
+from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.silence import Silence, observe
@@ -48,7 +48,7 @@ class Batchers:
     ) -> None:
         self._loop = loop
         self._zygotes = zygotes
-        self._program = Program("batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: control_address})
+        self._program = ChildProgram("batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: control_address})
         self._star = star
         self._on_active = on_active
         # Changed as processes join and end.

@@ -23,7 +23,7 @@ _RUNNING: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ChildProgram:
     """What a child runs: `python -m module…`, with `environment` added to ours."""
 
     role: str
@@ -36,7 +36,7 @@ class Program:
 class Child:
     """A child, from the moment it is wanted: to have it forked takes a while, and where that fails, it is exec'd."""
 
-    def __init__(self, loop: EventLoop, program: Program, pipes: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, loop: EventLoop, program: ChildProgram, pipes: Sequence[tuple[int, int]]) -> None:
         self.program = program
         #: What it writes to stdout and stderr where that is captured: it must be read.
         self.outputs: list[IO[bytes]] = [os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes]
@@ -152,7 +152,7 @@ class Child:
         self.exited.set_result(code)
 
 
-def prepare(loop: EventLoop, program: Program, *, captured: bool) -> Child:
+def prepare(loop: EventLoop, program: ChildProgram, *, captured: bool) -> Child:
     """A child that has yet to begin. Raises OSError where the system refuses."""
     pipes = list[tuple[int, int]]()
     try:
@@ -177,7 +177,7 @@ def spawn(
     gives_way: bool = False,
 ) -> Child:
     """Exec `python -m module…` with `environment` added to ours. Raises OSError where the system refuses."""
-    child = prepare(loop, Program(role, module, environment, pass_fds, gives_way), captured=captured)
+    child = prepare(loop, ChildProgram(role, module, environment, pass_fds, gives_way), captured=captured)
     child.execute()
     return child
 

@@ -37,7 +37,7 @@ class Ending(NamedTuple):
     signal: signal.Signals
 
 
-class Look(NamedTuple):
+class HangCheck(NamedTuple):
     """What a look came to."""
 
     endings: list[Ending]
@@ -67,7 +67,7 @@ class Hangs:
         self._watched: dict[int, _Watched] = {}
         self._due_ns = 0
 
-    def look(self, now_ns: int, executions: Iterable[Execution]) -> Look:
+    def look(self, now_ns: int, executions: Iterable[Execution]) -> HangCheck:
         """Judge what is being executed now; who is not named executes nothing, or has no limit."""
         gap_ns = now_ns - self._due_ns if self._due_ns and now_ns - self._due_ns > GAP_NS else 0
         watched = {each.worker: self._watch(each, now_ns) for each in executions}
@@ -78,7 +78,7 @@ class Hangs:
         endings = [ending for each in watched.values() for ending in _judge(each, now_ns)]
         next_ns = BUSY_INTERVAL_NS if watched else IDLE_INTERVAL_NS
         self._due_ns = now_ns + next_ns
-        return Look(endings, gap_ns, next_ns)
+        return HangCheck(endings, gap_ns, next_ns)
 
     def _watch(self, execution: Execution, now_ns: int) -> _Watched:
         known = self._watched.get(execution.worker)

@@ -79,7 +79,7 @@ def room_of(file: IO[str]) -> int:
     return max(0, capacity // 2 - int.from_bytes(unread, sys.byteorder))
 
 
-class Output:
+class ChildOutput:
     """Both streams of one worker, between its start and its end."""
 
     def __init__(self, loop: EventLoop, name: str, child: Child) -> None:

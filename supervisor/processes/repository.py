@@ -22,7 +22,7 @@ from shoal.messages.shared import LogChanged
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
 from shoal.repository.cloud_cache import Slot
-from shoal.repository.found import FoundModel, Poll
+from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.processes.children import Child, spawn
@@ -45,7 +45,7 @@ class OpenOrder:
     found: list[FoundModel] = field(default_factory=list)
 
 
-class Repository:
+class RepositoryPoller:
     """All repositories of the server together."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Repository:
 
     # --- questions ---
 
-    def poll(self, names: Collection[str] | None) -> Future[Poll]:
+    def poll(self, names: Collection[str] | None) -> Future[PollResult]:
         """Every model there is; only `names`, or all, are looked into."""
         return self._order(to_poller.Poll(next(self._numbers), None if names is None else list(names)), _read_poll)
 
@@ -201,11 +201,11 @@ class Repository:
             self._refuse(number, InternalError(sentence))
 
 
-def _read_poll(answer: Answer, found: list[FoundModel]) -> Poll:
+def _read_poll(answer: Answer, found: list[FoundModel]) -> PollResult:
     assert isinstance(answer, to_poller.Polled)
     problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer.problems}
     identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer.identifiers)
-    return Poll({model.identifier: model for model in found}, problems, identifiers)
+    return PollResult({model.identifier: model for model in found}, problems, identifiers)
 
 
 async def _log_refusal(result: Future[None]) -> None:

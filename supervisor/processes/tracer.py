@@ -34,7 +34,7 @@ NUMBER_BITS = 32
 CLOSE_S = 5.0
 
 
-class Tracer:
+class TracerProcess:
     """It, and the one after it. `on_collected` is told how many traces were counted under which setting."""
 
     def __init__(

@@ -18,12 +18,12 @@ from shoal.model_config.python_backends import runs_on
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.instance_context import InstanceContext
-from shoal.supervisor.processes.children import Program
+from shoal.supervisor.processes.children import ChildProgram
 
 
 def worker_program(
     number: int, version: ModelVersion, placement: Placement, context: InstanceContext, *, gives_way: bool
-) -> tuple[str, Program]:
+) -> tuple[str, ChildProgram]:
     """The kind of zygote that can fork the process, "" for none, and its program."""
     options, name = context.options, placement.instance_name
     variables = {
@@ -40,11 +40,11 @@ def worker_program(
         install_requirements=options.install_requirements,
     )
     if own is None:
-        program = Program(f"worker {name}", ["shoal.workers.worker"], variables, gives_way=gives_way)
+        program = ChildProgram(f"worker {name}", ["shoal.workers.worker"], variables, gives_way=gives_way)
         return runs_on(version.config), program
     directory = cache_directory(options.environment_cache_directory, os.environ)
     module = enter.program(own, version.name, name, directory, context.log_settings)
-    return "", Program(f"worker {name}", module, variables, gives_way=gives_way)
+    return "", ChildProgram(f"worker {name}", module, variables, gives_way=gives_way)
 
 
 def load_message(

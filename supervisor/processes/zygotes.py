@@ -21,7 +21,7 @@ from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, first, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes import niceness
-from shoal.supervisor.processes.children import Child, Program, prepare, spawn
+from shoal.supervisor.processes.children import Child, ChildProgram, prepare, spawn
 from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Zygotes:
         self._zygotes: dict[str, Zygote] = {}
         self._is_serving = False
 
-    def spawn(self, kind: str, program: Program, *, captured: bool = False) -> Child:
+    def spawn(self, kind: str, program: ChildProgram, *, captured: bool = False) -> Child:
         """Start a process whose imports are those of `kind`: forked where there is a zygote, otherwise exec'd.
 
         Raises OSError where the system refuses.

@@ -12,7 +12,7 @@ from shoal.messages.to_batcher import ExplainModel
 from shoal.shm.counters import RowView
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served_version import Served
+from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.questions.questions import Verb
 
 #: An ensemble has no batches of its own.
@@ -51,7 +51,7 @@ class Explanations:
         explained = [{**self._measured(each), **(told.get(each) or _ENSEMBLE)} for each in versions]
         return {"model": model.identifier.name, "versions": explained}
 
-    def _measured(self, served: Served) -> dict[str, Any]:
+    def _measured(self, served: ServedVersion) -> dict[str, Any]:
         version = served.version
         return {
             "version": str(version.version),

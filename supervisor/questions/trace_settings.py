@@ -14,14 +14,14 @@ from shoal.messages.to_client import TraceSettingsChanged
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.processes.tracer import Tracer
+from shoal.supervisor.processes.tracer import TracerProcess
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import GLOBAL, OFF, TraceSettings, describe
 
 _log = logging.getLogger(__name__)
 
 
-class Tracing:
+class TraceControl:
     """The settings, and the tracer that they call for."""
 
     def __init__(
@@ -29,7 +29,9 @@ class Tracing:
     ) -> None:
         self._config = config
         self._star = star
-        self.tracer = Tracer(loop, control_address, log_settings, config, star.acknowledgements, self._on_collected)
+        self.tracer = TracerProcess(
+            loop, control_address, log_settings, config, star.acknowledgements, self._on_collected
+        )
         # Changed by questions, and as traces are collected.
         self._settings = TraceSettings(config.setting)
 

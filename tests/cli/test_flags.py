@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from shoal.cli.environment import VARIABLES
-from shoal.cli.flags import FLAGS, GROUPS, Fate
+from shoal.cli.flags import FLAGS, GROUPS, FlagSupport
 from shoal.options import ServerOptions
 
 #: Triton's command line as its documentation lists it, written by hand.
@@ -46,7 +46,7 @@ def test_every_flag_of_triton_is_there_and_no_unknown_one() -> None:
 
 
 def test_an_honoured_flag_sets_a_field_and_every_field_has_a_flag_or_a_variable() -> None:
-    honoured = {flag.option for flag in FLAGS if flag.fate is Fate.HONOURED}
+    honoured = {flag.option for flag in FLAGS if flag.fate is FlagSupport.HONOURED}
     assert {field.name for field in fields(ServerOptions)} == honoured | set(VARIABLES.values())
     assert honoured.isdisjoint(VARIABLES.values())
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.repository.found import FoundModel, FoundVersion
-from shoal.repository.plan import Plan, Source, plan, revision, source_of
+from shoal.repository.plan import LoadPlan, Source, plan, revision, source_of
 
 CONFIG = {"name": "m", "max_batch_size": 8, "instance_group": [{"count": 1}], "version_policy": {"all": {}}}
 
@@ -26,14 +26,14 @@ def serving(*versions: int) -> dict[int, Source]:
 @pytest.mark.parametrize(
     ("serves", "finds", "expected"),
     [
-        ((), (1, 2), Plan((1, 2), (), (), ())),
-        ((1,), (1,), Plan((), (), (1,), ())),
-        ((1,), (1, 2), Plan((2,), (), (1,), ())),
-        ((1,), (2,), Plan((2,), (), (), (1,))),
-        ((1, 2, 3), (2,), Plan((), (), (2,), (1, 3))),
+        ((), (1, 2), LoadPlan((1, 2), (), (), ())),
+        ((1,), (1,), LoadPlan((), (), (1,), ())),
+        ((1,), (1, 2), LoadPlan((2,), (), (1,), ())),
+        ((1,), (2,), LoadPlan((2,), (), (), (1,))),
+        ((1, 2, 3), (2,), LoadPlan((), (), (2,), (1, 3))),
     ],
 )
-def test_versions_come_and_go(serves: tuple[int, ...], finds: tuple[int, ...], expected: Plan) -> None:
+def test_versions_come_and_go(serves: tuple[int, ...], finds: tuple[int, ...], expected: LoadPlan) -> None:
     assert plan(serving(*serves), found(*finds)) == expected
 
 
@@ -52,16 +52,16 @@ def test_versions_come_and_go(serves: tuple[int, ...], finds: tuple[int, ...], e
     ids=range(8),
 )
 def test_what_has_changed_is_loaded_afresh(changed: FoundModel) -> None:
-    assert plan(serving(1), changed) == Plan((1,), (), (), ())
+    assert plan(serving(1), changed) == LoadPlan((1,), (), (), ())
 
 
 def test_instance_groups_change_in_place() -> None:
     changed = found(1, 2, instance_group=[{"count": 3}], version_policy={"latest": {"num_versions": 2}})
-    assert plan(serving(1), changed) == Plan((2,), (1,), (), ())
+    assert plan(serving(1), changed) == LoadPlan((2,), (1,), (), ())
 
 
 def test_the_version_policy_alone_changes_nothing_for_a_version_it_still_wants() -> None:
-    assert plan(serving(1), found(1, version_policy={"latest": {"num_versions": 1}})) == Plan((), (), (1,), ())
+    assert plan(serving(1), found(1, version_policy={"latest": {"num_versions": 1}})) == LoadPlan((), (), (1,), ())
 
 
 @given(st.sets(st.integers(1, 6)), st.sets(st.integers(1, 6), min_size=1))
@@ -70,7 +70,7 @@ def test_afterwards_nothing_is_left_to_do(serves: set[int], finds: set[int]) -> 
     todo = plan(serving(*serves), wanted)
     assert {*todo.fresh, *todo.resized, *todo.kept} == finds
     assert set(todo.dropped) == serves - finds
-    assert plan({number: source_of(wanted, number) for number in finds}, wanted) == Plan(
+    assert plan({number: source_of(wanted, number) for number in finds}, wanted) == LoadPlan(
         (), (), tuple(sorted(finds)), ()
     )
 

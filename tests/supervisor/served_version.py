@@ -24,8 +24,8 @@ from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.readiness import Readiness
 from shoal.supervisor.models.roster import Roster
-from shoal.supervisor.models.served_version import Served
-from shoal.supervisor.processes.children import Child, Program, prepare
+from shoal.supervisor.models.served_version import ServedVersion
+from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from tests.supervisor.star_rig import OPTIONS, Process, Sky
 
@@ -45,7 +45,7 @@ class Sleepers:
     def __init__(self, sky: Sky) -> None:
         self._sky = sky
 
-    def spawn(self, _backend: str, program: Program, *, captured: bool) -> Child:
+    def spawn(self, _backend: str, program: ChildProgram, *, captured: bool) -> Child:
         child = prepare(self._sky.loop, program, captured=captured)
         process = subprocess.Popen(["sh", "-c", "echo up; read end"], stdin=_NOTHING, stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -72,7 +72,7 @@ class Version:
         )  # fmt: skip
         source = Source("/m/1", 1, 1, config)
         version = ModelVersion("m", 1, 9, 0, Path("/m/1"), config)
-        self.served = Served(version, source, self.context, self.roster, self.announced.extend)
+        self.served = ServedVersion(version, source, self.context, self.roster, self.announced.extend)
         self.served.is_public = True
         self.has_ready_check = False
         self._processes: dict[int, Process] = {}

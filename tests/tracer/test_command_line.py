@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.tracer.command_line import Entry, parse, understand
+from shoal.tracer.command_line import TraceFlagValue, parse, understand
 from shoal.tracer.settings import OFF, TENSORS, TIMESTAMPS, TraceSetting
 
 BATCHES = {"bsp_max_queue_size": "2048", "bsp_schedule_delay": "5000", "bsp_max_export_batch_size": "512"}
@@ -22,7 +22,7 @@ BATCHES = {"bsp_max_queue_size": "2048", "bsp_schedule_delay": "5000", "bsp_max_
         ("opentelemetry,resource=a=b=c", ("opentelemetry", "resource", "a=b=c")),
     ],
 )
-def test_a_value(text: str, entry: Entry) -> None:
+def test_a_value(text: str, entry: TraceFlagValue) -> None:
     assert parse(text) == entry
 
 

@@ -20,7 +20,7 @@ from shoal.messages.to_tracer import TraceEnded, TracerConnected, TracerWelcomed
 from shoal.tracer.collector import Collector
 from shoal.tracer.main import Tracer
 from shoal.tracer.settings import TIMESTAMPS, TraceSetting
-from shoal.tracer.trace import STAMPS, Tensor, Trace
+from shoal.tracer.trace import STAMPS, Trace, TracedTensor
 from tests.messages import receive
 from tests.tracer.receiver import receiving
 
@@ -65,7 +65,7 @@ class Supervisor:
         request_id: str,
         revision: int = 1,
         dropped: int = 0,
-        tensors: Sequence[Tensor] = (),
+        tensors: Sequence[TracedTensor] = (),
         children: Sequence[Sequence[int]] = (),
     ) -> None:
         trace = Trace(revision, True, "m", 1, request_id, list(range(11, 11 + len(STAMPS))), tensors, {})
@@ -127,7 +127,7 @@ def test_counts_are_told_and_the_rest_is_written_at_the_end(supervisor: Supervis
 
 def test_large_tensors_and_dropped_traces(supervisor: Supervisor, tmp_path: Path) -> None:
     supervisor.set(TraceSetting(TIMESTAMPS, 1, -1, 0, str(tmp_path / "t"), revision=1))
-    tensor = Tensor("TENSOR_QUEUE_INPUT", "A", "UINT8", [100_000], bytes(100_000))
+    tensor = TracedTensor("TENSOR_QUEUE_INPUT", "A", "UINT8", [100_000], bytes(100_000))
     supervisor.send("a", dropped=3, tensors=[tensor])
     supervisor.set()
     described = json.loads((tmp_path / "t").read_text())[-1]["tensor"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.tracer.settings import TIMESTAMPS
-from shoal.tracer.trace import MAX_DEPTH, STAMPS, Tensor, Trace, children, in_order, to_json
+from shoal.tracer.trace import MAX_DEPTH, STAMPS, Trace, TracedTensor, children, in_order, to_json
 
 WHOLE = Trace(1, True, "simple", 3, "r-1", range(101, 112), [], {})
 
@@ -61,7 +61,7 @@ BYTES = b'\1\0\0\0a\3\0\0\0"\xff\\'
     ],
 )
 def test_tensors_as_triton_prints_them(datatype: str, data: bytes, text: str) -> None:
-    tensor = Tensor("TENSOR_QUEUE_INPUT", "A", datatype, (1, 2), data)
+    tensor = TracedTensor("TENSOR_QUEUE_INPUT", "A", datatype, (1, 2), data)
     described = {
         "id": 2,
         "activity": "TENSOR_QUEUE_INPUT",
@@ -99,7 +99,7 @@ def found(start_ns: int, *said: tuple[int, ...]) -> list[Trace]:
     root = WHOLE._replace(
         stamps=[0, 0, start_ns],
         context={"traceparent": "x"},
-        tensors=[Tensor("TENSOR_QUEUE_INPUT", "A", "INT8", [1], b"1")],
+        tensors=[TracedTensor("TENSOR_QUEUE_INPUT", "A", "INT8", [1], b"1")],
     )
     return list(children(root, said, NAMES))
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shoal import __version__
 from shoal import metric_families as families
-from shoal.frontend.metrics.exposition import Surroundings, exposition
+from shoal.frontend.metrics.exposition import ExternalFigures, exposition
 from shoal.frontend.state import ServerState
 from shoal.messages.to_client import ModelForgotten
 from shoal.options import MetricsConfig
@@ -18,7 +18,7 @@ from shoal.shm.layout import COUNTERS
 from shoal.shm.segment import Segment, SegmentView
 
 NOW_NS = 100 * 10**9
-NOTHING = Surroundings(None, {}, ())
+NOTHING = ExternalFigures(None, {}, ())
 #: What --metrics-config turns on.
 OPTIONAL = {family.name for family in (*[each.family for each in families.SUMMARIES], *families.CACHE_SUMMARIES,
                                        families.FIRST_RESPONSES)}  # fmt: skip
@@ -47,7 +47,7 @@ GPU = {
 }  # fmt: skip
 
 
-def lines(state: ServerState, surroundings: Surroundings = NOTHING) -> list[str]:
+def lines(state: ServerState, surroundings: ExternalFigures = NOTHING) -> list[str]:
     return exposition(state, surroundings, NOW_NS).splitlines()
 
 
@@ -216,7 +216,7 @@ def test_the_whole_cache_has_its_figures(state: ServerState, counters: CounterTa
 
 
 def test_what_the_supervisor_tells_is_printed(state: ServerState) -> None:
-    found = lines(state, Surroundings(GAUGES, {}, ()))
+    found = lines(state, ExternalFigures(GAUGES, {}, ()))
     labels = 'device="CPU",model="simple",model_instance="simple_0_1",version="3"'
     for line in (
         f"shoal_instance_up{{{labels}}} 1",
@@ -244,7 +244,7 @@ def test_what_the_supervisor_tells_is_printed(state: ServerState) -> None:
 
 def test_the_machine_is_told_of(state: ServerState) -> None:
     cpu = {"utilization": 0.125, "memory_total_bytes": 1024, "memory_used_bytes": 512}
-    found = lines(state, Surroundings(None, cpu, (GPU, {"uuid": "GPU-2", "utilization": 0.0})))
+    found = lines(state, ExternalFigures(None, cpu, (GPU, {"uuid": "GPU-2", "utilization": 0.0})))
     for line in (
         "nv_cpu_utilization 0.125",
         "nv_cpu_memory_total_bytes 1024",
@@ -281,7 +281,7 @@ def test_prometheus_reads_it(state: ServerState, counters: CounterTable, metrics
     row.cells[CELL["success_count"]] = 1
     row.publish()
     state.metrics_config = metrics_config
-    text = exposition(state, Surroundings(GAUGES, {"utilization": 0.5}, (GPU,)), NOW_NS)
+    text = exposition(state, ExternalFigures(GAUGES, {"utilization": 0.5}, (GPU,)), NOW_NS)
     read = {family.name: family for family in text_string_to_metric_families(text)}
     samples = [sample for sample in read["nv_inference_count"].samples if sample.labels["model"] == "écho b"]
     assert [(sample.value, sample.labels["_team"]) for sample in samples] == [(9.0, 'a"b\\c\nd')]

@@ -14,7 +14,7 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
-from shoal.supervisor.models.served_version import Served
+from shoal.supervisor.models.served_version import ServedVersion
 from tests.scarcity import files_of_at_most_a_page
 from tests.supervisor.served_version import CONFIG, ENSEMBLE, Version, version
 
@@ -54,7 +54,7 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
     fresh = ModelVersion("m", 1, 11, 2, Path("/m/1"), normalise(pbtxt.parse(CONFIG, Path("config.pbtxt"))))
     fresh.labels, fresh.num_instances_up = {"B": ("new",)}, 1
     fresh.move(VersionState.READY)
-    model.versions[1] = Served(fresh, step.served.source, step.context, step.roster, announced.extend)
+    model.versions[1] = ServedVersion(fresh, step.served.source, step.context, step.roster, announced.extend)
     ensemble.look()
     assert [message.labels for message in announced] == [{}, {"B": ("new",)}]
     assert step.told_batcher()[-1].models == [11]

@@ -12,7 +12,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes import batchers as batchers_module
 from shoal.supervisor.processes.batchers import Batchers
-from shoal.supervisor.processes.children import Child, Program, prepare
+from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.silence import Observed
 from tests.messages import Nonsense
@@ -37,7 +37,7 @@ class Started:
         self.batchers = Batchers(self.loop, self, "@", self.star, self._on_active)  # type: ignore[arg-type]
         self.running = self.loop.begin(self.batchers.run())
 
-    def spawn(self, _kind: str, program: Program) -> Child:
+    def spawn(self, _kind: str, program: ChildProgram) -> Child:
         if self.no_process:
             raise self.no_process.pop(0)
         joined = Process(self.clock, self.loop, self.star.acknowledgements)

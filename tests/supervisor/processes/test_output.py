@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.children import spawn
-from shoal.supervisor.processes.output import Lines, Output, room_of
+from shoal.supervisor.processes.output import ChildOutput, Lines, room_of
 
 S = 1_000_000_000
 SAID = "worker simple_0_0 writes more than 65536 bytes a second, or than the log takes: ([0-9]+) lines were dropped"
@@ -99,13 +99,13 @@ def test_no_second_costs_more_than_the_budget(writes: list[tuple[int, int]]) -> 
         assert sum(size for at_ns, size in passed if start_ns <= at_ns < start_ns + S) <= 2 * 65536
 
 
-def run_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> Output:
+def run_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> ChildOutput:
     """A captured child that has ended, and its output, finished."""
     (tmp_path / "child_of_test.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     loop = EventLoop()
     child = spawn(loop, "test", ["child_of_test"], {}, captured=True)
-    output = Output(loop, "simple_0_0", child)
+    output = ChildOutput(loop, "simple_0_0", child)
     output.start()
 
     def ended() -> None:

@@ -10,13 +10,13 @@ from shoal.options import ServerOptions
 from shoal.placement import Gpu, Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.instance_context import InstanceContext
-from shoal.supervisor.processes.children import Program
+from shoal.supervisor.processes.children import ChildProgram
 from shoal.supervisor.processes.worker_program import load_message, worker_program
 
 PLACEMENT = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0, 1))
 
 
-def program(backend: str, placement: Placement = PLACEMENT, **parameters: str) -> tuple[str, Program]:
+def program(backend: str, placement: Placement = PLACEMENT, **parameters: str) -> tuple[str, ChildProgram]:
     config: dict[str, Any] = {
         "backend": backend,
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},

@@ -10,7 +10,7 @@ import pytest
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes import zygotes as zygotes_module
-from shoal.supervisor.processes.children import Child, Program
+from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.zygotes import Zygotes
 
@@ -49,7 +49,7 @@ class Surroundings:
     def spawn(
         self, kind: str = "test", variable: str = "7", *, captured: bool = False, gives_way: bool = False
     ) -> Child:
-        program = Program("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, gives_way=gives_way)
+        program = ChildProgram("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, gives_way=gives_way)
         child = self.zygotes.spawn(kind, program, captured=captured)
         self.loop.after(child.exited, lambda: self._codes.append(child.exited.result()))
         return child

@@ -12,7 +12,7 @@ from shoal.messages.shared import LogChanged
 from shoal.messages.to_client import QuestionAnswered
 from shoal.messages.to_worker import MemoryGranted
 from shoal.options import ServerOptions
-from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.log_settings import LogSettings
 from shoal.supervisor.questions.questions import Questions
 from tests.supervisor.star_rig import Sky
@@ -36,7 +36,7 @@ class Office(Sky):
         super().__init__()
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.star.log_settings = self.settings
-        repository = Repository(self.loop, ServerOptions(), "@nowhere", self.settings, {})
+        repository = RepositoryPoller(self.loop, ServerOptions(), "@nowhere", self.settings, {})
         self.tracer = Tracer()
         settings = LogSettings(self.settings, self.star, repository, self.tracer)
         self._questions = Questions(self.loop, {"log_settings": settings.change})

@@ -19,7 +19,7 @@ from shoal.messages.to_tracer import TraceEnded, TracerConnected
 from shoal.supervisor.processes.children import spawn
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.tracer import CLOSE_S
-from shoal.supervisor.questions.trace_settings import Tracing
+from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.tracer.command_line import understand
 from shoal.tracer.trace import STAMPS, Trace
 from tests.supervisor.star_rig import Process, Sky
@@ -35,7 +35,7 @@ class Surroundings:
         self._listener = Listener.create()
         self.loop.on_readable(self._listener.fileno(), self._accept)
         config = understand([("triton", "file", str(self.path)), ("", "rate", "1"), *said], {})
-        self.tracing = Tracing(self.loop, self._listener.address, {}, config, self.sky.star)
+        self.tracing = TraceControl(self.loop, self._listener.address, {}, config, self.sky.star)
         self.answers: list[dict[str, Any]] = []
         self.tracer: Member | None = None
 
