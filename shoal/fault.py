@@ -25,7 +25,7 @@ VARIABLE = "SHOAL_FAULT"
 #: What a front end's steps are: the name of each, and the method after which it lies.
 _CLIENT = {
     "allocated": "shoal.shm.port:Port.allocate",
-    "mapped": "shoal.star.oversize:OversizeBlocks.allocate",
+    "mapped": "shoal.star.oversize:ClientOversizeBlocks.allocate",
     "submitted": "shoal.shm.port:Port.submit",
     "published": "shoal.shm.ring:RingWriter.publish",
     "rung": "shoal.shm.doorbell:Doorbell.ring",
@@ -51,7 +51,7 @@ STEPS = {
         "taken": "shoal.workers.memory:Memory.take",
         "begun": "shoal.workers.memory:Memory.begin",
         "opened": "shoal.workers.loop:Loop._open",
-        "mapped": "shoal.workers.oversize:OversizeBlocks.hear",
+        "mapped": "shoal.workers.oversize:WorkerOversizeBlocks.hear",
         "written": "shoal.workers.answers:WrittenAnswers.write",
         "pushed": "shoal.shm.ring:RingWriter.push",
         "published": "shoal.shm.ring:RingWriter.publish",

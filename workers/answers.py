@@ -21,7 +21,7 @@ from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK, pack_span
 from shoal.shm.slab import Block
 from shoal.workers.memory import Memory
-from shoal.workers.plans import Column, Plan, Plans
+from shoal.workers.plans import Column, OutputLayout, OutputLayouts
 from shoal.workers.requests import Request, Share, is_wanted, log_prefix
 from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender
 from shoal.workers.response_sender import UnheardResponseSender as Unheard
@@ -38,7 +38,7 @@ _SMALL_NBYTES = 4096
 class Answers:
     """The answers to the requests of one batch, success until `fail` says otherwise."""
 
-    def __init__(self, num_requests: int, plans: Plans) -> None:
+    def __init__(self, num_requests: int, plans: OutputLayouts) -> None:
         self._num_requests = num_requests
         self._plans = plans
         # Changed by the backend, the times directly; `statuses` and `spans` are complete when they are written.
@@ -51,7 +51,7 @@ class Answers:
         #: By position, who answers instead: the loop publishes nothing for these.
         self.senders: Mapping[int, ResponseSender] = _NO_SENDERS
         self._errors: dict[int, ShoalError] = {}
-        self._added: list[tuple[Plan, Sequence[Column], Sequence[Array | bytes]]] = []
+        self._added: list[tuple[OutputLayout, Sequence[Column], Sequence[Array | bytes]]] = []
         self._nbytes = 0
 
     @property
@@ -178,7 +178,7 @@ class Answers:
         columns: Sequence[Column],
         pieces: Sequence[Array | bytes],
         parameters: Parameters | None = None,
-    ) -> Plan:
+    ) -> OutputLayout:
         """Reserve memory for these columns; point each request at its rows of them."""
         if len(requests) == 1:
             shares: tuple[Share, ...] = (requests[0].parsed.share,)
@@ -244,7 +244,7 @@ class WrittenAnswers(Answers):
     """Answers on their way to clients, through a block of the worker's slab."""
 
     def __init__(
-        self, num_requests: int, plans: Plans, instance: str, memory: Memory, batches: OpenBatches | None = None
+        self, num_requests: int, plans: OutputLayouts, instance: str, memory: Memory, batches: OpenBatches | None = None
     ) -> None:
         """Without `batches` there are no senders."""
         Answers.__init__(self, num_requests, plans)  # super() would take 1k instructions more

@@ -90,7 +90,7 @@ def staging() -> Callable[[str, int], memoryview]:
     return lambda name, nbytes: buffers.reserve(name, nbytes).memory[:nbytes]
 
 
-class Stream:
+class CudaStream:
     """An instance's queue of work for its GPU: done in order, and later than it is put there."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Stream:
         """Wait until everything is done; raises what went wrong in it."""
         _call(runtime.cudaStreamSynchronize, self.handle)
 
-    def capture(self, work: Callable[[], None]) -> "Graph":
+    def capture(self, work: Callable[[], None]) -> "CudaGraph":
         """What `work` puts into the stream, not done but kept. It must not wait for the GPU, nor allocate."""
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         _call(runtime.cudaStreamBeginCapture, self.handle, mode)
@@ -126,15 +126,15 @@ class Stream:
             raise
         captured = _call(runtime.cudaStreamEndCapture, self.handle)
         try:
-            return Graph(_call(runtime.cudaGraphInstantiate, captured, 0), self)
+            return CudaGraph(_call(runtime.cudaGraphInstantiate, captured, 0), self)
         finally:
             _call(runtime.cudaGraphDestroy, captured)
 
 
-class Graph:
+class CudaGraph:
     """Captured work, to be done again and again at the price of one call: same addresses, same sizes."""
 
-    def __init__(self, executable: Any, stream: Stream) -> None:
+    def __init__(self, executable: Any, stream: CudaStream) -> None:
         self._executable = executable
         self._stream = stream
 

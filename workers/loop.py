@@ -29,7 +29,7 @@ from shoal.workers.backends.backend import Backend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import MetricsReporter
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
@@ -90,7 +90,7 @@ class Loop:
         self._memory = memory
         self._may_run_again = may_run_again  # what has failed for lack of the GPU's memory: model_config/idempotence.py
         self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open_lent)
-        self._plans = Plans(signature, sequences if sequences is not None and sequences.states else None)
+        self._plans = OutputLayouts(signature, sequences if sequences is not None and sequences.states else None)
         self._open_batches = OpenBatches(memory)
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()

@@ -40,7 +40,7 @@ from shoal.shm.layout import (
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.segments import Segments
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Memory:
         link: SegmentView,
         bell: Doorbell,
         batcher_bell: Doorbell,
-        oversize: OversizeBlocks,
+        oversize: WorkerOversizeBlocks,
         block_wait_s: float = BLOCK_WAIT_S,
     ) -> None:
         #: Results larger than a quarter of it have segments of their own, as requests have.

@@ -28,7 +28,7 @@ SEGMENT_WAIT_S = 10.0
 _ALL = 0
 
 
-class OversizeBlocks:
+class WorkerOversizeBlocks:
     """This worker's. `listen` takes the next message that comes; the loop, which knows the others, sets it."""
 
     def __init__(self, channel: Channel, wait_s: float = SEGMENT_WAIT_S) -> None:

@@ -35,7 +35,7 @@ _pack: Pack = msgpack.Packer(use_bin_type=True).pack
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OutputLayout:
     """All offsets are in bytes from the block's start. The headers lie behind the outputs and end at `end`."""
 
     offsets: tuple[int, ...]  # of the columns
@@ -45,7 +45,7 @@ class Plan:
     end: int
 
 
-class Plans:
+class OutputLayouts:
     """A model's plans, for one thread. Those of parameters and of strings, which differ each time, are not kept.
 
     `states` has the model's implicit states, where it has any.
@@ -59,11 +59,11 @@ class Plans:
         # A TensorRef and the layout of shoal.request.pack_response, made without its tuples and with one packer.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
-        self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan]("batch_plan", MAX_PLANS)
+        self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], OutputLayout]("batch_plan", MAX_PLANS)
 
-    def of_another_thread(self) -> "Plans":
+    def of_another_thread(self) -> "OutputLayouts":
         """Plans for the same model."""
-        return Plans(self.signature, self.states)
+        return OutputLayouts(self.signature, self.states)
 
     def encoded(self, output: str, array: Array) -> bytes:
         """An output of strings in its wire form. Raises InternalError for text that UTF-8 cannot tell."""
@@ -80,7 +80,7 @@ class Plans:
         shares: tuple[Share, ...],
         columns: tuple[Column, ...],
         parameters: Parameters | None = None,
-    ) -> Plan:
+    ) -> OutputLayout:
         """What `make_plan` says."""
         if parameters or self.has_strings:
             return make_plan(start, shares, columns, parameters or _NO_PARAMETERS, self._pack)
@@ -95,7 +95,7 @@ class Plans:
 
 def make_plan(
     start: int, shares: Sequence[Share], columns: Sequence[Column], parameters: Parameters, pack: Pack = _pack
-) -> Plan:
+) -> OutputLayout:
     """The columns one behind the other from `start` on, each 64-byte aligned, then the requests' headers.
 
     The rows of the requests stand in their order, and are all that a column has. One request has all of a column,
@@ -121,4 +121,4 @@ def make_plan(
     for header in headers:
         spans.append(pack_span(end, len(header)))
         end += len(header)
-    return Plan(tuple(offsets), headers_offset, b"".join(headers), tuple(spans), end)
+    return OutputLayout(tuple(offsets), headers_offset, b"".join(headers), tuple(spans), end)

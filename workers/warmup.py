@@ -25,7 +25,7 @@ from shoal.request import InferRequest, TensorRef, pack_request
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, BackendModel
 from shoal.workers.loop import as_shoal_error
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array
 
@@ -42,7 +42,7 @@ def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None
 
     Raises InvalidArgumentError with Triton's sentences, InternalError for a file that cannot be read.
     """
-    plans = Plans(signature)
+    plans = OutputLayouts(signature)
     for sample in samples(model.config):
         name, batch_size = sample["name"], sample["batch_size"]
         # Before there are any: a number in a file must not decide how many are made.

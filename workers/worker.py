@@ -32,7 +32,7 @@ from shoal.workers.faults import DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
@@ -74,7 +74,7 @@ def serve(channel: Channel) -> None:
     granted = _receive(channel, MemoryGranted)
     if granted is not None:
         log.configure(**granted.log)
-        memory = map_memory(granted, OversizeBlocks(channel))
+        memory = map_memory(granted, WorkerOversizeBlocks(channel))
         os.register_at_fork(after_in_child=memory.leave)
         channel.send(MemoryMapped())
         may_run_again = order.may_run_again
@@ -149,7 +149,7 @@ def _model(order: LoadModel, config: Config) -> BackendModel:
     )
 
 
-def map_memory(granted: MemoryGranted, oversize: OversizeBlocks) -> Memory:
+def map_memory(granted: MemoryGranted, oversize: WorkerOversizeBlocks) -> Memory:
     """The worker's shared memory; takes the descriptors."""
     segment, link = Segment.attach(granted.segment), SegmentView.attach(granted.link)
     return Memory(segment, link, Doorbell(granted.bell), Doorbell(granted.batcher_bell), oversize)

@@ -18,7 +18,7 @@ from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import WholeSlabs
 
 
-class OversizeBlocks:
+class ClientOversizeBlocks:
     """The oversize segments of one client. `send` sends the supervisor a message, from any thread."""
 
     def __init__(self, send: Callable[[Message], None], wait_s: float) -> None:

@@ -20,7 +20,7 @@ from shoal.messages.to_client import TO_CLIENT, QuestionAnswered, ToClient
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
-from shoal.star.oversize import OversizeBlocks
+from shoal.star.oversize import ClientOversizeBlocks
 from shoal.star.place import REPLIES_FIRST, Apply, Place
 from shoal.star.questions import OpenQuestions
 
@@ -55,7 +55,7 @@ class SharedPort:
         self._apply = apply
         self._look = look
         self._channel_lock = threading.Lock()
-        self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
+        self._oversize = ClientOversizeBlocks(self._send, place.request_timeout_s)
         self._questions = OpenQuestions(self._send)
         #: Handlers of messages that answer a thread; `apply` gets the others.
         self.handlers = table(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any
 
-from shoal.workers.backends.python.event_loop import EventLoop
+from shoal.workers.backends.python.event_loop import ModelEventLoop
 
 
 class _Selector(selectors.DefaultSelector):
@@ -92,7 +92,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         self.stop()
 
 
-class InlineEventLoop(EventLoop):
+class InlineEventLoop(ModelEventLoop):
     """The Python backend's coroutines without a thread: `loop` is run by waiting threads."""
 
     def __init__(self, loop: VirtualEventLoop) -> None:

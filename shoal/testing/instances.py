@@ -23,7 +23,7 @@ from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.loop import Loop, as_shoal_error
 from shoal.workers.memory import Memory
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sequences import SequenceTensors
@@ -162,7 +162,7 @@ class InlineMemory(Memory):
                 return None
 
 
-class NoOversizeBlocks(OversizeBlocks):
+class NoOversizeBlocks(WorkerOversizeBlocks):
     """Oversize segments, of which there are none, since the slab is large."""
 
     def __init__(self) -> None:

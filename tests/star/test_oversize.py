@@ -18,7 +18,7 @@ from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import Block, SlabView
 from shoal.shm.whole_slabs import KEEP_S
-from shoal.star.oversize import OversizeBlocks
+from shoal.star.oversize import ClientOversizeBlocks
 from tests.messages import receive
 
 
@@ -27,7 +27,7 @@ class Surroundings:
 
     def __init__(self, channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, wait_s: float = 10.0) -> None:
         self.supervisor, self.channel = channels
-        self.blocks = OversizeBlocks(self.channel.send, wait_s)
+        self.blocks = ClientOversizeBlocks(self.channel.send, wait_s)
         self._pool = pool
 
     def allocate(self, nbytes: int) -> "Future[Block]":

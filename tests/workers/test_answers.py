@@ -8,7 +8,7 @@ from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.signature import Signature
 from shoal.request import InferRequest, TensorRef, pack_request
 from shoal.workers.answers import Answers
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import RequestReader
 from shoal.workers.tensors import Array
 from tests.workers.worker_harness import CONFIG, PAIR, STRINGS, Batcher, PerRequest, Returning, loop_of, rows, strings
@@ -170,7 +170,7 @@ def test_what_is_not_written_is_checked_all_the_same() -> None:
     header = pack_request(InferRequest("", (TensorRef("INPUT0", FP32.wire, (1, 4), 0, 16),), (), {}))
     signature = Signature.from_config(CONFIG)
     requests = [RequestReader(signature).open(position, body, header) for position in range(2)]
-    answers = Answers(2, Plans(signature))
+    answers = Answers(2, OutputLayouts(signature))
     assert answers.place(requests, {"OUTPUT0": (2, 4)})["OUTPUT0"].shape == (2, 4)
     answers.add_batch(requests, {"OUTPUT0": rows(1, 2)})
     assert not answers.errors

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from shoal.model_config.signature import Signature
-from shoal.workers.plans import Plan, Plans, make_plan
+from shoal.workers.plans import OutputLayout, OutputLayouts, make_plan
 from tests.workers.worker_harness import CONFIG, PAIR, STRINGS, Batcher, Returning, loop_of, rows, tensor_config
 
 ALL: tuple[str, ...] = ()
 
 
-def headers(plan: Plan) -> list[Any]:
+def headers(plan: OutputLayout) -> list[Any]:
     """What the spans of a plan point at."""
     spans = [((span >> 32) - plan.headers_offset, span & 0xFFFFFFFF) for span in plan.spans]
     return [msgpack.unpackb(plan.headers[offset : offset + nbytes]) for offset, nbytes in spans]
@@ -42,7 +42,7 @@ def test_requests_without_rows() -> None:
 
 
 def test_a_plan_is_made_once_for_what_determines_it() -> None:
-    plans = Plans(Signature.from_config(CONFIG))
+    plans = OutputLayouts(Signature.from_config(CONFIG))
     columns = (("OUTPUT0", 11, (1, 4), 16),)
     plan = plans.plan(0, ((1, ALL),), columns)
     assert plans.plan(0, ((1, ALL),), columns) is plan
@@ -59,13 +59,13 @@ def test_a_plan_is_made_once_for_what_determines_it() -> None:
 
 @pytest.mark.parametrize("config", [STRINGS, {**PAIR, "output": [tensor_config("S", "TYPE_STRING", [1])]}])
 def test_plans_of_strings_are_not_kept(config: dict[str, Any]) -> None:
-    plans = Plans(Signature.from_config(config))
+    plans = OutputLayouts(Signature.from_config(config))
     columns = (("OUTPUT0", 13, (1, 1), 5),)
     assert plans.plan(0, ((1, ALL),), columns) is not plans.plan(0, ((1, ALL),), columns)
 
 
 def test_no_more_than_256_plans_are_kept_and_no_long_ones() -> None:
-    plans = Plans(Signature.from_config(CONFIG))
+    plans = OutputLayouts(Signature.from_config(CONFIG))
     keys = [((number, ALL),) for number in range(1, 258)]
     made = [plans.plan(0, key, (("OUTPUT0", 11, (key[0][0], 4), 16 * key[0][0]),)) for key in keys]
     assert plans.plan(0, keys[-1], (("OUTPUT0", 11, (257, 4), 16 * 257),)) is made[-1]

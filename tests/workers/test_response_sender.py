@@ -15,7 +15,7 @@ from shoal.messages.to_worker import StopWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.slab import taken_nbytes
 from shoal.workers.answers import Answers
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import MAX_OPEN_BATCHES, WINDOW, ResponseSender, UnheardResponseSender
 from tests.workers.sending import DONE, READY, RESCHEDULE, RESPONSE, Sending, heard, output, rung, started, value
@@ -120,7 +120,7 @@ def test_outputs_go_as_they_are(batcher: Batcher) -> None:
     done = batcher._read(heard(batcher)[-1])
     assert done.outputs == {"OUTPUT0": b"\2\0\0\0\xc3\xa9\1\0\0\0\xff"}
     with pytest.raises(InternalError, match="returned output 'OUTPUT0' that is no BYTES tensor"):
-        Answers(1, Plans(Signature.from_config(PAIR))).add_outputs(
+        Answers(1, OutputLayouts(Signature.from_config(PAIR))).add_outputs(
             backend.requests[0], [("OUTPUT0", BYTES, np.array(["\ud800"], np.object_))]
         )
 
@@ -308,7 +308,7 @@ def race(make_batcher: Callable[..., Batcher], num_requests: int, num_threads: i
 
 
 def test_nobody_hears_a_warm_up() -> None:
-    answers = Answers(2, Plans(Signature.from_config(CONFIG)))
+    answers = Answers(2, OutputLayouts(Signature.from_config(CONFIG)))
     request: Any = type("", (), {"position": 1})
     sender = answers.sender(request)
     assert isinstance(sender, UnheardResponseSender)

@@ -20,7 +20,7 @@ from shoal.shm.segment import SegmentView
 from shoal.shm.slab import Slab, SlabView
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from tests.batcher.star import CLIENT, MODEL, WORKER, one_of_each
 from tests.messages import receive
 from tests.workers.worker_harness import VARIABLE, Returning
@@ -38,7 +38,7 @@ class Pair:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.supervisor, self.channel = map(Channel, ends)
         self.batcher_bell = Doorbell.create()
-        oversize = OversizeBlocks(self.channel)
+        oversize = WorkerOversizeBlocks(self.channel)
         self.memory = Memory(worker.own, worker.link_view, worker.bell, self.batcher_bell, oversize)
         self.memory.segments.add(CLIENT, self.client.own_view)
         backend = Returning(lambda _inputs: {"OUTPUT0": LARGE})

@@ -25,7 +25,7 @@ from shoal.workers.backends.backend import Backend, BackendModel, BatchedBackend
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
-from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
@@ -86,7 +86,7 @@ class Batcher:
             SegmentView.attach(link),
             self.worker_bell,
             self.bell,
-            OversizeBlocks(self.worker_channel, self._block_wait_s),
+            WorkerOversizeBlocks(self.worker_channel, self._block_wait_s),
             block_wait_s=self._block_wait_s,
         )
         memory.segments.add(CLIENT_OWNER, SegmentView.attach(os.dup(self.client_fd)))

@@ -13,9 +13,9 @@ from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, BackendModel, Device, joinable
 from shoal.workers.backends.embedding.options import STORES, LookUp, look_ups
-from shoal.workers.backends.embedding.outputs import Found, Output
+from shoal.workers.backends.embedding.outputs import EmbeddingOutput, PendingLookUp
 from shoal.workers.backends.embedding.rows import Rows, TableSpec
-from shoal.workers.backends.embedding.stores import Store, StoreRows, open_store, public_name
+from shoal.workers.backends.embedding.stores import OpenStore, StoreRows, open_store, public_name
 from shoal.workers.backends.embedding.table import TableRows
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.requests import Request, gather, is_wanted
@@ -31,13 +31,13 @@ class EmbeddingBackend(Backend):
         # Changed by load and unload.
         self._ragged: RaggedBatches | None = None
         self._tables: tuple[Rows, ...] = ()
-        self._outputs: tuple[Output, ...] = ()
+        self._outputs: tuple[EmbeddingOutput, ...] = ()
 
     def load(self, model: BackendModel, device: Device) -> None:
         """Open the tables. Raises InvalidArgumentError where they and the configuration disagree."""
         del device
         tables: dict[tuple[str, TableSpec, str], Rows] = {}
-        stores: dict[str, Store] = {}
+        stores: dict[str, OpenStore] = {}
         outputs = []
         for look_up in look_ups(model, Signature.from_config(model.config)):
             spec = TableSpec(
@@ -48,7 +48,7 @@ class EmbeddingBackend(Backend):
             if key not in tables:  # one for all outputs that use it alike, so that they see it replaced together
                 tables[key] = _rows(look_up, model, what, spec, stores)
                 tables[key].refresh()
-            outputs.append(Output(look_up, tables[key], what))
+            outputs.append(EmbeddingOutput(look_up, tables[key], what))
             outputs[-1].check()
         self._ragged = RaggedBatches(model.config) or None
         self._tables, self._outputs = tuple(tables.values()), tuple(outputs)
@@ -87,7 +87,7 @@ class EmbeddingBackend(Backend):
         answers.output_start_ns = time.monotonic_ns()
 
 
-def _rows(look_up: LookUp, model: BackendModel, what: str, spec: TableSpec, stores: dict[str, Store]) -> Rows:
+def _rows(look_up: LookUp, model: BackendModel, what: str, spec: TableSpec, stores: dict[str, OpenStore]) -> Rows:
     table = look_up.table
     if not table.startswith(STORES):
         return TableRows(os.path.join(model.version_dir, table), what, spec)
@@ -97,7 +97,7 @@ def _rows(look_up: LookUp, model: BackendModel, what: str, spec: TableSpec, stor
 
 
 def _refuse_lacking(
-    requests: Sequence[Request], found: Sequence[tuple[Output, Found]], answers: Answers
+    requests: Sequence[Request], found: Sequence[tuple[EmbeddingOutput, PendingLookUp]], answers: Answers
 ) -> list[Request]:
     """The requests that have rows for all ids of the outputs that they want; others fail, each with its first missing
     id."""

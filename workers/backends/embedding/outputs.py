@@ -16,7 +16,7 @@ _NONE: Array = np.empty(0, np.intp)
 PIECE_NBYTES = 16 << 20
 
 
-class Found(NamedTuple):
+class PendingLookUp(NamedTuple):
     """A look-up between its two halves."""
 
     ids: Array  # flat
@@ -36,7 +36,7 @@ class Found(NamedTuple):
         return int(self.ends[bag - 1]) if bag else 0
 
 
-class Output:
+class EmbeddingOutput:
     """Finds, then takes; between the two the output gets its place."""
 
     def __init__(self, look_up: LookUp, rows: Rows, what: str) -> None:
@@ -63,7 +63,7 @@ class Output:
         if len(look.unknown):
             raise self._unknown(unknown_id)
 
-    def find(self, inputs: Mapping[str, Array], ends_of_ragged: Mapping[str, Array]) -> Found:
+    def find(self, inputs: Mapping[str, Array], ends_of_ragged: Mapping[str, Array]) -> PendingLookUp:
         """`ends_of_ragged`: where each row ends of an input whose rows have different lengths.
 
         Raises InvalidArgumentError for offsets that are none.
@@ -95,9 +95,9 @@ class Output:
                 lacking = np.setdiff1d(lacking, padding, assume_unique=True)
         if damaged:
             lacking = np.union1d(lacking, np.setdiff1d(list(damaged), padding, assume_unique=True))
-        return Found(ids, rows, lacking, damaged, padding, zeros, ends, shape + self._rows.row_shape)
+        return PendingLookUp(ids, rows, lacking, damaged, padding, zeros, ends, shape + self._rows.row_shape)
 
-    def take(self, found: Found, out: Array) -> None:
+    def take(self, found: PendingLookUp, out: Array) -> None:
         """The rows of what was found, or of its bags, into `out`, which has the shape found."""
         if self._look_up.is_pooled:
             self._pool(found, out)
@@ -107,7 +107,7 @@ class Output:
         if len(found.zeros):
             rows[found.zeros] = 0
 
-    def _pool(self, found: Found, out: Array) -> None:
+    def _pool(self, found: PendingLookUp, out: Array) -> None:
         row_shape = self._rows.row_shape
         width = int(np.prod(row_shape, dtype=np.intp))
         sums: Array = np.zeros((len(found.ends), width), self._work)
@@ -124,7 +124,7 @@ class Output:
             sums /= np.maximum(num_ids_of(found.ends, found.padding), 1)[:, None].astype(self._work)
         np.copyto(out.reshape(-1, width), sums, casting="same_kind")
 
-    def why_lacking(self, found: Found, position: int) -> ShoalError:
+    def why_lacking(self, found: PendingLookUp, position: int) -> ShoalError:
         """What is said of an id that no row stands for."""
         if position in found.damaged:
             return InternalError(found.damaged[position])

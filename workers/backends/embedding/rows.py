@@ -22,7 +22,7 @@ class TableSpec:
     stored: Datatype  # of a store, which does not tell
 
 
-class Look(NamedTuple):
+class FoundRows(NamedTuple):
     """What a table says to ids; positions in them ascend."""
 
     rows: Any  # for `take`, one per id: whatever can be sliced
@@ -43,7 +43,7 @@ class Rows(ABC):
         """Take notice of a table that has replaced this one; called between two batches, never within one."""
 
     @abstractmethod
-    def find(self, ids: Array) -> Look:
+    def find(self, ids: Array) -> FoundRows:
         """Look for ids, of one dimension."""
 
     @abstractmethod

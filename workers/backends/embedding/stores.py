@@ -21,7 +21,7 @@ import numpy as np
 from shoal.datatypes import BF16, format_shape
 from shoal.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.workers.backends.embedding.replaceable import Replaceable, place
-from shoal.workers.backends.embedding.rows import Look, Rows, TableSpec, check_type, convert
+from shoal.workers.backends.embedding.rows import FoundRows, Rows, TableSpec, check_type, convert
 from shoal.workers.tensors import Array
 
 #: Keys → the value of each, None where there is none.
@@ -30,7 +30,7 @@ GetMany: TypeAlias = Callable[[list[bytes]], Sequence[bytes | None]]
 REDIS_TIMEOUT_S = 1.0
 
 
-class Store(NamedTuple):
+class OpenStore(NamedTuple):
     """What is opened."""
 
     get_many: GetMany
@@ -40,7 +40,7 @@ class Store(NamedTuple):
 class StoreRows(Rows):
     """A table in a store. Raises InvalidArgumentError where its numbers cannot become the output's."""
 
-    def __init__(self, what: str, spec: TableSpec, key: str, store: Store) -> None:
+    def __init__(self, what: str, spec: TableSpec, key: str, store: OpenStore) -> None:
         _check_spec(what, spec)
         prefix, _, suffix = key.partition("{id}")
         self._what = what
@@ -58,7 +58,7 @@ class StoreRows(Rows):
         """Look for another file where the store is one."""
         self._store.refresh()
 
-    def find(self, ids: Array) -> Look:
+    def find(self, ids: Array) -> FoundRows:
         """The values, zeros where there is none. Each id is asked for once."""
         elements = ids.tolist()
         distinct = list(dict.fromkeys(elements))
@@ -74,7 +74,7 @@ class StoreRows(Rows):
             elif len(value) != self._row_nbytes:
                 damaged[position] = self._no_row(text % (self._prefix, elements[position], self._suffix), value)
                 rows[position] = zeros
-        return Look(rows, np.array(unknown, np.intp), damaged)
+        return FoundRows(rows, np.array(unknown, np.intp), damaged)
 
     def take(self, found: list[bytes], out: Array) -> None:
         """The values, joined, as an array."""
@@ -101,7 +101,7 @@ def _check_spec(what: str, spec: TableSpec) -> None:
     check_type(what, spec.stored.dtype, spec.scale is not None, spec.output)
 
 
-def open_store(table: str, directory: str, what: str) -> Store:
+def open_store(table: str, directory: str, what: str) -> OpenStore:
     """The store that a table names. Raises UnsupportedError where its package is not installed."""
     scheme, _, place_ = table.partition(":")
     if scheme in ("lmdb", "rocksdb"):
@@ -112,8 +112,8 @@ def open_store(table: str, directory: str, what: str) -> Store:
         def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
             return opened.current(keys)
 
-        return Store(get_many, opened.refresh)
-    return Store(_open_redis(what, table), lambda: None)
+        return OpenStore(get_many, opened.refresh)
+    return OpenStore(_open_redis(what, table), lambda: None)
 
 
 def public_name(table: str) -> str:

@@ -26,7 +26,7 @@ from numpy.lib import format as npy
 from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.workers.backends.embedding.replaceable import Replaceable
-from shoal.workers.backends.embedding.rows import Look, Rows, TableSpec, check_type, convert
+from shoal.workers.backends.embedding.rows import FoundRows, Rows, TableSpec, check_type, convert
 from shoal.workers.tensors import Array
 
 VECTORS, IDS, SCALES = "vectors.npy", "ids.npy", "scales.npy"
@@ -79,21 +79,21 @@ class TableRows(Rows):
                     f"{self._what} was cut short while it is read; replace it by rename, do not write into it"
                 )
 
-    def find(self, ids: Array) -> Look:
+    def find(self, ids: Array) -> FoundRows:
         """The numbers of rows, 0 where there is none."""
         table = self._files.current
         if table.ids is not None:
-            return Look(*_find_sorted(table.ids, ids), {})
+            return FoundRows(*_find_sorted(table.ids, ids), {})
         # What is below 0 is then above all, which it is in 64 bits only: as a byte -1 is 255, and that may be a row.
         unsigned = ids.astype(_INT64, copy=False).view(_UINT64) if ids.dtype.kind == "i" else ids
         num_rows = len(table.vectors)
         # By its place: numpy's max itself runs Python, 11k instructions against 4k.
         if not len(ids) or unsigned.item(unsigned.argmax()) < num_rows:
-            return Look(ids, _NONE, {})
+            return FoundRows(ids, _NONE, {})
         unknown = np.flatnonzero(unsigned >= num_rows)
         rows = ids.copy()
         rows[unknown] = 0
-        return Look(rows, unknown, {})
+        return FoundRows(rows, unknown, {})
 
     def take(self, found: Array, out: Array) -> None:
         """From the mapped file straight into `out` where the numbers are of one kind."""

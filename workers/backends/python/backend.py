@@ -25,7 +25,7 @@ from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.backends.python import blas
 from shoal.workers.backends.python.bls import NO_PARENTS, Parents, current_parents
-from shoal.workers.backends.python.event_loop import EventLoop
+from shoal.workers.backends.python.event_loop import ModelEventLoop
 from shoal.workers.backends.python.model import InstanceIdentity, PythonModel, Responses, describe
 from shoal.workers.backends.python.requests import ModelTraits, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
@@ -45,7 +45,7 @@ class PythonBackend(Backend):
         # Changed by describe and load.
         self._model = PythonModel(InstanceIdentity("", 0, "", "", ""), {})
         self._served = ModelTraits("", 0, (), False)
-        self._event_loop = EventLoop("execute")
+        self._event_loop = ModelEventLoop("execute")
         self._runtime = WorkerRuntime("")
         # Changed by load, and by execute where the model turns out to write into its inputs.
         self._has_copies = False

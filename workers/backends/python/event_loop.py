@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 CANCEL_WAIT_S = 5.0
 
 
-class EventLoop:
+class ModelEventLoop:
     """Runs coroutines beside each other; the thread starts with the first."""
 
     def __init__(self, name: str) -> None:

@@ -18,7 +18,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unsupp
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.pytorch import programs
-from shoal.workers.backends.pytorch.options import Settings, settings
+from shoal.workers.backends.pytorch.options import PytorchSettings, settings
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import smallest_inputs
@@ -164,7 +164,7 @@ def _torch_device(model: BackendModel, device: Device) -> torch.device | None:
     return torch.device("cuda", device.id if device.id < torch.cuda.device_count() else 0)
 
 
-def _set_up_process(chosen: Settings) -> None:
+def _set_up_process(chosen: PytorchSettings) -> None:
     """What PyTorch has once for all models of a process; this one has one model."""
     torch.set_num_threads(chosen.intra_op_num_threads)
     if torch.get_num_interop_threads() != chosen.inter_op_num_threads:

@@ -16,7 +16,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton read
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PytorchSettings:
     """One instance's options. What holds for a whole process in PyTorch holds for one instance here."""
 
     intra_op_num_threads: int
@@ -33,10 +33,10 @@ class Settings:
     compile: dict[str, Any] | None  # keyword arguments of torch.compile; None = not compiled
 
 
-def settings(model: BackendModel, device: Device) -> Settings:
+def settings(model: BackendModel, device: Device) -> PytorchSettings:
     """All options of an instance. Raises InvalidArgumentError for a value that is none."""
     num_cores = len(device.cores)
-    return Settings(
+    return PytorchSettings(
         intra_op_num_threads=_threads(model, ("INTRA_OP_THREAD_COUNT", "NUM_THREADS")) or num_cores,
         inter_op_num_threads=_threads(model, ("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")) or num_cores,
         inference_mode=_flag(model, "INFERENCE_MODE", default=True),

@@ -26,7 +26,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unavai
 from shoal.workers.backends.backend import BackendModel
 from shoal.workers.backends.python.model import import_model
 from shoal.workers.backends.pytorch import naming
-from shoal.workers.backends.pytorch.options import COMPILE, Settings, check_tensors
+from shoal.workers.backends.pytorch.options import COMPILE, PytorchSettings, check_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ _NO_OUTPUT = (
 )
 
 
-def load(model: BackendModel, device: torch.device | None, settings: Settings) -> Program:
+def load(model: BackendModel, device: torch.device | None, settings: PytorchSettings) -> Program:
     """The program of a model, on `device`; None leaves its tensors where they were saved.
 
     Raises UnavailableError without a file, InternalError with PyTorch's words for one that it cannot load, and
@@ -189,7 +189,7 @@ def _form(model: BackendModel, file: str) -> str:
     )
 
 
-def _torchscript(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _torchscript(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Program:
     check_tensors(model, takes_strings=True)
     torch._C._set_graph_executor_optimize(settings.optimized_execution)
     for value, switch in (
@@ -225,7 +225,7 @@ def _load_torchscript(file: str, device: torch.device | None) -> Any:
         return load(file, map_location=device)
 
 
-def _export(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _export(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Program:
     _refuse_for_archives(model, settings)
     program = torch.export.load(file)
     if device is not None and device.type != "cpu":
@@ -245,7 +245,7 @@ def _export(model: BackendModel, file: str, device: torch.device | None, setting
     return Exported(run, model, in_spec, out_spec, getattr(called, "forward_arg_names", None) or ())
 
 
-def _aotinductor(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _aotinductor(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Program:
     _refuse_for_archives(model, settings)
     # Compiled code believes what it is told of shapes; it reads beyond a smaller tensor unless it is told to look.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
@@ -255,7 +255,7 @@ def _aotinductor(model: BackendModel, file: str, device: torch.device | None, se
     return Exported(loader.boxed_run, model, in_spec, out_spec)
 
 
-def _refuse_for_archives(model: BackendModel, settings: Settings) -> None:
+def _refuse_for_archives(model: BackendModel, settings: PytorchSettings) -> None:
     check_tensors(model, takes_strings=False)
     if settings.channels_last:
         raise UnsupportedError(
@@ -264,7 +264,7 @@ def _refuse_for_archives(model: BackendModel, settings: Settings) -> None:
         )
 
 
-def _module(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Program:
+def _module(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Program:
     check_tensors(model, takes_strings=False)
     module: Any = _class_in(import_model(file, model.version_dir))()
     weights = os.path.splitext(file)[0] + ".pt"
@@ -288,7 +288,7 @@ def _arguments(model: BackendModel, module: Any) -> naming.Template:
     return naming.arguments_in_order(model.name, names, [each.name for each in declared], required)
 
 
-def _state_dict(model: BackendModel, file: str, device: torch.device | None, settings: Settings) -> Any:
+def _state_dict(model: BackendModel, file: str, device: torch.device | None, settings: PytorchSettings) -> Any:
     try:
         return torch.load(file, map_location=device, weights_only=True, mmap=settings.weight_sharing or None)
     except Exception as error:  # PyTorch advises to load without weights_only, and we do not

@@ -109,7 +109,7 @@ class TensorrtBackend(BatchedBackend):
         self._asked_names = frozenset(signature.outputs)
         self._datatypes = {tensor.name: BY_CONFIG_NAME[tensor.data_type] for tensor in (*inputs, *outputs)}
         self._graph_batch_sizes = graph_batch_sizes(model.config)
-        self._stream = cuda.Stream()
+        self._stream = cuda.CudaStream()
         self._contexts = {profile.number: self._context(profile.number) for profile in self._profiles}
         self.stage = self._pinned
         if not model.config["model_warmup"]:
@@ -313,7 +313,7 @@ class TensorrtBackend(BatchedBackend):
 class _Graph:
     """A captured run, the context whose memory it uses, and where its outputs lie."""
 
-    def __init__(self, graph: cuda.Graph, context: Any, outputs: dict[str, Array]) -> None:
+    def __init__(self, graph: cuda.CudaGraph, context: Any, outputs: dict[str, Array]) -> None:
         self.outputs = outputs
         self._context = context
         self.launch, self.destroy = graph.launch, graph.destroy

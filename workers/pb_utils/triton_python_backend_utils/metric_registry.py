@@ -95,7 +95,7 @@ class _Histogram(Series):
         return change
 
 
-class Family:
+class RegisteredFamily:
     """A metric family: what it measures, and the series that the MetricFamily objects of its name have made."""
 
     def __init__(self, name: str, kind: Kind, description: str) -> None:
@@ -109,7 +109,7 @@ class Family:
 class FamilyHandle:
     """The part of one MetricFamily object in a family; its metrics know by this that the object was deleted."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: RegisteredFamily) -> None:
         self.family = family
         # Changed by the registry, under its lock; at last by the family's end, in any thread.
         self.labels = set[Labels]()
@@ -125,10 +125,12 @@ class MetricRegistry:
         #: middle of anything, so it waits for nothing once it has been called for a change.
         self.on_change: Callable[[], None] = lambda: None
         # Changed under the lock.
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, RegisteredFamily] = {}
         self._num_series = 0
         self._has_warned = False
-        self._ended: list[tuple[Family, Labels, Any]] = []  # changes of series that are gone, each with its end, None
+        self._ended: list[
+            tuple[RegisteredFamily, Labels, Any]
+        ] = []  # changes of series that are gone, each with its end, None
         self._changed: dict[tuple[str, Labels], Series] = {}
         # Changed by finalizers, without the lock.
         self._deleted: deque[FamilyHandle] = deque()
@@ -138,7 +140,7 @@ class MetricRegistry:
         first one's. Raises TritonModelException where the family is of another kind."""
         with self.lock:
             self._end_deleted()
-            family = self._families.setdefault(name, Family(name, kind, description))
+            family = self._families.setdefault(name, RegisteredFamily(name, kind, description))
             if family.kind != kind:
                 raise TritonModelException(
                     f"{NO_FAMILY}metric family '{name}' exists already, as {family.kind.value} with the "
@@ -168,7 +170,7 @@ class MetricRegistry:
             if not family.num_objects:
                 del self._families[family.name]
 
-    def _end_series(self, family: Family, labels: Labels) -> None:
+    def _end_series(self, family: RegisteredFamily, labels: Labels) -> None:
         series = family.series.pop(labels)
         self._num_series -= 1
         if self._changed.pop((family.name, labels), None) is not None:
@@ -202,7 +204,7 @@ class MetricRegistry:
                 "family '%s'", MAX_SERIES, name,
             )  # fmt: skip
 
-    def note(self, family: Family, labels: Labels, series: Series) -> None:
+    def note(self, family: RegisteredFamily, labels: Labels, series: Series) -> None:
         """A series has changed. Under the lock."""
         if family.series.get(labels) is not series:
             return  # one too many, or gone
@@ -218,7 +220,7 @@ class MetricRegistry:
             self._end_deleted()
             ended, self._ended = self._ended, []
             changed, self._changed = self._changed, {}
-            families: dict[Family, list[Any]] = {}
+            families: dict[RegisteredFamily, list[Any]] = {}
             for family, labels, change in ended:
                 _told(families, family).append([labels, change])
             for (name, labels), series in changed.items():
@@ -226,7 +228,7 @@ class MetricRegistry:
             return list(families.values())
 
 
-def _told(families: dict[Family, list[Any]], family: Family) -> list[Any]:
+def _told(families: dict[RegisteredFamily, list[Any]], family: RegisteredFamily) -> list[Any]:
     told = families.setdefault(family, [family.name, family.kind.value, family.description, []])
     changes: list[Any] = told[3]
     return changes

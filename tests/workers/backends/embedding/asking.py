@@ -11,7 +11,7 @@ from shoal.datatypes import BY_CONFIG_NAME, BYTES
 from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
 from shoal.workers.backends.embedding import EmbeddingBackend
-from shoal.workers.plans import Plans
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array, encode_strings
 from tests.workers.worker_harness import CPU, model, model_config, tensor_config
@@ -72,7 +72,7 @@ def ask(
         header = msgpack.packb(["", refs, list(outputs[position] if outputs else ()), {}])
         assert header is not None
         opened.append(reader.open(position, memoryview(bytes(body)).toreadonly(), header))
-    answers = Placed(len(requests), Plans(signature))
+    answers = Placed(len(requests), OutputLayouts(signature))
     backend.execute(opened, answers)
     return answers
 

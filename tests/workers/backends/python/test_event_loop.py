@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from shoal.workers.backends.python import event_loop
-from shoal.workers.backends.python.event_loop import EventLoop
+from shoal.workers.backends.python.event_loop import ModelEventLoop
 
 
-def began(coroutine: Callable[[threading.Event], object]) -> EventLoop:
+def began(coroutine: Callable[[threading.Event], object]) -> ModelEventLoop:
     """A loop in which it has begun."""
-    loop, has_begun = EventLoop("execute"), threading.Event()
+    loop, has_begun = ModelEventLoop("execute"), threading.Event()
     loop.begin(coroutine(has_begun))  # type: ignore[arg-type]
     assert has_begun.wait(10)
     return loop
@@ -82,12 +82,12 @@ def test_a_coroutine_that_does_not_give_way_is_left_alone(
 def test_whoever_ends_the_loop_ends_the_worker(end: str) -> None:
     program = f"""
 import asyncio, threading
-from shoal.workers.backends.python.event_loop import EventLoop
+from shoal.workers.backends.python.event_loop import ModelEventLoop
 
 async def run():
     {end}
 
-EventLoop("execute").begin(run())
+ModelEventLoop("execute").begin(run())
 threading.Event().wait(10)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)

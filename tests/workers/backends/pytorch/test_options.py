@@ -7,18 +7,18 @@ import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.workers.backends.backend import Device
-from shoal.workers.backends.pytorch.options import Settings, check_tensors, settings
+from shoal.workers.backends.pytorch.options import PytorchSettings, check_tensors, settings
 from tests.workers.worker_harness import model, model_config, tensor_config
 
 CPU = Device("KIND_CPU", 0, (2, 3, 5))
 
 
-def chosen(**parameters: str) -> Settings:
+def chosen(**parameters: str) -> PytorchSettings:
     return settings(model(model_config([], [], parameters=parameters)), CPU)
 
 
 def test_defaults_follow_the_cores() -> None:
-    assert chosen() == Settings(
+    assert chosen() == PytorchSettings(
         intra_op_num_threads=3,
         inter_op_num_threads=3,
         inference_mode=True,
