@@ -1,4 +1,4 @@
-"""The surroundings of a Python model: the modules beside it, and its runtime, never another model's.
+"""Isolation of Python models in one interpreter: each sees the modules beside it and its own runtime, never another's.
 
 In a worker a model has the interpreter to itself. Here several share one, and two of them may have a `utils.py` or lie
 in a directory called "1": while a model runs, only its own modules are in sys.modules.
@@ -13,13 +13,13 @@ from types import ModuleType
 from triton_python_backend_utils import runtime
 from triton_python_backend_utils.runtime import Runtime
 
-#: Surroundings of the running model, last; a model that calls another is suspended meanwhile. Models run in one thread
+#: Of the running model, last; a model that calls another is suspended meanwhile. Models run in one thread
 #: at a time, except threads that they start: these see whatever is there.
-_running: "list[Surroundings]" = []
+_running: "list[ModelIsolation]" = []
 
 
-class Surroundings:
-    """The surroundings of one model instance."""
+class ModelIsolation:
+    """The modules and the runtime of one model instance."""
 
     def __init__(self, directory: str, runtime: Runtime) -> None:
         """Modules from the model's `directory`, which ends with a slash, are its own."""
@@ -32,7 +32,7 @@ class Surroundings:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Run the model's code in its surroundings."""
+        """Run the model's code with its own modules and runtime."""
         if _running:
             _running[-1]._take_away()
         _running.append(self)

@@ -11,7 +11,7 @@ from shoal.model_config.autocomplete import ModelIO
 from shoal.star.client import StarClient
 from shoal.testing.client import LocalClient
 from shoal.testing.event_loop import InlineEventLoop, VirtualEventLoop
-from shoal.testing.model_isolation import Surroundings
+from shoal.testing.model_isolation import ModelIsolation
 from shoal.testing.simulation import Simulation
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import BackendModel, Device
@@ -45,29 +45,27 @@ class InlinePythonBackend(PythonBackend):
         super().__init__()
         self._simulation = simulation
         self._runtime = InlineRuntime(model.name, simulation, client)
-        self._surroundings = Surroundings(os.path.dirname(model.version_dir) + os.sep, self._runtime)
+        self._isolation = ModelIsolation(os.path.dirname(model.version_dir) + os.sep, self._runtime)
         #: The loop of a model whose execute is a coroutine. Set by load.
         self.virtual_loop: VirtualEventLoop | None = None
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
-        with self._surroundings.enter():
+        with self._isolation.enter():
             return super().describe(model, device)
 
     def load(self, model: BackendModel, device: Device) -> None:
-        with self._surroundings.enter():
+        with self._isolation.enter():
             super().load(model, device)
         if self._model.is_async:
-            self.virtual_loop = VirtualEventLoop(
-                self._simulation.time_ns, self._simulation.wake, self._surroundings.enter
-            )
+            self.virtual_loop = VirtualEventLoop(self._simulation.time_ns, self._simulation.wake, self._isolation.enter)
             self._event_loop = InlineEventLoop(self.virtual_loop)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        with self._surroundings.enter():
+        with self._isolation.enter():
             super().execute(requests, answers)
 
     def unload(self) -> None:
-        with self._surroundings.enter():
+        with self._isolation.enter():
             super().unload()
         if runtime.current is self._runtime:
             runtime.set_runtime(None)  # it would keep the test's whole server alive
