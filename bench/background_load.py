@@ -41,7 +41,7 @@ def content_length(head: bytes | bytearray) -> int | None:
 
 
 @dataclass(slots=True)
-class Guest:
+class QuietConnection:
     """One connection of the crowd."""
 
     socket: socket.socket
@@ -53,7 +53,7 @@ class Guest:
     returns_at_s: float = 0.0
 
 
-class Crowd:
+class QuietConnections:
     """`size` connections: each sends `opening`, then nothing. It reads at once, or in sips as a slow reader does.
 
     `stays` demands that each was answered with 200 and none was closed, as idle connections must.
@@ -69,13 +69,13 @@ class Crowd:
         self._thread = threading.Thread(target=self._run, name="crowd")
         # Changed by the thread, read by others after it has ended.
         self._selector = selectors.DefaultSelector()
-        self._guests: list[Guest] = []
+        self._guests: list[QuietConnection] = []
         self._settled = threading.Event()
         self._fault = ""
         self._next_to_sip = 0
         self.num_closed = 0
 
-    def __enter__(self) -> "Crowd":
+    def __enter__(self) -> "QuietConnections":
         wanted = self._size + 100
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY and hard < wanted:
@@ -122,7 +122,7 @@ class Crowd:
         asks = self._sips or self._stays
         return not any(guest.unsent or (asks and not guest.begins) for guest in self._guests)
 
-    def _arrive(self) -> Guest:
+    def _arrive(self) -> QuietConnection:
         connection = socket.socket()
         if self._sips:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SIP_BYTES)
@@ -133,14 +133,14 @@ class Crowd:
             connection.close()
             raise
         connection.setblocking(False)
-        guest = Guest(connection, memoryview(self._opening))
+        guest = QuietConnection(connection, memoryview(self._opening))
         events = selectors.EVENT_WRITE if self._sips else selectors.EVENT_READ | selectors.EVENT_WRITE
         self._selector.register(connection, events, guest)
         return guest
 
     def _step(self, timeout_s: float) -> None:
         for key, events in self._selector.select(timeout_s):
-            guest: Guest = key.data
+            guest: QuietConnection = key.data
             try:
                 if events & selectors.EVENT_WRITE:
                     guest.unsent = guest.unsent[guest.socket.send(guest.unsent) :]
@@ -151,7 +151,7 @@ class Crowd:
             except OSError:
                 self._leave(guest)
 
-    def _wait(self, guest: Guest) -> None:
+    def _wait(self, guest: QuietConnection) -> None:
         """The opening has been sent."""
         if self._sips:
             self._selector.unregister(guest.socket)
@@ -159,7 +159,7 @@ class Crowd:
         else:
             self._selector.modify(guest.socket, selectors.EVENT_READ, guest)
 
-    def _read(self, guest: Guest, nbytes: int) -> None:
+    def _read(self, guest: QuietConnection, nbytes: int) -> None:
         data = guest.socket.recv(nbytes)
         guest.begins = guest.begins or data
         if not data:
@@ -178,7 +178,7 @@ class Crowd:
                 except OSError:
                     self._leave(guest)
 
-    def _leave(self, guest: Guest) -> None:
+    def _leave(self, guest: QuietConnection) -> None:
         if guest.is_registered:
             self._selector.unregister(guest.socket)
         guest.socket.close()
@@ -193,7 +193,7 @@ class Crowd:
                 self._guests[index] = self._arrive()
 
 
-class Bodies:
+class RepeatedRequest:
     """One request, repeated on one connection at a time; the first answer is checked against `right`."""
 
     def __init__(self, port: int, request: Request, right: bytes) -> None:
@@ -206,7 +206,7 @@ class Bodies:
         self._fault = ""
         self.num_answered = 0
 
-    def __enter__(self) -> "Bodies":
+    def __enter__(self) -> "RepeatedRequest":
         self._post()
         if self._fault:
             raise BenchmarkError(self._fault)

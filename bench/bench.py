@@ -55,7 +55,7 @@ class Bench:
             start_s = server.wait_for_answer(request, check, self.generator.ask)
             if peer.name not in self.versions:
                 self.versions[peer.name] = peer.version(server.port)
-            with peer.company(server.port):
+            with peer.background(server.port):
                 yield server, start_s
                 server.wait_for_answer(request, check, self.generator.ask)
         finally:

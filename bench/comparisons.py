@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from bench.background_load import Bodies, Crowd, raw
+from bench.background_load import QuietConnections, RepeatedRequest, raw
 from bench.peers import PEERS, Peer, launch_shoal
 from bench.workloads import DIGITS, IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, BenchModel, Request, v2_request
 
@@ -20,7 +20,7 @@ NUM_MODELS, NUM_INSTANCES = 200, 8
 NUM_GUESTS, NUM_LARGE_READERS = 1000, 50
 LARGE_BODY_BYTES = 60_000_000
 WORKLOAD = next(each for each in WORKLOADS if each.name == "binary-c10")
-#: Loaded beside the model that is asked, since some company asks them; plain, too, so that nothing else differs.
+#: Loaded beside the model that is asked, since background clients ask them; plain, too, so that nothing else differs.
 ANY_SIZE = BenchModel("identity_any", ("INPUT0",), (-1,), ("OUTPUT0",), (-1,), 0)
 BESIDE = (IDENTITY_IMAGE, ANY_SIZE)
 
@@ -44,35 +44,35 @@ class Comparison:
     target: float
 
 
-def _idle(port: int) -> Crowd:
-    return Crowd(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary")), stays=True)
+def _idle(port: int) -> QuietConnections:
+    return QuietConnections(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary")), stays=True)
 
 
-def _half_heads(port: int) -> Crowd:
+def _half_heads(port: int) -> QuietConnections:
     whole = raw(v2_request(IDENTITY_16, "binary"))
-    return Crowd(port, NUM_GUESTS, whole[: whole.index(b"\r\n\r\n") // 2])
+    return QuietConnections(port, NUM_GUESTS, whole[: whole.index(b"\r\n\r\n") // 2])
 
 
-def _half_bodies(port: int) -> Crowd:
-    return Crowd(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary"))[:-32])
+def _half_bodies(port: int) -> QuietConnections:
+    return QuietConnections(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary"))[:-32])
 
 
-def _half_images(port: int) -> Crowd:
+def _half_images(port: int) -> QuietConnections:
     whole = raw(v2_request(IDENTITY_IMAGE, "binary"))
-    return Crowd(port, NUM_GUESTS, whole[: len(whole) // 2])
+    return QuietConnections(port, NUM_GUESTS, whole[: len(whole) // 2])
 
 
-def _slow_readers(port: int) -> Crowd:
-    return Crowd(port, NUM_GUESTS, raw(v2_request(IDENTITY_IMAGE, "binary")), sips=True)
+def _slow_readers(port: int) -> QuietConnections:
+    return QuietConnections(port, NUM_GUESTS, raw(v2_request(IDENTITY_IMAGE, "binary")), sips=True)
 
 
-def _slow_large_readers(port: int) -> Crowd:
+def _slow_large_readers(port: int) -> QuietConnections:
     any_size = replace(ANY_SIZE, dims=(2_000_000,))
-    return Crowd(port, NUM_LARGE_READERS, raw(v2_request(any_size, "binary")), sips=True)
+    return QuietConnections(port, NUM_LARGE_READERS, raw(v2_request(any_size, "binary")), sips=True)
 
 
-def _large_bodies(port: int) -> Bodies:
-    return Bodies(port, *_large_json())
+def _large_bodies(port: int) -> RepeatedRequest:
+    return RepeatedRequest(port, *_large_json())
 
 
 @functools.cache
@@ -96,10 +96,10 @@ def _setting(
     title: str,
     others: Sequence[BenchModel] = BESIDE,
     num_instances: int = 1,
-    company: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    background: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> Peer:
     launch = functools.partial(launch_shoal, others=others, num_instances=num_instances)
-    return replace(PEERS[0], name=name, title=title, launch=launch, company=company)
+    return replace(PEERS[0], name=name, title=title, launch=launch, background=background)
 
 
 _PLAIN = _setting("plain", "plain")
@@ -109,7 +109,7 @@ _MODELS = [replace(DIGITS, name=f"{DIGITS.name}_{number}") for number in range(1
 COMPARISONS = (
     Comparison(
         "idle", "1,000 idle keep-alive connections",
-        _PLAIN, _setting("idle", "with 1,000 idle connections", company=_idle), Figure.RATE, 0.85,
+        _PLAIN, _setting("idle", "with 1,000 idle connections", background=_idle), Figure.RATE, 0.85,
     ),
     Comparison(
         "models", f"{NUM_MODELS} loaded models instead of 1, the others in ONNX; the one is asked",
@@ -121,26 +121,26 @@ COMPARISONS = (
     ),
     Comparison(
         "half-heads", "1,000 clients that sent half a head and fell silent",
-        _PLAIN, _setting("half-heads", "with 1,000 half heads", company=_half_heads), Figure.P99, 1.5,
+        _PLAIN, _setting("half-heads", "with 1,000 half heads", background=_half_heads), Figure.P99, 1.5,
     ),
     Comparison(
         "half-bodies", "1,000 clients that sent half a body of 16 floats and fell silent",
-        _PLAIN, _setting("half-bodies", "with 1,000 half bodies", company=_half_bodies), Figure.P99, 1.5,
+        _PLAIN, _setting("half-bodies", "with 1,000 half bodies", background=_half_bodies), Figure.P99, 1.5,
     ),
     Comparison(
         "half-images", "1,000 clients that sent half a body of 602 KB and fell silent",
-        _PLAIN, _setting("half-images", "with 1,000 half images", company=_half_images), Figure.P99, 1.5,
+        _PLAIN, _setting("half-images", "with 1,000 half images", background=_half_images), Figure.P99, 1.5,
     ),
     Comparison(
         "slow-readers", "1,000 clients that read a response of 602 KB at 4 KB/s",
-        _PLAIN, _setting("slow-readers", "with 1,000 slow readers", company=_slow_readers), Figure.P99, 1.5,
+        _PLAIN, _setting("slow-readers", "with 1,000 slow readers", background=_slow_readers), Figure.P99, 1.5,
     ),
     Comparison(
         "slow-large", "50 clients that read a response of 8 MB at 4 KB/s",
-        _PLAIN, _setting("slow-large", "with 50 slow readers of 8 MB", company=_slow_large_readers), Figure.P99, 1.5,
+        _PLAIN, _setting("slow-large", "with 50 slow readers of 8 MB", background=_slow_large_readers), Figure.P99, 1.5,
     ),
     Comparison(
         "large-json", "60 MB of JSON on one connection, again and again",
-        _PLAIN, _setting("large-json", "with 60 MB of JSON", company=_large_bodies), Figure.P99, 2.0,
+        _PLAIN, _setting("large-json", "with 60 MB of JSON", background=_large_bodies), Figure.P99, 2.0,
     ),
 )  # fmt: skip

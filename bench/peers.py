@@ -40,7 +40,7 @@ class Peer:
     answer: Callable[[Mapping[str, str], bytes], "array[float]"]
     version: Callable[[int], str]  # port of the running server → what was measured
     notes: str
-    company: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → what else it has to bear
+    background: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → what else it has to bear
     runs_python: bool = False  # a model.py as it is
 
     def can_serve(self, model: BenchModel) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from bench.background_load import Bodies, Crowd, content_length, raw
+from bench.background_load import QuietConnections, RepeatedRequest, content_length, raw
 from bench.errors import BenchmarkError
 from bench.workloads import Request
 
@@ -78,7 +78,7 @@ def _has_come(server: Server, number: int) -> bool:
     return len(server.came) >= number
 
 
-def _await_closed(crowd: Crowd, number: int) -> None:
+def _await_closed(crowd: QuietConnections, number: int) -> None:
     end_s = time.monotonic() + 10
     while crowd.num_closed < number:
         assert time.monotonic() < end_s
@@ -94,7 +94,7 @@ def test_the_length_of_an_answers_body_is_read(more: str, nbytes: int | None) ->
 
 
 def test_idle_connections_are_answered_and_stay() -> None:
-    with serving() as server, Crowd(server.port, 3, PING, stays=True) as crowd:
+    with serving() as server, QuietConnections(server.port, 3, PING, stays=True) as crowd:
         pass
     assert (server.came, crowd.num_closed) == ([PING] * 3, 0)
 
@@ -104,20 +104,20 @@ def test_idle_connections_that_are_refused_or_closed_are_told() -> None:
         with (
             serving(answer, closes=closes) as server,
             pytest.raises(BenchmarkError, match="of 3 idle connections"),
-            Crowd(server.port, 3, PING, stays=True) as crowd,
+            QuietConnections(server.port, 3, PING, stays=True) as crowd,
         ):
             _await_closed(crowd, 3 * closes)
 
 
 def test_a_stalled_crowd_sends_its_half_and_no_more() -> None:
-    with serving() as server, Crowd(server.port, 3, PING[:20]), server.lock:
+    with serving() as server, QuietConnections(server.port, 3, PING[:20]), server.lock:
         assert server.lock.wait_for(partial(_has_come, server, 3), 10)
     assert server.came == [PING[:20]] * 3
 
 
 def test_slow_readers_are_waited_for_and_read_little() -> None:
     answer = OK + bytes(64 << 20)  # more than the kernel takes off a server's hands
-    with serving(answer) as server, Crowd(server.port, 2, PING, sips=True) as crowd:
+    with serving(answer) as server, QuietConnections(server.port, 2, PING, sips=True) as crowd:
         assert (server.came, server.num_sent, crowd.num_closed) == ([PING] * 2, 0, 0)
 
 
@@ -125,13 +125,13 @@ def test_a_crowd_that_cannot_come_is_told() -> None:
     with socket.socket() as deaf:  # and nobody else gets the port meanwhile
         deaf.bind(("127.0.0.1", 0))
         port = deaf.getsockname()[1]
-        with pytest.raises(BenchmarkError, match="the crowd could not be made"), Crowd(port, 3, PING):
+        with pytest.raises(BenchmarkError, match="the crowd could not be made"), QuietConnections(port, 3, PING):
             pass
 
 
 def test_bodies_are_sent_again_and_again_and_checked() -> None:
     request = Request("/ping", {}, b"body")
-    with serving() as server, Bodies(server.port, request, b"pong") as bodies, server.lock:
+    with serving() as server, RepeatedRequest(server.port, request, b"pong") as bodies, server.lock:
         assert server.lock.wait_for(partial(_has_come, server, 6), 10)  # head and body, three times
     assert bodies.num_answered >= 3
 
@@ -141,6 +141,6 @@ def test_a_body_that_is_answered_wrongly_is_told(answer: bytes) -> None:
     with (
         serving(answer) as server,
         pytest.raises(BenchmarkError, match="a large body was answered wrongly, status"),
-        Bodies(server.port, Request("/ping", {}, b"body"), b"pong"),
+        RepeatedRequest(server.port, Request("/ping", {}, b"body"), b"pong"),
     ):
         raise AssertionError("it began")
