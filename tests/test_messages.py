@@ -35,7 +35,7 @@ from shoal.supervisor.processes.clients import client_handlers
 from shoal.supervisor.supervisor import Supervisor
 from shoal.tracer.main import Tracer
 from tests.messages import EVERY_KIND, FD
-from tests.supervisor.star_rig import OPTIONS, Sky
+from tests.supervisor.star_rig import OPTIONS, StarRig
 from tests.workers import worker_harness as workers
 
 NONE = cast(Any, None)
@@ -113,13 +113,13 @@ def declared(module: ModuleType, *first: type[Message]) -> set[type[Message]]:
 
 def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     supervisor = Supervisor(OPTIONS, {}, {}, Notifier.take({}, os.getpid()), {}, Machine((0,)))
-    sky = Sky()
+    rig = StarRig()
     port = cast(Any, SimpleNamespace(slab=SimpleNamespace(largest_nbytes=0)))
     place = Place(port, NONE, NONE, ModelTable(), 0.0, 0.0)
     client = place.handlers, SharedPort(place, NONE, NONE).handlers, FrontEnd(ServerState(), place).handlers
     worker = workers.Batcher(1 << 20, 1 << 20, 10.0)
-    instance = Instance(1, NONE, NONE, None, cast(Any, SimpleNamespace(loop=sky.loop)), NONE)
-    clients = client_handlers(sky.star, supervisor._clients._questions, sky.client_a)
+    instance = Instance(1, NONE, NONE, None, cast(Any, SimpleNamespace(loop=rig.loop)), NONE)
+    clients = client_handlers(rig.star, supervisor._clients._questions, rig.client_a)
     wishes = {shared.SegmentWanted, shared.PayloadWanted, shared.PayloadMapped, shared.PayloadReleased}
     of_all = {shared.SegmentGone, shared.LedgerWanted, shared.LogChanged}
     of_batcher = declared(to_batcher, BatcherActivated) | of_all | {shared.Ping}
@@ -134,11 +134,11 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
         (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected)),
         (supervisor._repository.handlers, {ModelFound, Polled, OrderDone, OrderRefused}),
         (clients, {QuestionAsked} | wishes),
-        (supervisor._guests._handlers(sky.client_a), {QuestionAsked} | wishes),
+        (supervisor._guests._handlers(rig.client_a), {QuestionAsked} | wishes),
         (client[0] | client[1] | client[2], set(TO_CLIENT)),
     ]
     worker.close()
-    sky.close()
+    rig.close()
     supervisor._control.close()
     supervisor._front_ends.close()
     for handlers, known in tables:

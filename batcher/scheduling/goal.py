@@ -42,7 +42,7 @@ class Goal:
     """What is learned of one model, and the two decisions. Times are in ns."""
 
     __slots__ = (
-        "_after_batch", "_after_first", "_begun", "_is_after_batch", "_rate", "_target_ns", "company_rows", "curve",
+        "_after_batch", "_after_first", "_begun", "_is_after_batch", "_rate", "_target_ns", "awaited_rows", "curve",
         "max_rows", "num_instances", "target_ms",
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ class Goal:
         self._begun: dict[int, tuple[int, int]] = {}
         self.num_instances = 0
         #: Set by `wait_ns`: the number of rows that are expected to be there in the end.
-        self.company_rows = 0
+        self.awaited_rows = 0
 
     @property
     def arrivals_per_s(self) -> float:
@@ -139,7 +139,7 @@ class Goal:
         return wanted if self._keeps_up(wanted, queued_rows) else self.curve.best_rows(rows, in_a_hurry=True)
 
     def wait_ns(self, rows: int, oldest_ns: int, now_ns: int) -> int:
-        """How long (ns) the `rows` that are here should wait for others; 0: not at all. Sets `company_rows`, too."""
+        """How long (ns) the `rows` that are here should wait for others; 0: not at all. Sets `awaited_rows`, too."""
         curve = self.curve
         alone_ns = curve.ns(rows)
         left_ns = self._target_ns - (now_ns - oldest_ns)
@@ -157,17 +157,17 @@ class Goal:
             # until there is a pause, later ones wait for those.
             beyond = later * self._congestion(rows)
             now = self._cost(rows, alone_ns, later, 0.0, moments / later, beyond)
-            for wait_ns, company, moment in expected:
-                together = rows + min(room, company)
+            for wait_ns, others, moment in expected:
+                together = rows + min(room, others)
                 took_ns = curve.ns(round(together))
                 if wait_ns + took_ns > left_ns:
                     break
-                rest = max(0.0, later - company)
+                rest = max(0.0, later - others)
                 middle_ns = (moments - moment) / rest if rest else 0.0
                 saved = now - self._cost(together, took_ns, rest, wait_ns, middle_ns, beyond) + moment
                 if saved > most and saved > _GAIN * now:
                     best_ns, most = wait_ns, saved
-                    self.company_rows = max(1, round(together))
+                    self.awaited_rows = max(1, round(together))
         return int(best_ns)
 
     def _keeps_up(self, rows: int, queued_rows: int) -> bool:
@@ -242,7 +242,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         elif reason == BatchReason.INSTANCE_IDLE and len(self._instances.idle) == 1:
             wait_ns = self.goal.wait_ns(rows, self._queue.oldest_arrival_ns(), now_ns)
             if wait_ns:
-                self._wake_ns, self._wake_rows = now_ns + wait_ns, self.goal.company_rows
+                self._wake_ns, self._wake_rows = now_ns + wait_ns, self.goal.awaited_rows
                 self._wake_shape_key = requests[0].shape_key
                 return None
             if self._wake_rows:

@@ -47,14 +47,14 @@ class _Version(NamedTuple):
     row: RowView
 
 
-def exposition(state: ServerState, surroundings: ExternalFigures, now_ns: int) -> str:
+def exposition(state: ServerState, external: ExternalFigures, now_ns: int) -> str:
     """All families; `now_ns` is the monotonic time."""
     versions = [_Version(entry, _labels(entry), state.read_counters(entry)) for entry in state.models.ready_entries()]
     lines = [
         *_triton(state, versions, now_ns),
-        *_machine(state, surroundings),
-        *_shoal(versions, surroundings.gauges, now_ns),
-        *_custom(surroundings.gauges),
+        *_machine(state, external),
+        *_shoal(versions, external.gauges, now_ns),
+        *_custom(external.gauges),
     ]
     return "\n".join(lines) + "\n"
 
@@ -114,16 +114,16 @@ def _first_responses(version: _Version) -> Iterator[str]:
 # --- the machine's ---
 
 
-def _machine(state: ServerState, surroundings: ExternalFigures) -> Iterator[str]:
+def _machine(state: ServerState, external: ExternalFigures) -> Iterator[str]:
     cache = state.read_cache_figures()
     for figure in families.CACHE:
         yield from _figures(figure, [((), cache)])
     for family in families.PINNED_MEMORY:
         yield from _plain(family, [((), 0)])
     for figure in families.GPU_FAMILIES:
-        yield from _figures(figure, [((("gpu_uuid", gpu["uuid"]),), gpu) for gpu in surroundings.gpus])
+        yield from _figures(figure, [((("gpu_uuid", gpu["uuid"]),), gpu) for gpu in external.gpus])
     for figure in families.CPU_FAMILIES:
-        yield from _figures(figure, [((), surroundings.cpu)])
+        yield from _figures(figure, [((), external.cpu)])
 
 
 # --- Shoal's own ---

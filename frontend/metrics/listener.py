@@ -63,8 +63,8 @@ class MetricsListener:
             return Response(200, _CONTENT)
         gauges = self._gauges()
         now_ns = time.monotonic_ns()
-        surroundings = ExternalFigures(gauges, self._cpu.get(now_ns), self._gpus.get(now_ns))
-        return Response(200, _CONTENT, (exposition(self._state, surroundings, now_ns).encode(),))
+        external = ExternalFigures(gauges, self._cpu.get(now_ns), self._gpus.get(now_ns))
+        return Response(200, _CONTENT, (exposition(self._state, external, now_ns).encode(),))
 
     def _gauges(self) -> dict[str, Any] | None:
         try:

@@ -17,7 +17,7 @@ NUM_BLOCKS = 2
 FP32 = 11  # its wire number
 
 
-class Larder(Star):
+class CachingStar(Star):
     """A cache of two blocks, a model that uses it, a front end and a worker."""
 
     def __init__(

@@ -42,7 +42,7 @@ CHAIN = ensemble(step("Xx", "Ya"), step("Xa", "Yy"))
 FANNED = ensemble(step("Xx", "Ya"), step("Xx", "Yb"), step("Aa Bb", "Yy"), outputs="ay")
 
 
-class Sky(Star):
+class EnsembleStar(Star):
     """A client, whose requests lie in its slab, and workers of `double` and `add`, whose results lie in theirs."""
 
     def __init__(self, of: dict[str, Any], models: tuple[int, ...], decoupled: tuple[int, ...] = ()) -> None:

@@ -1,7 +1,7 @@
 """A store of shared answers in this process."""
 
 
-class Shelf:
+class ScriptedStore:
     """A store in which a test puts what shall be found."""
 
     def __init__(self) -> None:

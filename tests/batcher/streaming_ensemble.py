@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal.shm.layout import DONE, RESPONSE, B
-from tests.batcher.ensemble_star import ADD, DOUBLE, FP32, Sky, ensemble, packed, step
+from tests.batcher.ensemble_star import ADD, DOUBLE, FP32, EnsembleStar, ensemble, packed, step
 from tests.batcher.star import End
 
 #: `double` streams here: each of its answers goes through `add`, with the request's own tensor.
@@ -11,7 +11,7 @@ STREAM = ensemble(step("Xx", "Ya"), step("Aa Bx", "Yy"))
 MODELS = (DOUBLE, ADD)
 
 
-class Streams(Sky):
+class Streams(EnsembleStar):
     """Workers that answer more than once."""
 
     def respond(self, worker: End, item: tuple[int, ...], size: int = 3) -> int:

@@ -28,7 +28,7 @@ from shoal.shm.ring import RingReader
 from tests.batcher.batcher_process import FIRST, FRONT_END, Supervisor, answer, batching
 from tests.batcher.batcher_process import End as Peer
 from tests.batcher.batcher_process import ask as ask_for
-from tests.batcher.ensemble_star import CHAIN, Sky
+from tests.batcher.ensemble_star import CHAIN, EnsembleStar
 from tests.batcher.star import HEADER, SINGLE, WORKER, End, Star, ask, one_of_each
 
 OTHER = 22
@@ -116,18 +116,18 @@ def test_a_ring_is_looked_into_unasked_until_its_worker_is_sure_to_ring() -> Non
 
 
 def test_without_room_for_ensembles_all_clients_rings_are_looked_into_and_no_workers() -> None:
-    sky = Sky(CHAIN, (5, 6))
-    own = sky.exchange.blocks.own
+    star = EnsembleStar(CHAIN, (5, 6))
+    own = star.exchange.blocks.own
     assert own is not None
-    ask(sky.client, 1)
-    sky.exchange.step(500, [])
-    assert sky.exchange.num_open == 0
+    ask(star.client, 1)
+    star.exchange.step(500, [])
+    assert star.exchange.num_open == 0
     while own.is_roomy:
         assert own.allocate(4096) is not None
-    sky.double.say(WANT)
-    sky.exchange.step(500, [])
-    assert sky.exchange.num_open == 1
-    assert sky.exchange.workers[sky.double.owner].reader.has_unread()
+    star.double.say(WANT)
+    star.exchange.step(500, [])
+    assert star.exchange.num_open == 1
+    assert star.exchange.workers[star.double.owner].reader.has_unread()
 
 
 def test_bells_know_whose_they_are_and_are_closed_with_their_peers() -> None:

@@ -79,16 +79,16 @@ def test_a_call_of_many_children_is_in_the_trace_with_them() -> None:
 
 
 def test_a_step_that_streams_is_in_a_trace_that_has_no_room_for_the_steps_after_it() -> None:
-    sky = streaming()
-    client = sky.exchange.clients[sky.client.owner]
+    star = streaming()
+    client = star.exchange.clients[star.client.owner]
     client.is_front_end = True
-    sky.ask()
-    sky.client.say(TRACE, 1)
-    item = sky.item(sky.double)
-    sky.respond(sky.double, item)
+    star.ask()
+    star.client.say(TRACE, 1)
+    item = star.item(star.double)
+    star.respond(star.double, item)
     for _ in range(900):
         client.traced[1].root.note_sent(0)
-    sky.answer(sky.add, sky.item(sky.add))
-    sky.end(sky.double, item)
-    told = [record for record in sky.client.heard() if record[0] == CHILD_TRACE]
+    star.answer(star.add, star.item(star.add))
+    star.end(star.double, item)
+    told = [record for record in star.client.heard() if record[0] == CHILD_TRACE]
     assert [(record[T.KEY], record[T.MODEL]) for record in told] == [(item[B.KEY], DOUBLE)]

@@ -21,7 +21,7 @@ from shoal.shm.layout import (
 )
 from shoal.shm.slab import Slab
 from tests.batcher.calls import CALLER, FRONT_END, OTHER, THIRD, Calls
-from tests.batcher.ensemble_star import CHAIN, DOUBLE, FAN, Sky
+from tests.batcher.ensemble_star import CHAIN, DOUBLE, FAN, EnsembleStar
 from tests.batcher.star import HEADER, INPUT_BLOCK, MODEL
 
 NUMBER_BITS = 40
@@ -239,13 +239,13 @@ def test_guests_have_no_children_and_are_none(kind: int) -> None:
 
 
 def test_a_front_end_is_told_of_an_ensemble_s_steps() -> None:
-    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
-    sky.exchange.clients[sky.client.owner].is_front_end = True
-    sky.ask()
-    sky.client.say(TRACE, 1)
-    sky.answer(sky.double, sky.item(sky.double))
-    sky.answer(sky.double, sky.item(sky.double))
-    first, second, reply = sky.client.heard()
+    star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
+    star.exchange.clients[star.client.owner].is_front_end = True
+    star.ask()
+    star.client.say(TRACE, 1)
+    star.answer(star.double, star.item(star.double))
+    star.answer(star.double, star.item(star.double))
+    first, second, reply = star.client.heard()
     for told, asked_ns in (first, 1000), (second, 2000):
         assert told[:4] == (CHILD_TRACE, 1, told[T.KEY], 0)
         assert told[T.MODEL : T.QUEUE_START_NS + 1] == (DOUBLE, 1, asked_ns, asked_ns)
@@ -255,20 +255,20 @@ def test_a_front_end_is_told_of_an_ensemble_s_steps() -> None:
 
 
 def test_steps_of_an_ensemble_that_a_model_calls_are_below_it() -> None:
-    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
-    sky.exchange.clients[sky.client.owner].is_front_end = True
-    sky.ask()
-    sky.client.say(TRACE, 1)
-    outer = sky.item(sky.double)
-    inner = sky.add_worker(THIRD, sky.model(DOUBLE))
-    sky.slabs[THIRD] = Slab(inner.own)
-    caller = sky.add_client(CALLER)
-    caller.say(CHILD_REQUEST, 1, *sky.request()[1:11], outer[B.KEY])
-    sky.step()
+    star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
+    star.exchange.clients[star.client.owner].is_front_end = True
+    star.ask()
+    star.client.say(TRACE, 1)
+    outer = star.item(star.double)
+    inner = star.add_worker(THIRD, star.model(DOUBLE))
+    star.slabs[THIRD] = Slab(inner.own)
+    caller = star.add_client(CALLER)
+    caller.say(CHILD_REQUEST, 1, *star.request()[1:11], outer[B.KEY])
+    star.step()
     for _ in range(2):
-        ((worker, item),) = [(worker, item) for worker in (sky.double, inner) for item in sky.items(worker)]
-        sky.answer(worker, item)
-    first, second, called = sky.client.heard()
+        ((worker, item),) = [(worker, item) for worker in (star.double, inner) for item in star.items(worker)]
+        star.answer(worker, item)
+    first, second, called = star.client.heard()
     assert [told[T.MODEL] for told in (first, second, called)] == [DOUBLE, DOUBLE, FAN]
     assert {told[T.PARENT] for told in (first, second)} == {called[T.KEY]} == {CALLER << NUMBER_BITS | 1}
     assert (called[T.PARENT], called[T.IS_CALL]) == (outer[B.KEY], 1)

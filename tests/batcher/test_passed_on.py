@@ -11,7 +11,7 @@ from tests.batcher.ensemble_star import (
     FIRST,
     FP32,
     NO_SEQUENCE,
-    Sky,
+    EnsembleStar,
     config,
     ensemble,
     packed,
@@ -22,104 +22,104 @@ from tests.batcher.star import CLIENT
 
 
 def test_an_equal_header_in_another_block_means_another_tensor() -> None:
-    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
+    star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
     for number in (1, 2, 3):
-        asked = sky.ask(number)
-        item = sky.item(sky.double)
-        assert sky.header(item)[1] == (("X", FP32, (1, 3), 0, 12, asked),)
-        result = sky.answer(sky.double, item)
-        item = sky.item(sky.double)
-        assert sky.header(item)[1] == (("X", FP32, (1, 3), 128, 12, result),)
-        last = sky.answer(sky.double, item)
-        _, (pieces, outputs, parameters) = sky.reply()
+        asked = star.ask(number)
+        item = star.item(star.double)
+        assert star.header(item)[1] == (("X", FP32, (1, 3), 0, 12, asked),)
+        result = star.answer(star.double, item)
+        item = star.item(star.double)
+        assert star.header(item)[1] == (("X", FP32, (1, 3), 128, 12, result),)
+        last = star.answer(star.double, item)
+        _, (pieces, outputs, parameters) = star.reply()
         assert (pieces, outputs, parameters) == ([last], (("y", FP32, (1, 3), 128, 12),), {**NO_SEQUENCE, "q": FIRST})
-        sky.release(number, last)
-    assert sky.is_at_rest
+        star.release(number, last)
+    assert star.is_at_rest
 
 
 def test_a_known_answer_in_a_smaller_block_is_refused() -> None:
-    sky = Sky(ensemble(step("Xx", "Yy")), (DOUBLE,))
+    star = EnsembleStar(ensemble(step("Xx", "Yy")), (DOUBLE,))
     for number, nbytes, is_refused in ((1, 8192, False), (2, 4096, True)):
-        sky.ask(number)
-        item = sky.item(sky.double)
-        block = sky.slabs[FIRST].allocate(nbytes)
+        star.ask(number)
+        item = star.item(star.double)
+        block = star.slabs[FIRST].allocate(nbytes)
         assert block is not None
         said = packed(((("Y", FP32, (1, 2), 4096, 8),), {}))
         block.memory[: len(said)] = said
-        sky.double.say(layout.DONE, item[B.KEY], item[B.BATCH], 0, block.ref, len(said), 10, 20, 40, 70)
-        sky.step()
-        reply, told = sky.reply()
+        star.double.say(layout.DONE, item[B.KEY], item[B.BATCH], 0, block.ref, len(said), 10, 20, 40, 70)
+        star.step()
+        reply, told = star.reply()
         assert bool(reply[P.STATUS]) == is_refused
         assert ("is damaged" in told) == is_refused
-        sky.release(number, *([] if is_refused else [block.ref]))
-    assert sky.is_at_rest
+        star.release(number, *([] if is_refused else [block.ref]))
+    assert star.is_at_rest
 
 
 def test_a_known_request_in_a_smaller_block_is_refused() -> None:
-    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
+    star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
     header = packed(("", (("x", FP32, (1, 2), 4096, 8),), (), {}))
     for number, nbytes in ((1, 8192), (2, 4096)):
-        block = sky.slabs[CLIENT].allocate(nbytes)
+        block = star.slabs[CLIENT].allocate(nbytes)
         assert block is not None
         block.memory[: len(header)] = header
-        sky.client.say(REQUEST, number, FAN, block.ref, len(header), 1)
-        sky.step()
-    assert len(sky.items(sky.double)) == 1
-    reply, told = sky.reply()
+        star.client.say(REQUEST, number, FAN, block.ref, len(header), 1)
+        star.step()
+    assert len(star.items(star.double)) == 1
+    reply, told = star.reply()
     assert (reply[P.NUMBER], "is damaged" in told) == (2, True)
 
 
 def test_what_a_request_says_beside_its_tensors_is_its_own() -> None:
-    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
+    star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
     said = [("a", {}), ("b", {"p": 1}), ("a", {"p": 2})]
     for number, (name, parameters) in enumerate(said, 1):
-        block = sky.slabs[CLIENT].allocate(4096)
+        block = star.slabs[CLIENT].allocate(4096)
         assert block is not None
         header = packed((name, (("x", FP32, (1, 3), 0, 12),), (), parameters, ("s", 1)))
         block.memory[: len(header)] = header
-        sky.client.say(REQUEST, number, FAN, block.ref, len(header), 1)
-        sky.step()
+        star.client.say(REQUEST, number, FAN, block.ref, len(header), 1)
+        star.step()
     for expected in said:
-        item = sky.item(sky.double)
-        name, _, _, parameters, sequence = sky.header(item)
+        item = star.item(star.double)
+        name, _, _, parameters, sequence = star.header(item)
         assert ((name, parameters), sequence) == (expected, ("s", 1))
-        sky.say_done(sky.double, item, 4, b"no")
+        star.say_done(star.double, item, 4, b"no")
 
 
 def test_a_model_with_other_shapes_than_its_clients_see() -> None:
     """Its `reshape` is done to what it is asked, and undone to what it answers."""
-    sky = Sky(ensemble(step("Xx", "Ya"), step("Xa", "Yy")), (8, DOUBLE))
+    star = EnsembleStar(ensemble(step("Xx", "Ya"), step("Xa", "Yy")), (8, DOUBLE))
     reshaped = {"dims": [3], "reshape": {"shape": [3, 1]}}
     turned = config("turned", "", "") | {"input": [tensor("X") | reshaped], "output": [tensor("Y") | reshaped]}
-    worker = sky.add_worker(33, sky.add_model(8, turned))
-    sky.slabs[33] = Slab(worker.own)
+    worker = star.add_worker(33, star.add_model(8, turned))
+    star.slabs[33] = Slab(worker.own)
     for number in (1, 2):
-        sky.ask(number)
-        item = sky.item(worker)
-        assert [shape for _, _, shape, *_ in sky.header(item)[1]] == [(1, 3, 1)]
-        result = sky.say_done(worker, item, 0, packed(((("Y", FP32, (1, 3, 1), 128, 12),), {})))
-        item = sky.item(sky.double)
-        assert sky.header(item)[1] == (("X", FP32, (1, 3), 128, 12, result),)
-        last = sky.answer(sky.double, item)
-        assert sky.reply()[1][1] == (("y", FP32, (1, 3), 128, 12),)
-        sky.release(number, last)
-    assert sky.is_at_rest
+        star.ask(number)
+        item = star.item(worker)
+        assert [shape for _, _, shape, *_ in star.header(item)[1]] == [(1, 3, 1)]
+        result = star.say_done(worker, item, 0, packed(((("Y", FP32, (1, 3, 1), 128, 12),), {})))
+        item = star.item(star.double)
+        assert star.header(item)[1] == (("X", FP32, (1, 3), 128, 12, result),)
+        last = star.answer(star.double, item)
+        assert star.reply()[1][1] == (("y", FP32, (1, 3), 128, 12),)
+        star.release(number, last)
+    assert star.is_at_rest
 
 
 def test_what_a_model_does_not_take_is_refused_however_often_it_took_others() -> None:
     fixed = config("fixed", "X", "Y")
     fixed["input"][0]["dims"] = [3]
-    sky = Sky(ensemble(step("Xx", "Yy")), (8,))
-    worker = sky.add_worker(33, sky.add_model(8, fixed))
-    sky.slabs[33] = Slab(worker.own)
+    star = EnsembleStar(ensemble(step("Xx", "Yy")), (8,))
+    worker = star.add_worker(33, star.add_model(8, fixed))
+    star.slabs[33] = Slab(worker.own)
     for number, size in enumerate((3, 4, 3, 4), 1):
-        sky.ask(number, size=size)
+        star.ask(number, size=size)
         if size == 3:
-            sky.say_done(worker, sky.item(worker), 4, b"no")
-        _, sentence = sky.reply()
+            star.say_done(worker, star.item(worker), 4, b"no")
+        _, sentence = star.reply()
         assert sentence.startswith("in ensemble 'fan', " + ("no" if size == 3 else "[request id: id] unexpected shape"))
-        sky.release(number)
-    assert sky.is_at_rest
+        star.release(number)
+    assert star.is_at_rest
 
 
 def test_an_id_beyond_what_a_parameter_holds_is_negative() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.batcher.response_cache import RequestIdentity
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.shared_answers import MAX_VALUE_BYTES, DecodedValue, SharedAnswers, pack_answer, unpack_answer
-from tests.batcher.scripted_store import Shelf
+from tests.batcher.scripted_store import ScriptedStore
 
 FP32, BYTES = 11, 13  # their wire numbers
 
@@ -67,33 +67,33 @@ def test_what_has_the_right_checksum_and_makes_no_sense(contents: bytes, start: 
 
 
 def test_names_are_of_the_model_as_it_was_loaded_and_of_what_was_asked() -> None:
-    shelf = Shelf()
-    shared = SharedAnswers(shelf)
+    store = ScriptedStore()
+    shared = SharedAnswers(store)
     shared.name(5, "m:3:abc")
     assert shared.look_up(RequestIdentity(5, 0xAB, 0xCD), queued(77, 500), 20)
     name = b"shoal:1:m:3:abc:00000000000000cd00000000000000ab"
-    assert shelf.asked == [(77, name, 500)]
+    assert store.asked == [(77, name, 500)]
     assert shared.in_use == {5}
     shared.keep(RequestIdentity(5, 0xAB, 0xCD), memoryview(CONTENTS), 14, 30)
-    assert shelf.kept == {name: value()}
-    shelf.found = [(77, value())]
+    assert store.kept == {name: value()}
+    store.found = [(77, value())]
     ((key, look_up, answer),) = shared.step(40)
     assert (key, look_up.began_ns, answer) == (77, 20, DecodedValue(memoryview(CONTENTS), 14))
     assert shared.in_use == set()
 
 
 def test_what_is_large_is_not_shared() -> None:
-    shelf = Shelf()
-    shared = SharedAnswers(shelf)
+    store = ScriptedStore()
+    shared = SharedAnswers(store)
     shared.name(5, "m")
     for nbytes in (MAX_VALUE_BYTES - 16, MAX_VALUE_BYTES - 15):
         shared.keep(RequestIdentity(5, nbytes, 0), memoryview(bytes(nbytes)), 0, 0)
-    assert [len(each) for each in shelf.kept.values()] == [MAX_VALUE_BYTES]
+    assert [len(each) for each in store.kept.values()] == [MAX_VALUE_BYTES]
 
 
 def test_who_waits_can_be_forgotten() -> None:
-    shelf = Shelf()
-    shared = SharedAnswers(shelf)
+    store = ScriptedStore()
+    shared = SharedAnswers(store)
     for model_id in (5, 6):
         shared.name(model_id, f"m{model_id}")
         for number in (1, 2):
@@ -101,7 +101,7 @@ def test_who_waits_can_be_forgotten() -> None:
     assert shared.forget(51)
     assert not shared.forget(51)
     assert shared.drop(6) == [61, 62]
-    assert [key for key, *_ in shelf.asked] == [52]
-    shelf.is_there = False
+    assert [key for key, *_ in store.asked] == [52]
+    store.is_there = False
     assert not shared.look_up(RequestIdentity(5, 1, 1), queued(53), 0)
     assert shared.in_use == {5}

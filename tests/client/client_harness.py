@@ -25,7 +25,7 @@ CONFIG = {"name": "m", "max_batch_size": 0}
 GEOMETRY = layout.Geometry(8 * RECORDS_PER_REQUEST, 16 * layout.UNIT)
 
 
-class Surroundings:
+class ClientHarness:
     """The client, a worker of the model, and the batcher between them."""
 
     def __init__(self, entry: ModelEntry) -> None:

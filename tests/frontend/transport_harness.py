@@ -29,7 +29,7 @@ def pair(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentVie
     return Segment.attach(fd), view
 
 
-class Surroundings:
+class TransportHarness:
     """Client 5 with a slab of 16 units, a batcher that is the test, a supervisor that is the test."""
 
     def __init__(self, state: ServerState, channels: tuple[Channel, Channel], bells: tuple[Doorbell, Doorbell]) -> None:
@@ -82,16 +82,16 @@ class Surroundings:
 
 
 @pytest.fixture
-def surroundings(state: ServerState) -> Iterator[Surroundings]:
+def harness(state: ServerState) -> Iterator[TransportHarness]:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.settimeout(10)
     bells = Doorbell.create(), Doorbell.create()
     with here, there:
-        yield Surroundings(state, (Channel(here), Channel(there)), bells)
+        yield TransportHarness(state, (Channel(here), Channel(there)), bells)
     for bell in bells:
         bell.close()
 
 
-def rung(surroundings: Surroundings) -> None:
-    os.set_blocking(surroundings.batcher_bell.fd, True)
-    os.eventfd_read(surroundings.batcher_bell.fd)
+def rung(harness: TransportHarness) -> None:
+    os.set_blocking(harness.batcher_bell.fd, True)
+    os.eventfd_read(harness.batcher_bell.fd)

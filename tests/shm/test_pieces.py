@@ -31,7 +31,7 @@ def test_a_single_one_is_itself() -> None:
     assert whole(piece) is piece
 
 
-class Sky(Star):
+class StarWithBatcherSlab(Star):
     """And the batcher's own slab."""
 
     def __init__(self, make: MakePair, bell: Doorbell, **sizes: int) -> None:
@@ -58,56 +58,56 @@ class Sky(Star):
 
 
 @pytest.fixture
-def sky(segment_pair: MakePair) -> Iterator[Sky]:
+def star(segment_pair: MakePair) -> Iterator[StarWithBatcherSlab]:
     bell = Doorbell.create()
-    yield Sky(segment_pair, bell, num_records=40)
+    yield StarWithBatcherSlab(segment_pair, bell, num_records=40)
     bell.close()
 
 
-def test_a_reply_in_two_blocks(sky: Sky) -> None:
-    number, _ = sky.submit()
-    first, second = sky.result(b"1"), sky.result(b"2")
-    header = sky.answer(number, first.ref, second.ref)
-    (reply,) = sky.port.poll()
+def test_a_reply_in_two_blocks(star: StarWithBatcherSlab) -> None:
+    number, _ = star.submit()
+    first, second = star.result(b"1"), star.result(b"2")
+    header = star.answer(number, first.ref, second.ref)
+    (reply,) = star.port.poll()
     assert (reply.header, reply.part, reply.tensors_ref) == (b"header", 0, 0)
     assert reply.block is not None
     assert bytes(reply.block[4090:4096]) == b"111111"
     assert bytes(reply.block[4096:4098]) == b"22"
-    assert sky.port.num_held == 3
-    sky.port.flush()
-    sky.seen()
-    sky.port.resubmit()  # another batcher hears of all that is held
-    held = {(record[0], record[3], record[12]) for record in sky.seen()}
+    assert star.port.num_held == 3
+    star.port.flush()
+    star.seen()
+    star.port.resubmit()  # another batcher hears of all that is held
+    held = {(record[0], record[3], record[12]) for record in star.seen()}
     assert held == {(HOLD, header, 0), (HOLD, first.ref, 1), (HOLD, second.ref, 1)}
-    sky.port.release(number)
-    sky.port.flush()
-    assert [record[:4] for record in sky.seen()] == [
+    star.port.release(number)
+    star.port.flush()
+    assert [record[:4] for record in star.seen()] == [
         (RELEASE, number, 0, first.ref),
         (RELEASE, number, 0, second.ref),
         (RELEASE, number, 0, 0),
     ]
-    assert sky.port.num_held == 0
+    assert star.port.num_held == 0
 
 
-def test_a_reply_in_one_block_of_anothers(sky: Sky) -> None:
-    number, _ = sky.submit()
-    result = sky.result(b"1")
-    sky.answer(number, result.ref)
-    (reply,) = sky.port.poll()
+def test_a_reply_in_one_block_of_anothers(star: StarWithBatcherSlab) -> None:
+    number, _ = star.submit()
+    result = star.result(b"1")
+    star.answer(number, result.ref)
+    (reply,) = star.port.poll()
     assert reply.tensors_ref == result.ref
     assert reply.block is not None
     assert bytes(reply.block[:2]) == b"11"
-    sky.port.release(number)
-    assert sky.port.num_held == 0
+    star.port.release(number)
+    assert star.port.num_held == 0
 
 
-def test_a_block_that_is_gone(sky: Sky) -> None:
-    number, _ = sky.submit()
-    first, second = sky.result(b"1"), sky.result(b"2")
-    sky.worker_slab.free(second.ref)
-    sky.answer(number, first.ref, second.ref)
-    (reply,) = sky.port.poll()
+def test_a_block_that_is_gone(star: StarWithBatcherSlab) -> None:
+    number, _ = star.submit()
+    first, second = star.result(b"1"), star.result(b"2")
+    star.worker_slab.free(second.ref)
+    star.answer(number, first.ref, second.ref)
+    (reply,) = star.port.poll()
     assert (reply.block, reply.reason) == (None, Reason.NONE)
-    sky.port.flush()
-    assert [record[0] for record in sky.seen()] == [REQUEST] + [RELEASE] * 3
-    assert sky.port.num_held == 0
+    star.port.flush()
+    assert [record[0] for record in star.seen()] == [REQUEST] + [RELEASE] * 3
+    assert star.port.num_held == 0

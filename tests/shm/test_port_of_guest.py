@@ -13,7 +13,7 @@ from tests.submitted import submit
 WORKER, OTHER = 51, 52
 
 
-class Surroundings:
+class Harness:
     """A guest's port, and the test in the batcher's place."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Surroundings:
 
 
 def test_replies_wait_for_the_segment_that_the_first_lies_in() -> None:
-    here = Surroundings()
+    here = Harness()
     first, second, third = (here.submit() for _ in range(3))
     block = here.slab.allocate(1)
     assert block is not None
@@ -55,7 +55,7 @@ def test_replies_wait_for_the_segment_that_the_first_lies_in() -> None:
 
 
 def test_what_lies_in_a_segment_that_is_not_there_cannot_be_read() -> None:
-    here = Surroundings()
+    here = Harness()
     first, second = here.submit(), here.submit()
     here.reply(first, layout.pack_ref(OTHER, 1, 1))
     here.reply(second, layout.pack_ref(OTHER, 2, 1))
@@ -66,7 +66,7 @@ def test_what_lies_in_a_segment_that_is_not_there_cannot_be_read() -> None:
 
 
 def test_an_answer_whose_tensors_lie_in_two_segments_that_are_not_there_comes_without_them() -> None:
-    here = Surroundings()
+    here = Harness()
     number = here.submit()
     here.port.add_segment(WORKER, here.view)
     block = here.slab.allocate(16)

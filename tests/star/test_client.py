@@ -21,7 +21,7 @@ from shoal.star import client as module
 from shoal.star.client import HeldResponse, join
 from shoal.star.models import ModelEntry
 from tests.batcher.star import CLIENT
-from tests.client.client_harness import WAIT_S, Surroundings
+from tests.client.client_harness import WAIT_S, ClientHarness
 from tests.messages import receive
 
 FAR = 1 << 62
@@ -48,8 +48,8 @@ Fixture = Callable[..., ModelEntry]
 
 
 @pytest.fixture
-def around(make_entry: Fixture) -> Iterator[Surroundings]:
-    around = Surroundings(make_entry("m", 0, [("A", "TYPE_FP32", [-1])]))
+def around(make_entry: Fixture) -> Iterator[ClientHarness]:
+    around = ClientHarness(make_entry("m", 0, [("A", "TYPE_FP32", [-1])]))
     yield around
     around.step()
     assert around.is_all_returned()
@@ -61,7 +61,7 @@ def values(answer: HeldResponse | ShoalError | None) -> Any:
     return np.ndarray(ref.shape, np.float32, answer.block, ref.offset)
 
 
-def test_an_answer_is_held_for_as_long_as_an_array_looks_into_it(around: Surroundings) -> None:
+def test_an_answer_is_held_for_as_long_as_an_array_looks_into_it(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.arange(3, dtype=np.float32)), told, FAR)
     item = around.batch()
@@ -80,7 +80,7 @@ def test_an_answer_is_held_for_as_long_as_an_array_looks_into_it(around: Surroun
     assert around.is_all_returned()
 
 
-def test_beyond_what_may_be_held_answers_are_copies(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_what_may_be_held_answers_are_copies(around: ClientHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_HELD_NBYTES", 4096)
     answers = []
     for number in range(3):
@@ -108,7 +108,7 @@ def test_beyond_what_may_be_held_answers_are_copies(around: Surroundings, monkey
     del answer, told
 
 
-def test_an_array_cannot_be_written_to(around: Surroundings) -> None:
+def test_an_array_cannot_be_written_to(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     around.answer(around.batch(), np.zeros(1, np.float32))
@@ -116,7 +116,7 @@ def test_an_array_cannot_be_written_to(around: Surroundings) -> None:
         values(told.next()[0])[0] = 1
 
 
-def test_a_models_sentence_is_the_answer(around: Surroundings) -> None:
+def test_a_models_sentence_is_the_answer(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     item = around.batch()
@@ -129,7 +129,7 @@ def test_a_models_sentence_is_the_answer(around: Surroundings) -> None:
     assert (type(error), str(error), is_final) == (UnavailableError, "no", True)
 
 
-def test_many_answers_to_one_request(around: Surroundings) -> None:
+def test_many_answers_to_one_request(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     item = around.batch()
@@ -143,7 +143,7 @@ def test_many_answers_to_one_request(around: Surroundings) -> None:
     assert told.next() == (None, True)
 
 
-def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: Surroundings) -> None:
+def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: ClientHarness) -> None:
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, time.monotonic_ns())
     error, is_final = told.next()
@@ -156,7 +156,7 @@ def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: Surroun
     assert told.is_empty
 
 
-def test_what_nobody_wants_is_cancelled(around: Surroundings) -> None:
+def test_what_nobody_wants_is_cancelled(around: ClientHarness) -> None:
     told, unwanted = Told(), threading.Event()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR, unwanted.is_set)
     item = around.batch()
@@ -167,7 +167,7 @@ def test_what_nobody_wants_is_cancelled(around: Surroundings) -> None:
     assert told.is_empty
 
 
-def test_lent_blocks_are_waited_for(around: Surroundings) -> None:
+def test_lent_blocks_are_waited_for(around: ClientHarness) -> None:
     told, ref, keep = Told(), 12345, object()
     array = np.zeros(100, np.float32)
     around.client.submit(around.ask(array, ref=ref, offset=64), told, FAR, keep=keep)
@@ -194,7 +194,7 @@ def test_lent_blocks_are_waited_for(around: Surroundings) -> None:
     assert not waiting.is_alive()
 
 
-def test_threads_get_their_own_answers(around: Surroundings) -> None:
+def test_threads_get_their_own_answers(around: ClientHarness) -> None:
     found: dict[int, list[float]] = {}
 
     def call(number: int) -> None:
@@ -218,7 +218,7 @@ def test_threads_get_their_own_answers(around: Surroundings) -> None:
 
 
 def test_of_thousands_of_answers_that_are_let_go_the_batcher_is_woken_and_requests_still_find_room(
-    around: Surroundings,
+    around: ClientHarness,
 ) -> None:
     answers = []
     for number in range(4):
@@ -236,14 +236,14 @@ def test_of_thousands_of_answers_that_are_let_go_the_batcher_is_woken_and_reques
     assert around.is_all_returned()
 
 
-def test_a_request_for_which_the_ring_has_no_room_is_refused_and_takes_no_memory(around: Surroundings) -> None:
+def test_a_request_for_which_the_ring_has_no_room_is_refused_and_takes_no_memory(around: ClientHarness) -> None:
     around.crowd(0)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         around.client.submit(around.ask(np.zeros(1, np.float32)), Told(), FAR)
     assert (around.port.slab.num_taken, around.port.counts["requests_open"]) == (0, 0)
 
 
-def test_a_request_is_given_up_although_the_ring_has_no_room_to_say_so(around: Surroundings) -> None:
+def test_a_request_is_given_up_although_the_ring_has_no_room_to_say_so(around: ClientHarness) -> None:
     told = Told()
     number = around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     item = around.batch()

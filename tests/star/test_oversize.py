@@ -22,7 +22,7 @@ from shoal.star.oversize import ClientOversizeBlocks
 from tests.messages import receive
 
 
-class Surroundings:
+class Harness:
     """The supervisor's end of the connection, and request threads."""
 
     def __init__(self, channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, wait_s: float = 10.0) -> None:
@@ -64,7 +64,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_a_block_is_there_once_its_readers_have_it(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
-    star = Surroundings(channels, pool)
+    star = Harness(channels, pool)
     first = star.allocate(9000)
     assert star.heard() == shared.PayloadWanted(request=1, nbytes=9000, model_id=3)
     view = star.grant(1, 80)
@@ -84,7 +84,7 @@ def test_a_block_is_there_once_its_readers_have_it(channels: tuple[Channel, Chan
 def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
     channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    star = Surroundings(channels, pool)
+    star = Harness(channels, pool)
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     assert star.blocks.look() is None
@@ -105,7 +105,7 @@ def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
 
 
 def test_each_thread_hears_what_is_meant_for_it(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
-    star = Surroundings(channels, pool)
+    star = Harness(channels, pool)
     first, second = star.allocate(5000), star.allocate(6000)
     sizes = {message.request: message.nbytes for message in (star.heard(), star.heard())}
     for request, owner in ((2, 82), (1, 81)):
@@ -120,7 +120,7 @@ def test_each_thread_hears_what_is_meant_for_it(channels: tuple[Channel, Channel
 def test_a_refusal_is_raised(
     channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, wire: int, kind: type[Exception]
 ) -> None:
-    star = Surroundings(channels, pool)
+    star = Harness(channels, pool)
     refused = star.allocate(9000)
     star.heard()
     star.say(shared.PayloadRefused(request=1, wire=wire, sentence="raise --shm-oversize-mib"))
@@ -131,7 +131,7 @@ def test_a_refusal_is_raised(
 def test_what_comes_too_late_is_given_back(
     channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, num_descriptors: Callable[[], int]
 ) -> None:
-    star = Surroundings(channels, pool, wait_s=0.01)
+    star = Harness(channels, pool, wait_s=0.01)
     before = num_descriptors()
     sentence = r"^Request timeout expired: no shared memory for 9000 bytes within 0\.01 s \(--request-timeout-secs\)$"
     with pytest.raises(UnavailableError, match=sentence):
@@ -147,7 +147,7 @@ def test_what_comes_too_late_is_given_back(
 def test_a_block_that_no_reader_maps_in_time_is_given_back(
     channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    star = Surroundings(channels, pool)
+    star = Harness(channels, pool)
     now_s = [time.monotonic()]
 
     def send(message: Any) -> None:

@@ -28,7 +28,7 @@ from tests.submitted import submit
 UNKNOWN_MODEL = 4
 
 
-class Surroundings:
+class Harness:
     """The shared port of a client of a real batcher's exchange, and the supervisor's end of its connection."""
 
     def __init__(self, supervisor: socket.socket, channel: socket.socket) -> None:
@@ -67,11 +67,11 @@ class Surroundings:
 
 
 @pytest.fixture
-def surroundings() -> Iterator[Surroundings]:
+def harness() -> Iterator[Harness]:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.settimeout(10)
     with here, there:
-        yield Surroundings(here, there)
+        yield Harness(here, there)
 
 
 @pytest.fixture
@@ -81,109 +81,107 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("message", [shared.SegmentGone(31), shared.BatcherReplaced()])
-def test_replies_are_taken_before_a_message_that_makes_them_void(surroundings: Surroundings, message: Message) -> None:
-    number = surroundings.submit()
-    surroundings.port.flush()
-    surroundings.star.exchange.step(0)
-    surroundings.say(message)
-    assert surroundings.heard == [number, message]
-    assert surroundings.port.slab.num_taken == 0
+def test_replies_are_taken_before_a_message_that_makes_them_void(harness: Harness, message: Message) -> None:
+    number = harness.submit()
+    harness.port.flush()
+    harness.star.exchange.step(0)
+    harness.say(message)
+    assert harness.heard == [number, message]
+    assert harness.port.slab.num_taken == 0
 
 
-def test_what_concerns_others_is_passed_over_and_its_descriptors_closed(surroundings: Surroundings) -> None:
+def test_what_concerns_others_is_passed_over_and_its_descriptors_closed(harness: Harness) -> None:
     reading, writing = os.pipe()
-    surroundings.say(TraceSettingsChanged({}, writing), seq=2)
+    harness.say(TraceSettingsChanged({}, writing), seq=2)
     os.close(writing)
     assert os.read(reading, 1) == b""  # nobody has the other end any more
     os.close(reading)
-    assert receive(surroundings.supervisor) == (shared.Acknowledged(2), 0)
+    assert receive(harness.supervisor) == (shared.Acknowledged(2), 0)
 
 
-def test_the_ledger_is_told_before_it_is_acknowledged(surroundings: Surroundings) -> None:
-    surroundings.submit()
-    surroundings.say(shared.LedgerWanted(), seq=5)
-    told, _ = receive(surroundings.supervisor)
-    assert receive(surroundings.supervisor) == (shared.Acknowledged(5), 0)
+def test_the_ledger_is_told_before_it_is_acknowledged(harness: Harness) -> None:
+    harness.submit()
+    harness.say(shared.LedgerWanted(), seq=5)
+    told, _ = receive(harness.supervisor)
+    assert receive(harness.supervisor) == (shared.Acknowledged(5), 0)
     assert isinstance(told, shared.LedgerCounted)
     assert told.counts.pop("descriptors") > 0
     assert told.counts.pop("mapped_bytes") >= (16 + 16) * 4096
     counts = {name: count for name, count in told.counts.items() if not name.startswith("memo_")}
-    assert counts == {"connections_open": 0, **surroundings.port.counts}
+    assert counts == {"connections_open": 0, **harness.port.counts}
     assert told.counts["blocks_acquired"] == told.counts["requests_open"] == 1
 
 
 def test_what_was_pushed_is_shown_before_a_message_is_acknowledged(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[int] = []
 
     def acknowledge(_channel: Channel, _message: Any) -> None:
-        surroundings.star.exchange.step(0)
-        shown.extend(reply.number for reply in surroundings.port.poll())
+        harness.star.exchange.step(0)
+        shown.extend(reply.number for reply in harness.port.poll())
 
     monkeypatch.setattr(Channel, "acknowledge", acknowledge)
-    number = surroundings.submit()
-    surroundings.say(ModelForgotten(name="m", namespace="", version=1), seq=1)
+    number = harness.submit()
+    harness.say(ModelForgotten(name="m", namespace="", version=1), seq=1)
     assert shown == [number]
 
 
 # --- questions to the supervisor ---
 
 
-def test_a_question_waits_for_its_own_answer(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    future = pool.submit(surroundings.shared.ask, "load", {"model": "simple"})
-    asked, _ = receive(surroundings.supervisor)
+def test_a_question_waits_for_its_own_answer(harness: Harness, pool: ThreadPoolExecutor) -> None:
+    future = pool.submit(harness.shared.ask, "load", {"model": "simple"})
+    asked, _ = receive(harness.supervisor)
     assert asked == QuestionAsked(question=1, verb="load", arguments={"model": "simple"})
     for question in (7, 1):
-        surroundings.say(QuestionAnswered(question=question, wire=0, sentence="", result=question))
+        harness.say(QuestionAnswered(question=question, wire=0, sentence="", result=question))
     assert future.result() == 1
 
 
-def test_a_refused_question_raises_what_the_supervisor_said(
-    surroundings: Surroundings, pool: ThreadPoolExecutor
-) -> None:
-    future = pool.submit(surroundings.shared.ask, "load", {})
-    question = receive(surroundings.supervisor)[0].question
-    surroundings.say(QuestionAnswered(question=question, wire=5, sentence="not now", result=None))
+def test_a_refused_question_raises_what_the_supervisor_said(harness: Harness, pool: ThreadPoolExecutor) -> None:
+    future = pool.submit(harness.shared.ask, "load", {})
+    question = receive(harness.supervisor)[0].question
+    harness.say(QuestionAnswered(question=question, wire=5, sentence="not now", result=None))
     with pytest.raises(UnavailableError, match=r"^not now$"):
         future.result()
 
 
-def test_a_question_that_nobody_answers_is_given_up(surroundings: Surroundings) -> None:
+def test_a_question_that_nobody_answers_is_given_up(harness: Harness) -> None:
     with pytest.raises(NoAnswerError, match=r"^no answer from the supervisor within 0\.01 s"):
-        surroundings.shared.ask("load", {}, timeout_s=0.01)
+        harness.shared.ask("load", {}, timeout_s=0.01)
 
 
 # --- the end of the listening thread is that of the process ---
 
 
 def test_it_ends_quietly_with_the_supervisor(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    surroundings.supervisor.close()
-    assert surroundings.listen(monkeypatch) == 0
+    harness.supervisor.close()
+    assert harness.listen(monkeypatch) == 0
     assert not caplog.records
 
 
 def test_it_ends_quietly_where_the_supervisor_is_gone_before_it_is_told_something(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surroundings.shared._send(shared.SegmentWanted(1))
-    surroundings.supervisor.send(shared.Ping(), seq=1)
-    surroundings.supervisor.close()
+    harness.shared._send(shared.SegmentWanted(1))
+    harness.supervisor.send(shared.Ping(), seq=1)
+    harness.supervisor.close()
     with pytest.raises(ConnectionResetError):
-        surroundings.shared._send(shared.SegmentWanted(1))
-    assert surroundings.listen(monkeypatch) == 0
+        harness.shared._send(shared.SegmentWanted(1))
+    assert harness.listen(monkeypatch) == 0
 
 
 def test_a_fault_of_ours_ends_the_process_with_its_traceback(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_message: Any, _seq: int) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(surroundings.shared, "_apply", fail)
+    monkeypatch.setattr(harness.shared, "_apply", fail)
     monkeypatch.setattr("shoal.log.logger.propagate", True)
-    surroundings.supervisor.send(shared.SegmentMissing(1))
-    assert surroundings.listen(monkeypatch) == 1
+    harness.supervisor.send(shared.SegmentMissing(1))
+    assert harness.listen(monkeypatch) == 1
     assert "Too many open files" in caplog.text

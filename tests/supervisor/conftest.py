@@ -6,7 +6,7 @@ import pytest
 
 from tests.supervisor.clock import ClockLoop
 from tests.supervisor.served_version import Version, version
-from tests.supervisor.star_rig import Sky
+from tests.supervisor.star_rig import StarRig
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def clock() -> Iterator[ClockLoop]:
 
 
 @pytest.fixture
-def sky() -> Iterator[Sky]:
-    made = Sky()
+def rig() -> Iterator[StarRig]:
+    made = StarRig()
     yield made
     made.close()
 

@@ -27,7 +27,7 @@ from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
-from tests.supervisor.star_rig import OPTIONS, Process, Sky
+from tests.supervisor.star_rig import OPTIONS, Process, StarRig
 
 CONFIG = (
     'name: "m" backend: "identity" max_batch_size: 4 input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] } '
@@ -42,8 +42,8 @@ _NOTHING, _ = os.pipe()
 class Sleepers:
     """In the zygotes' place: every worker is a shell that waits, and ends as workers do."""
 
-    def __init__(self, sky: Sky) -> None:
-        self._sky = sky
+    def __init__(self, rig: StarRig) -> None:
+        self._sky = rig
 
     def spawn(self, _backend: str, program: ChildProgram, *, captured: bool) -> Child:
         child = prepare(self._sky.loop, program, captured=captured)
@@ -60,14 +60,14 @@ class Version:
     """One version, its instances' workers and the batcher as the test plays them."""
 
     def __init__(self, more: str, options: ServerOptions) -> None:
-        self.sky = Sky()
+        self.rig = StarRig()
         #: What clients have been sent.
         self.announced: list[Message] = []
-        self.roster = Roster(self.sky.loop)
-        self.readiness = Readiness(self.sky.star.workers, self.sky.loop)
+        self.roster = Roster(self.rig.loop)
+        self.readiness = Readiness(self.rig.star.workers, self.rig.loop)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
         self.context = InstanceContext(
-            self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, Machine((0,)),  # type: ignore[arg-type]
+            self.rig.loop, Sleepers(self.rig), self.rig.star, options, "@", {}, Machine((0,)),  # type: ignore[arg-type]
             CustomMetrics(()), self.readiness,
         )  # fmt: skip
         source = Source("/m/1", 1, 1, config)
@@ -81,8 +81,8 @@ class Version:
 
     def begin(self) -> Future[None]:
         """Its workers begin, and have yet to connect; the future is the load's outcome."""
-        loaded = self.sky.loop.begin(self.served.load())
-        self.sky.clock.settle()
+        loaded = self.rig.loop.begin(self.served.load())
+        self.rig.clock.settle()
         return loaded
 
     def load(self) -> None:
@@ -96,10 +96,10 @@ class Version:
         """Its worker joins, loads, maps, and everybody acknowledges it."""
         process = self._join(instance)
         process.say(ModelLoaded(self.has_ready_check))
-        self.sky.settle()
+        self.rig.settle()
         self.words[instance.number] = Segment.attach(os.dup(process.fds[0])).words
         process.say(MemoryMapped())
-        self.sky.settle()
+        self.rig.settle()
         assert instance.state is InstanceState.UP
 
     def refuse(self, instance: Instance) -> None:
@@ -109,10 +109,10 @@ class Version:
         self.end(instance)
 
     def _join(self, instance: Instance) -> Process:
-        process = self._processes[instance.number] = self.sky.start()
-        self.sky.clock.settle()
+        process = self._processes[instance.number] = self.rig.start()
+        self.rig.clock.settle()
         self.roster.join(instance.number, process.member)
-        self.sky.clock.settle()
+        self.rig.clock.settle()
         return process
 
     def say(self, instance: Instance, message: Message) -> None:
@@ -121,12 +121,12 @@ class Version:
 
     def told(self, instance: Instance) -> list[Any]:
         """What its worker was told."""
-        self.sky.settle()
+        self.rig.settle()
         return self._processes[instance.number].all_heard
 
     def told_batcher(self) -> list[Any]:
-        self.sky.settle()
-        return self.sky.batcher.all_heard
+        self.rig.settle()
+        return self.rig.batcher.all_heard
 
     def end(self, instance: Instance, number: int = signal.SIGKILL) -> None:
         """Its worker ends by a signal."""
@@ -137,12 +137,12 @@ class Version:
 
     def _forget(self, number: int) -> None:
         process = self._processes.pop(number)
-        self.sky.all.remove(process)
+        self.rig.all.remove(process)
         process.close()
 
     def until(self, is_true: Callable[[], bool]) -> None:
         """Run the supervisor's loop until it is, without letting time pass."""
-        self.sky.clock.until(is_true)
+        self.rig.clock.until(is_true)
 
     def close(self) -> None:
         for instance in self.roster:
@@ -151,9 +151,9 @@ class Version:
         self.until(lambda: not list(self.roster))
         for number in tuple(self._processes):
             self._forget(number)
-        self.sky.settle()  # with the batcher's acknowledgement the memory of the dead goes
+        self.rig.settle()  # with the batcher's acknowledgement the memory of the dead goes
         self.words.clear()
-        self.sky.close()
+        self.rig.close()
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class Process:
             os.close(fd)
 
 
-class Sky:
+class StarRig:
     """A star with everybody joined: a batcher, front ends a and b, workers of models 3 and 4."""
 
     def __init__(self) -> None:

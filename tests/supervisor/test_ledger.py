@@ -17,12 +17,12 @@ from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.supervisor import ledger
 from shoal.supervisor.ledger import Ledger, num_children, shared_bytes
-from tests.supervisor.star_rig import Process, Sky
+from tests.supervisor.star_rig import Process, StarRig
 
 ASKED = [LedgerWanted()]
 
 
-class Ground(Sky):
+class Ground(StarRig):
     """A star with everybody joined, and the ledger of its supervisor. `lines` are what it has logged."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.service import Service, describe
-from tests.supervisor.star_rig import Process, Sky
+from tests.supervisor.star_rig import Process, StarRig
 
 
 class Systemd:
@@ -22,14 +22,14 @@ class Systemd:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         name = f"shoal-{token_hex(8)}"
         self._socket.bind("\0" + name)
-        self.sky = Sky()
+        self.rig = StarRig()
         for pid, process in enumerate(self.processes, 11):
             process.member.pid = pid
-        self.service = Service(self.sky.loop, self.sky.star, Notifier("@" + name, watchdog_s), load_timeout_s=600)
+        self.service = Service(self.rig.loop, self.rig.star, Notifier("@" + name, watchdog_s), load_timeout_s=600)
 
     @property
     def processes(self) -> list[Process]:
-        return [self.sky.batcher, self.sky.a, self.sky.b]
+        return [self.rig.batcher, self.rig.a, self.rig.b]
 
     def heard(self) -> list[str]:
         found = []
@@ -40,7 +40,7 @@ class Systemd:
                 return found
 
     def close(self) -> None:
-        self.sky.close()
+        self.rig.close()
         self._socket.close()
 
 
@@ -109,11 +109,11 @@ def test_the_last_echo_of_a_round_feeds_the_watchdog_and_time_does_not(systemd: 
         for process in systemd.processes:
             assert systemd.heard() == []
             assert process.heard() == [Ping()]
-            systemd.sky.acknowledge(process)
+            systemd.rig.acknowledge(process)
         assert systemd.heard() == ["WATCHDOG=1"]
-        systemd.sky.clock.pass_time(1.9)
-        assert systemd.sky.batcher.heard() == []
-        systemd.sky.clock.pass_time(0.1)
+        systemd.rig.clock.pass_time(1.9)
+        assert systemd.rig.batcher.heard() == []
+        systemd.rig.clock.pass_time(0.1)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["batcher", "front end"])
@@ -126,29 +126,29 @@ def test_who_does_not_echo_is_named_and_nothing_is_fed(
     for _ in range(3):
         for process in systemd.processes:
             if process is not stopped:
-                systemd.sky.acknowledge(process)
-        systemd.sky.clock.pass_time(2.0)
+                systemd.rig.acknowledge(process)
+        systemd.rig.clock.pass_time(2.0)
     assert "WATCHDOG=1" not in systemd.heard()
     name = ("batcher 11", "front end 12")[number]
     assert [record.getMessage() for record in caplog.records] == [f"no sign of life within 2 s from {name}"] * 3
-    systemd.sky.settle()  # it goes on, and its echo of this round is in time
+    systemd.rig.settle()  # it goes on, and its echo of this round is in time
     assert systemd.heard() == ["WATCHDOG=1"]
 
 
 def test_a_front_end_that_is_not_there_cannot_echo(systemd: Systemd) -> None:
     systemd.service.ready(WHOLE, 3)
     systemd.heard()
-    systemd.sky.settle()
+    systemd.rig.settle()
     assert systemd.heard() == []
     systemd.service.stopping(WHOLE)  # now front ends are expected to leave
-    systemd.sky.clock.pass_time(2.0)
-    systemd.sky.settle()
+    systemd.rig.clock.pass_time(2.0)
+    systemd.rig.settle()
     assert systemd.heard() == ["STOPPING=1\nSTATUS=stopping, 2/2 instances up", "WATCHDOG=1"]
 
 
 def test_nobody_is_asked_where_systemd_waits_for_nothing() -> None:
     systemd = Systemd(watchdog_s=0.0)
     systemd.service.ready(WHOLE, 2)
-    systemd.sky.clock.pass_time(3600.0)
-    assert systemd.sky.batcher.heard() == []
+    systemd.rig.clock.pass_time(3600.0)
+    assert systemd.rig.batcher.heard() == []
     systemd.close()

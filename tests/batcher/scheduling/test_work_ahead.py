@@ -101,7 +101,7 @@ def test_an_only_instance_works_ahead_whatever_it_runs() -> None:
 # --- a simulated model with one client whose requests are slow ---
 
 
-class Company:
+class ClosedLoop:
     """Clients that ask again a while after they were answered, and instances that execute what they have in its order.
 
     The first client's requests take `slow_ns`, the others' `fast_ns`; to hand something over takes HAND_OVER_NS.
@@ -167,10 +167,10 @@ class Company:
     ("fast_us", "num_clients", "pause_us"), [(TINY_US, 13, 150), (FAST_US, 13, 150), (TINY_US, 25, 20_000)]
 )
 def test_one_client_with_slow_requests_leaves_the_others_fast(fast_us: int, num_clients: int, pause_us: int) -> None:
-    company = Company(4, num_clients, pause_us * US, fast_us * US, 300 * MS)
-    company.run(2000 * MS)
-    latencies_ns = sorted(company.latencies_ns)
-    assert pause_us > 1000 or company.num_ahead > 1000, "fast ones work ahead"
+    loop = ClosedLoop(4, num_clients, pause_us * US, fast_us * US, 300 * MS)
+    loop.run(2000 * MS)
+    latencies_ns = sorted(loop.latencies_ns)
+    assert pause_us > 1000 or loop.num_ahead > 1000, "fast ones work ahead"
     assert latencies_ns[len(latencies_ns) * 99 // 100] < 2 * MS
     # Behind the first slow one there may be some: nothing told of it.
     assert sum(each > 10 * MS for each in latencies_ns) <= 7

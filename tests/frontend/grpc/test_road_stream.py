@@ -13,9 +13,9 @@ from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.grpc.road_stream import MAX_OPEN, RoadStream
 from shoal.frontend.grpc.service import GrpcCall
 from shoal.frontend.state import ServerState
-from tests.frontend.transport_harness import Surroundings, rung, surroundings
+from tests.frontend.transport_harness import TransportHarness, harness, rung
 
-__all__ = ["surroundings"]
+__all__ = ["harness"]
 
 EMPTY = b"\x92\x90\x80"  # msgpack: no outputs, no parameters
 NAMED = b"\x92\x90\x81\xa1n\x01"  # the parameter n = 1
@@ -42,7 +42,7 @@ def message(model: str = "simple", id_: str = "", **parameters: bool) -> bytes:
 class Call:
     """A stream, its client and, through `around`, its batcher."""
 
-    def __init__(self, state: ServerState, around: Surroundings, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, state: ServerState, around: TransportHarness, threads: ThreadPoolExecutor) -> None:
         self.state, self.around, self._threads = state, around, threads
         self.metadata: dict[str, str] = {}
         self.stream = self.open()
@@ -76,13 +76,13 @@ class Call:
 
 
 @pytest.fixture
-def call(state: ServerState, surroundings: Surroundings) -> Iterator[Call]:
+def call(state: ServerState, harness: TransportHarness) -> Iterator[Call]:
     with ThreadPoolExecutor(1) as threads:
-        made = Call(state, surroundings, threads)
+        made = Call(state, harness, threads)
         yield made
         made.stream.call_off()
         threads.submit(lambda: list(made.answers)).result(timeout=10)
-    assert (surroundings.port.counts["replies_held"], surroundings.transport._kept.nbytes) == (0, 0)
+    assert (harness.port.counts["replies_held"], harness.transport._kept.nbytes) == (0, 0)
 
 
 def is_final(answer: Any) -> bool:

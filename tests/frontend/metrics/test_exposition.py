@@ -47,8 +47,8 @@ GPU = {
 }  # fmt: skip
 
 
-def lines(state: ServerState, surroundings: ExternalFigures = NOTHING) -> list[str]:
-    return exposition(state, surroundings, NOW_NS).splitlines()
+def lines(state: ServerState, external: ExternalFigures = NOTHING) -> list[str]:
+    return exposition(state, external, NOW_NS).splitlines()
 
 
 def of(name: str, found: list[str]) -> list[str]:

@@ -12,9 +12,9 @@ import pytest
 from shoal.errors import CancelledError
 from shoal.frontend.road.hang_ups import Caller, HangUps
 from shoal.frontend.road.transport import Waiter, WatchedTransport
-from tests.frontend.transport_harness import Surroundings, rung, surroundings
+from tests.frontend.transport_harness import TransportHarness, harness, rung
 
-__all__ = ["surroundings"]
+__all__ = ["harness"]
 
 #: Until what one end of a connection does has reached the other.
 DEADLINE_S = 10
@@ -97,35 +97,33 @@ def test_what_a_client_sends_and_who_is_not_watched_any_more_wake_nobody(line: L
     assert line.waiter.empty()
 
 
-def test_a_request_is_doubted_and_then_cancelled(line: Line, surroundings: Surroundings) -> None:
+def test_a_request_is_doubted_and_then_cancelled(line: Line, harness: TransportHarness) -> None:
     hang_ups = HangUps()
-    transport = WatchedTransport(surroundings.transport, partial(hang_ups.watch, line.caller))
+    transport = WatchedTransport(harness.transport, partial(hang_ups.watch, line.caller))
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(transport.infer, surroundings.prepared(10))
-        rung(surroundings)
-        number, _ = surroundings.submitted()
+        answer = pool.submit(transport.infer, harness.prepared(10))
+        rung(harness)
+        number, _ = harness.submitted()
         line.client.close()
         hang_ups.step(DEADLINE_S)
         hang_ups.step(DEADLINE_S)  # it was asked by the thread that waits
         with pytest.raises(CancelledError):
             answer.result(DEADLINE_S)
-    assert [record[:2] for record in surroundings.records()] == [(2, number)] * 2
+    assert [record[:2] for record in harness.records()] == [(2, number)] * 2
 
 
-def test_a_stream_is_watched_until_its_end(line: Line, surroundings: Surroundings) -> None:
+def test_a_stream_is_watched_until_its_end(line: Line, harness: TransportHarness) -> None:
     hang_ups = HangUps()
-    parts = WatchedTransport(surroundings.transport, partial(hang_ups.watch, line.caller)).stream(
-        surroundings.prepared(10)
-    )
+    parts = WatchedTransport(harness.transport, partial(hang_ups.watch, line.caller)).stream(harness.prepared(10))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, parts)
-        rung(surroundings)
-        number, _ = surroundings.submitted()
-        surroundings.say(number, b"oh", more=True, status=2)
+        rung(harness)
+        number, _ = harness.submitted()
+        harness.say(number, b"oh", more=True, status=2)
         assert str(first.result(DEADLINE_S).error) == "oh"
         line.reset()
         hang_ups.step(DEADLINE_S)
         with pytest.raises(CancelledError):
             next(parts)
-    assert [record[:2] for record in surroundings.records() if record[0] == 2] == [(2, number)]
+    assert [record[:2] for record in harness.records() if record[0] == 2] == [(2, number)]
     line.server.close()

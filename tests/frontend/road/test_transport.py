@@ -17,11 +17,11 @@ from shoal.messages import shared
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.port import Reply
-from tests.frontend.transport_harness import Surroundings, rung, surroundings
+from tests.frontend.transport_harness import TransportHarness, harness, rung
 from tests.messages import receive
 from tests.submitted import submit
 
-__all__ = ["surroundings"]
+__all__ = ["harness"]
 
 EMPTY = b"\x92\x90\x80"  # msgpack: no outputs, no parameters
 OF_WORKER, OF_ANOTHER = 9, 8
@@ -33,57 +33,57 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def test_up_to_a_quarter_of_the_slab_is_shared(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    future: Future[ModelResponse] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096 - 256))
-    rung(surroundings)
-    number, block = surroundings.submitted()
+def test_up_to_a_quarter_of_the_slab_is_shared(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
+    future: Future[ModelResponse] = pool.submit(harness.transport.infer, harness.prepared(4 * 4096 - 256))
+    rung(harness)
+    number, block = harness.submitted()
     assert block >> 40 == 5
-    surroundings.refuse(number)
+    harness.refuse(number)
     assert isinstance(future.exception(), UnavailableError)
-    assert surroundings.port.slab.num_taken == 0
+    assert harness.port.slab.num_taken == 0
 
 
-def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    future: Future[ModelResponse] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096))
-    asked, _ = receive(surroundings.supervisor)
+def test_more_than_that_gets_a_segment_until_its_reply(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
+    future: Future[ModelResponse] = pool.submit(harness.transport.infer, harness.prepared(4 * 4096))
+    asked, _ = receive(harness.supervisor)
     assert (type(asked), asked.request, asked.model_id) == (shared.PayloadWanted, 1, 3)
     assert 4 * 4096 < asked.nbytes < 5 * 4096
     fd = segment.create(OVERSIZE, 80, 1, Geometry(0, 5 * 4096), sealed=True)
-    surroundings.supervisor.send(shared.PayloadGranted(request=1, owner=80, may_be_kept=False, segment=fd))
+    harness.supervisor.send(shared.PayloadGranted(request=1, owner=80, may_be_kept=False, segment=fd))
     os.close(fd)
-    surroundings.transport.shared.receive()
-    assert receive(surroundings.supervisor)[0] == shared.PayloadMapped(80)
-    surroundings.supervisor.send(shared.PayloadReady(80))
-    surroundings.transport.shared.receive()
-    rung(surroundings)
-    number, block = surroundings.submitted()
+    harness.transport.shared.receive()
+    assert receive(harness.supervisor)[0] == shared.PayloadMapped(80)
+    harness.supervisor.send(shared.PayloadReady(80))
+    harness.transport.shared.receive()
+    rung(harness)
+    number, block = harness.submitted()
     assert block == 0x000050_00000_00001
-    assert surroundings.port.slab.num_taken == 0
-    surroundings.refuse(number)
+    assert harness.port.slab.num_taken == 0
+    harness.refuse(number)
     assert isinstance(future.exception(), UnavailableError)
-    assert receive(surroundings.supervisor)[0] == shared.PayloadReleased(80)
+    assert receive(harness.supervisor)[0] == shared.PayloadReleased(80)
 
 
-def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surroundings) -> None:
+def test_no_segment_is_asked_for_where_too_much_is_in_flight(harness: TransportHarness) -> None:
     for _ in range(2):
-        submit(surroundings.port, 3)
+        submit(harness.port, 3)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
-        surroundings.transport.infer(surroundings.prepared(4 * 4096))
-    surroundings.supervisor.setblocking(False)
+        harness.transport.infer(harness.prepared(4 * 4096))
+    harness.supervisor.setblocking(False)
     with pytest.raises(BlockingIOError):
-        receive(surroundings.supervisor)
+        receive(harness.supervisor)
 
 
 def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
-    surroundings: Surroundings, state: ServerState
+    harness: TransportHarness, state: ServerState
 ) -> None:
     before = (log.logger.handlers[:], log.logger.level, log.logger.propagate)
     settings = {"log_verbose": 3, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
     try:
-        surroundings.supervisor.send(shared.LogChanged(settings), seq=4)
-        surroundings.transport.shared.receive()
+        harness.supervisor.send(shared.LogChanged(settings), seq=4)
+        harness.transport.shared.receive()
         assert (log.logger.level, state.log_settings) == (log.verbose(3), settings)
-        assert receive(surroundings.supervisor) == (shared.Acknowledged(4), 0)
+        assert receive(harness.supervisor) == (shared.Acknowledged(4), 0)
     finally:
         log.logger.handlers[:], log.logger.level, log.logger.propagate = before
 
@@ -95,115 +95,115 @@ OF_WORKER, OF_ANOTHER = 9, 8
 NAMED = b"\x92\x90\x81\xa1n\x01"  # the parameter n = 1
 
 
-def test_a_stream_gives_each_answer_as_it_comes(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    parts = surroundings.transport.stream(surroundings.prepared(10))
+def test_a_stream_gives_each_answer_as_it_comes(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
+    parts = harness.transport.stream(harness.prepared(10))
     first = pool.submit(next, parts)
-    rung(surroundings)
-    number, _ = surroundings.submitted()
-    surroundings.say(number, NAMED, more=True)
+    rung(harness)
+    number, _ = harness.submitted()
+    harness.say(number, NAMED, more=True)
     part = first.result(timeout=10)
     assert part.answer is not None
     assert (part.answer.response.parameters, part.error, part.is_final) == ({"n": 1}, None, False)
-    surroundings.say(number, b"oh", more=True, status=2)
-    surroundings.say(number, more=False)
+    harness.say(number, b"oh", more=True, status=2)
+    harness.say(number, more=False)
     part.answer.release()
     error, end = parts
     assert (str(error.error), error.is_final) == ("oh", False)
     assert (end.answer, end.error, end.is_final) == (None, None, True)
-    assert [record[:2] for record in surroundings.records()] == [(3, number)] * 2
-    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
-    assert surroundings.port.slab.num_taken == 0
+    assert [record[:2] for record in harness.records()] == [(3, number)] * 2
+    assert harness.port.counts["replies_held"] == harness.port.counts["requests_open"] == 0
+    assert harness.port.slab.num_taken == 0
 
 
 def test_a_stream_that_is_closed_is_cancelled_and_what_still_comes_is_given_back(
-    surroundings: Surroundings, pool: ThreadPoolExecutor
+    harness: TransportHarness, pool: ThreadPoolExecutor
 ) -> None:
-    parts = surroundings.transport.stream(surroundings.prepared(10))
+    parts = harness.transport.stream(harness.prepared(10))
     first = pool.submit(next, parts)
-    rung(surroundings)
-    number, _ = surroundings.submitted()
-    surroundings.say(number, EMPTY, more=True)
-    surroundings.say(number, EMPTY, more=True)
+    rung(harness)
+    number, _ = harness.submitted()
+    harness.say(number, EMPTY, more=True)
+    harness.say(number, EMPTY, more=True)
     answer = first.result(timeout=10).answer
     assert answer is not None
     parts.close()
-    surroundings.say(number, EMPTY, more=True)
+    harness.say(number, EMPTY, more=True)
     answer.release()
-    assert sorted(record[0] for record in surroundings.records()) == [2, 3, 3, 3]  # CANCEL, and all three released
-    assert surroundings.port.counts["requests_open"] == 1
-    surroundings.say(number, more=False)
-    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
+    assert sorted(record[0] for record in harness.records()) == [2, 3, 3, 3]  # CANCEL, and all three released
+    assert harness.port.counts["requests_open"] == 1
+    harness.say(number, more=False)
+    assert harness.port.counts["replies_held"] == harness.port.counts["requests_open"] == 0
 
 
-def test_a_stream_whose_client_gives_up_while_nothing_comes(surroundings: Surroundings) -> None:
-    surroundings.transport.request_timeout_s = 0.01
+def test_a_stream_whose_client_gives_up_while_nothing_comes(harness: TransportHarness) -> None:
+    harness.transport.request_timeout_s = 0.01
     with pytest.raises(UnavailableError, match=r"^Request timeout expired: no answer within 0\.01 s"):
-        next(surroundings.transport.stream(surroundings.prepared(10)))
-    assert [record[0] for record in surroundings.records()] == [1, 2]
+        next(harness.transport.stream(harness.prepared(10)))
+    assert [record[0] for record in harness.records()] == [1, 2]
 
 
-def test_whoever_waits_for_an_answer_can_be_called_off(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+def test_whoever_waits_for_an_answer_can_be_called_off(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
     waiter: Waiter = queue.SimpleQueue()
-    future = pool.submit(surroundings.transport.infer, surroundings.prepared(10), None, waiter)
-    rung(surroundings)
-    number, _ = surroundings.submitted()
+    future = pool.submit(harness.transport.infer, harness.prepared(10), None, waiter)
+    rung(harness)
+    number, _ = harness.submitted()
     waiter.put(None)
     with pytest.raises(CancelledError, match=r"^Request was cancelled$"):
         future.result(timeout=10)
-    assert [record[:2] for record in surroundings.records()] == [(2, number)]  # CANCEL
-    surroundings.say(number, EMPTY, more=False)  # comes all the same
-    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
+    assert [record[:2] for record in harness.records()] == [(2, number)]  # CANCEL
+    harness.say(number, EMPTY, more=False)  # comes all the same
+    assert harness.port.counts["replies_held"] == harness.port.counts["requests_open"] == 0
 
 
-def test_the_replies_to_several_requests_can_come_in_at_one_place(surroundings: Surroundings) -> None:
+def test_the_replies_to_several_requests_can_come_in_at_one_place(harness: TransportHarness) -> None:
     replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-    prepared = surroundings.prepared(10)
-    first, second = [surroundings.transport.submit(prepared, replies) for _ in range(2)]
-    surroundings.say(second, NAMED, more=False)
-    surroundings.say(first, EMPTY, more=True)
+    prepared = harness.prepared(10)
+    first, second = [harness.transport.submit(prepared, replies) for _ in range(2)]
+    harness.say(second, NAMED, more=False)
+    harness.say(first, EMPTY, more=True)
     (reply, other) = replies.get_nowait(), replies.get_nowait()
     assert (reply.number, other.number) == (second, first)
-    part = surroundings.transport.part(prepared, reply)
+    part = harness.transport.part(prepared, reply)
     assert part.answer is not None
     assert (part.answer.response.parameters, part.is_final) == ({"n": 1}, True)
     part.answer.release()
-    surroundings.transport.drop(other)
-    surroundings.transport.cancel(first)
-    surroundings.say(first, EMPTY, more=False)
+    harness.transport.drop(other)
+    harness.transport.cancel(first)
+    harness.say(first, EMPTY, more=False)
     assert replies.empty()
-    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
+    assert harness.port.counts["replies_held"] == harness.port.counts["requests_open"] == 0
 
 
-def test_infer_takes_the_last_of_several_replies(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    future = pool.submit(surroundings.transport.infer, surroundings.prepared(10))
-    rung(surroundings)
-    number, _ = surroundings.submitted()
-    surroundings.say(number, EMPTY, more=True)
-    surroundings.say(number, NAMED, more=False)
+def test_infer_takes_the_last_of_several_replies(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
+    future = pool.submit(harness.transport.infer, harness.prepared(10))
+    rung(harness)
+    number, _ = harness.submitted()
+    harness.say(number, EMPTY, more=True)
+    harness.say(number, NAMED, more=False)
     assert future.result(timeout=10).response.parameters == {"n": 1}
-    assert [record[0] for record in surroundings.records()] == [3]
+    assert [record[0] for record in harness.records()] == [3]
 
 
-def waiting_parts(surroundings: Surroundings, pool: ThreadPoolExecutor) -> Generator[StreamedResponse, None, None]:
+def waiting_parts(harness: TransportHarness, pool: ThreadPoolExecutor) -> Generator[StreamedResponse, None, None]:
     """A stream whose first reply has been taken, while two and the final one wait."""
-    parts = surroundings.transport.stream(surroundings.prepared(10))
+    parts = harness.transport.stream(harness.prepared(10))
     first = pool.submit(next, parts)
-    rung(surroundings)
-    number, _ = surroundings.submitted()
-    surroundings.say(number, EMPTY, more=True)
+    rung(harness)
+    number, _ = harness.submitted()
+    harness.say(number, EMPTY, more=True)
     answer = first.result(timeout=10).answer
     assert answer is not None
     answer.release()
     for more in (True, True, False):
-        surroundings.say(number, EMPTY, more=more, tensors=bytes(100))
+        harness.say(number, EMPTY, more=more, tensors=bytes(100))
     return parts
 
 
 def test_replies_that_wait_for_their_client_leave_the_worker_s_memory(
-    surroundings: Surroundings, pool: ThreadPoolExecutor
+    harness: TransportHarness, pool: ThreadPoolExecutor
 ) -> None:
-    parts, kept = waiting_parts(surroundings, pool), surroundings.transport._kept
-    assert surroundings.port.counts["replies_held"] == 1  # nothing waited before that one
+    parts, kept = waiting_parts(harness, pool), harness.transport._kept
+    assert harness.port.counts["replies_held"] == 1  # nothing waited before that one
     kept_bytes = [kept.nbytes]
     for part in parts:
         assert part.answer is not None
@@ -213,24 +213,24 @@ def test_replies_that_wait_for_their_client_leave_the_worker_s_memory(
     block_nbytes = kept_bytes[0] // 2
     assert kept_bytes == [2 * block_nbytes, 2 * block_nbytes, block_nbytes, 0]
     assert block_nbytes >= 100 + len(EMPTY)
-    assert surroundings.port.counts["replies_held"] == 0
+    assert harness.port.counts["replies_held"] == 0
 
 
-def test_replies_that_were_kept_for_a_stream_end_with_it(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    parts, kept = waiting_parts(surroundings, pool), surroundings.transport._kept
+def test_replies_that_were_kept_for_a_stream_end_with_it(harness: TransportHarness, pool: ThreadPoolExecutor) -> None:
+    parts, kept = waiting_parts(harness, pool), harness.transport._kept
     assert kept.nbytes > 0
     parts.close()
-    assert (kept.nbytes, surroundings.port.counts["replies_held"]) == (0, 0)
+    assert (kept.nbytes, harness.port.counts["replies_held"]) == (0, 0)
 
 
 def test_replies_that_wait_without_room_leave_a_worker_s_memory_once_it_lacks_any(
-    surroundings: Surroundings, pool: ThreadPoolExecutor
+    harness: TransportHarness, pool: ThreadPoolExecutor
 ) -> None:
     """They are copied where there is room by then; else they end when they have had their time."""
-    kept, port = surroundings.transport._kept, surroundings.port
+    kept, port = harness.transport._kept, harness.port
     kept.nbytes = kept.most_bytes
-    parts = waiting_parts(surroundings, pool)
-    (unread,) = surroundings.transport._held.unread
+    parts = waiting_parts(harness, pool)
+    (unread,) = harness.transport._held.unread
     assert isinstance(unread, StreamedReplies)
     block = unread._unread[0][0].block
     assert block is not None
@@ -238,9 +238,9 @@ def test_replies_that_wait_without_room_leave_a_worker_s_memory_once_it_lacks_an
     assert unread.recall({OF_WORKER}, 0.0, is_urgent=True) == 0
     assert port.num_held == 3
     kept.nbytes -= 8 * len(block)
-    surroundings.writer.push((15, 0, OF_WORKER, *[0] * 13))
-    surroundings.writer.publish()
-    surroundings.transport.shared.deliver()
+    harness.writer.push((15, 0, OF_WORKER, *[0] * 13))
+    harness.writer.publish()
+    harness.transport.shared.deliver()
     assert port.num_held == 2
     assert unread.recall({OF_WORKER}, inf, is_urgent=True) == 2
     assert port.num_held == 0
@@ -252,4 +252,4 @@ def test_replies_that_wait_without_room_leave_a_worker_s_memory_once_it_lacks_an
     assert kept.nbytes == kept.most_bytes - 8 * len(block)
     assert all("have no shared memory left for results" in str(part.error) for part in found[1:])
     assert list(parts) == []
-    assert not surroundings.transport._held.unread
+    assert not harness.transport._held.unread

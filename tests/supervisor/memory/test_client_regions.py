@@ -13,12 +13,12 @@ from shoal.messages.to_client import QuestionAnswered, RegionRegistered, RegionU
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
-from tests.supervisor.star_rig import Sky
+from tests.supervisor.star_rig import StarRig
 
 KEY = f"shoal-test-supervisor-{os.getpid()}"
 
 
-class Office(Sky):
+class Office(StarRig):
     """A star with everybody joined whose front end a asks."""
 
     def __init__(self) -> None:

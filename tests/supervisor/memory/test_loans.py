@@ -12,203 +12,203 @@ from shoal.reasons import Reason
 from shoal.supervisor.memory.loans import ASKING_S
 from shoal.supervisor.memory.participant import Participant
 from tests.messages import FD
-from tests.supervisor.star_rig import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
+from tests.supervisor.star_rig import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, StarRig
 
 
-def join_caller(sky: Sky) -> tuple[Process, Participant]:
-    process = sky.start()
-    caller = sky.begin_to_join(sky.star.join_caller, process)
-    sky.settle()
+def join_caller(rig: StarRig) -> tuple[Process, Participant]:
+    process = rig.start()
+    caller = rig.begin_to_join(rig.star.join_caller, process)
+    rig.settle()
     return process, caller
 
 
-def test_a_caller_joins_although_every_worker_executes(sky: Sky) -> None:
-    process = sky.start()
+def test_a_caller_joins_although_every_worker_executes(rig: StarRig) -> None:
+    process = rig.start()
     joined: list[Participant] = []
-    caller = sky.begin_to_join(sky.star.join_caller, process, joined)
-    assert [type(message) for message in sky.third.heard()] == []
-    sky.acknowledge(sky.batcher)
-    sky.acknowledge(process)
+    caller = rig.begin_to_join(rig.star.join_caller, process, joined)
+    assert [type(message) for message in rig.third.heard()] == []
+    rig.acknowledge(rig.batcher)
+    rig.acknowledge(process)
     assert joined == [caller]
     # It asks for the segments of workers, when replies name them.
-    sky.acknowledge(process)
+    rig.acknowledge(process)
     assert [type(message) for message in process.all_heard] == [ClientWelcomed]
-    sky.star.lend_to_client(caller, sky.worker_of_3.owner)
-    assert process.heard() == [shared.SegmentAnnounced(owner=sky.worker_of_3.owner, segment=FD)]
+    rig.star.lend_to_client(caller, rig.worker_of_3.owner)
+    assert process.heard() == [shared.SegmentAnnounced(owner=rig.worker_of_3.owner, segment=FD)]
 
 
-def test_nothing_waits_for_a_caller(sky: Sky) -> None:
+def test_nothing_waits_for_a_caller(rig: StarRig) -> None:
     """It may hold its interpreter for minutes. What it must be told, it hears when it reads again."""
-    process, caller = join_caller(sky)
-    sky.star.lend_to_client(caller, sky.worker_of_3.owner)
+    process, caller = join_caller(rig)
+    rig.star.lend_to_client(caller, rig.worker_of_3.owner)
     heard = len(process.all_heard)
-    worker = sky.star.join_worker(sky.start().member, CONFIG)
-    announced = sky.star.announce_worker(worker, 3, PLACEMENT)
-    result = int(sky.ask(sky.third, sky.worker_of_3).owner)
-    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadMapped(result))
-    sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)
-    for each in (sky.batcher, sky.a, sky.b):
-        sky.acknowledge(each)
+    worker = rig.star.join_worker(rig.start().member, CONFIG)
+    announced = rig.star.announce_worker(worker, 3, PLACEMENT)
+    result = int(rig.ask(rig.third, rig.worker_of_3).owner)
+    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadMapped(result))
+    rig.star.leave_worker(rig.worker_of_4, Reason.INSTANCE_DIED, 0)
+    for each in (rig.batcher, rig.a, rig.b):
+        rig.acknowledge(each)
     assert announced.done()
-    assert sky.third.heard() == [shared.PayloadReady(result)]
-    assert sky.star.payloads.counts["oversize_acquired"] == 1
-    successor = sky.replace_batcher()
-    sky.acknowledge(successor)
+    assert rig.third.heard() == [shared.PayloadReady(result)]
+    assert rig.star.payloads.counts["oversize_acquired"] == 1
+    successor = rig.replace_batcher()
+    rig.acknowledge(successor)
     assert successor.heard() == [Resume()]
     process.heard()
     assert process.all_heard[heard:] == [
-        shared.SegmentAnnounced(owner=sky.worker_of_3.owner, segment=FD),
-        shared.SegmentGone(sky.worker_of_4.owner),
+        shared.SegmentAnnounced(owner=rig.worker_of_3.owner, segment=FD),
+        shared.SegmentGone(rig.worker_of_4.owner),
         shared.BatcherReplaced(),
     ]
-    sky.acknowledge(process)
+    rig.acknowledge(process)
     assert successor.heard() == [ClientCaughtUp(caller.owner)]
 
 
-def test_nobody_else_can_write_to_a_callers_memory(sky: Sky) -> None:
-    _, caller = join_caller(sky)
+def test_nobody_else_can_write_to_a_callers_memory(rig: StarRig) -> None:
+    _, caller = join_caller(rig)
     assert fcntl.fcntl(caller.segment_fd, F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
 
 
-def test_a_caller_is_no_front_end(sky: Sky) -> None:
-    _, caller = join_caller(sky)
-    assert caller.owner in sky.star.clients
-    assert [client.owner for client in sky.star.front_ends] == [sky.client_a.owner, sky.client_b.owner]
+def test_a_caller_is_no_front_end(rig: StarRig) -> None:
+    _, caller = join_caller(rig)
+    assert caller.owner in rig.star.clients
+    assert [client.owner for client in rig.star.front_ends] == [rig.client_a.owner, rig.client_b.owner]
 
 
-def test_a_worker_is_lent_what_it_asks_for_and_told_of_its_end(sky: Sky) -> None:
-    _, caller = join_caller(sky)
-    sky.star.lend(sky.worker_of_3, caller.owner)
-    assert sky.third.heard() == [shared.SegmentAnnounced(owner=caller.owner, segment=FD)]
-    sky.star.leave_client(caller)
-    assert sky.third.heard() == []  # not before the batcher has forgotten its requests
-    sky.settle()
-    assert sky.third.all_heard[-1] == shared.SegmentGone(caller.owner)
-    assert shared.SegmentGone(caller.owner) not in sky.fourth.all_heard
+def test_a_worker_is_lent_what_it_asks_for_and_told_of_its_end(rig: StarRig) -> None:
+    _, caller = join_caller(rig)
+    rig.star.lend(rig.worker_of_3, caller.owner)
+    assert rig.third.heard() == [shared.SegmentAnnounced(owner=caller.owner, segment=FD)]
+    rig.star.leave_client(caller)
+    assert rig.third.heard() == []  # not before the batcher has forgotten its requests
+    rig.settle()
+    assert rig.third.all_heard[-1] == shared.SegmentGone(caller.owner)
+    assert shared.SegmentGone(caller.owner) not in rig.fourth.all_heard
 
 
-def test_a_workers_results_and_a_payload_can_be_lent(sky: Sky) -> None:
-    payload = sky.make(sky.third, sky.worker_of_3)
-    sky.star.lend(sky.worker_of_4, sky.worker_of_3.owner)
-    sky.star.lend(sky.worker_of_4, payload)
-    assert sky.fourth.heard() == [
-        shared.SegmentAnnounced(owner=sky.worker_of_3.owner, segment=FD),
+def test_a_workers_results_and_a_payload_can_be_lent(rig: StarRig) -> None:
+    payload = rig.make(rig.third, rig.worker_of_3)
+    rig.star.lend(rig.worker_of_4, rig.worker_of_3.owner)
+    rig.star.lend(rig.worker_of_4, payload)
+    assert rig.fourth.heard() == [
+        shared.SegmentAnnounced(owner=rig.worker_of_3.owner, segment=FD),
         shared.SegmentAnnounced(owner=payload, segment=FD),
     ]
-    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
-    sky.settle()
-    assert [message for message in sky.fourth.all_heard if isinstance(message, shared.SegmentGone)] == [
-        shared.SegmentGone(sky.worker_of_3.owner),
+    rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 0)
+    rig.settle()
+    assert [message for message in rig.fourth.all_heard if isinstance(message, shared.SegmentGone)] == [
+        shared.SegmentGone(rig.worker_of_3.owner),
         shared.SegmentGone(payload),
     ]
 
 
-def test_what_is_not_there_is_not_lent(sky: Sky) -> None:
-    unmapped = int(sky.ask(sky.third, sky.worker_of_3).owner)
+def test_what_is_not_there_is_not_lent(rig: StarRig) -> None:
+    unmapped = int(rig.ask(rig.third, rig.worker_of_3).owner)
     for owner in (999, unmapped):
-        sky.star.lend(sky.worker_of_4, owner)
-        assert sky.fourth.heard() == [shared.SegmentMissing(owner)]
+        rig.star.lend(rig.worker_of_4, owner)
+        assert rig.fourth.heard() == [shared.SegmentMissing(owner)]
 
 
-def test_a_dead_workers_answers_can_be_read_until_every_caller_has_acknowledged(sky: Sky) -> None:
+def test_a_dead_workers_answers_can_be_read_until_every_caller_has_acknowledged(rig: StarRig) -> None:
     """A caller asks for a worker's segment when it meets an answer there; the worker may be dead by then."""
-    process, caller = join_caller(sky)
-    dead, result = sky.worker_of_3, sky.make(sky.third, sky.worker_of_3)
-    sky.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
-    sky.star.lend_to_client(caller, dead.owner)
+    process, caller = join_caller(rig)
+    dead, result = rig.worker_of_3, rig.make(rig.third, rig.worker_of_3)
+    rig.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
+    rig.star.lend_to_client(caller, dead.owner)
     assert process.heard() == [shared.SegmentAnnounced(owner=dead.owner, segment=FD)]
-    sky.acknowledge(sky.batcher)  # it has passed them on
-    assert shared.SegmentGone(dead.owner) in sky.a.heard()
+    rig.acknowledge(rig.batcher)  # it has passed them on
+    assert shared.SegmentGone(dead.owner) in rig.a.heard()
     assert process.heard() == [shared.SegmentGone(dead.owner)]
     for owner in (dead.owner, result):
-        sky.star.lend_to_client(caller, owner)
+        rig.star.lend_to_client(caller, owner)
         assert process.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
-    sky.acknowledge(process)
-    sky.settle()
+    rig.acknowledge(process)
+    rig.settle()
     for owner in (dead.owner, result):
-        sky.star.lend_to_client(caller, owner)
+        rig.star.lend_to_client(caller, owner)
         assert process.heard() == [shared.SegmentMissing(owner)]
 
 
-def test_a_dead_batchers_memory_can_be_had_until_every_caller_has_acknowledged(sky: Sky) -> None:
+def test_a_dead_batchers_memory_can_be_had_until_every_caller_has_acknowledged(rig: StarRig) -> None:
     """The header of an ensemble's answer lies there, and a caller asks for it when it meets the first."""
-    process, caller = join_caller(sky)
-    sky.star.payloads.ensembles.add(5)
-    sky.star.give_batcher_memory()
-    sky.settle()
-    owner = sky.star.batcher_memory.owner
+    process, caller = join_caller(rig)
+    rig.star.payloads.ensembles.add(5)
+    rig.star.give_batcher_memory()
+    rig.settle()
+    owner = rig.star.batcher_memory.owner
     process.heard()
-    sky.replace_batcher()
-    assert shared.SegmentGone(owner) in sky.a.heard()
+    rig.replace_batcher()
+    assert shared.SegmentGone(owner) in rig.a.heard()
     assert process.heard() == [shared.SegmentGone(owner)]
-    sky.star.owner_ids.next = owner
-    assert sky.star.take_owner() != owner
-    sky.star.lend_to_client(caller, owner)
-    sky.star.lend(sky.worker_of_3, owner)
-    assert process.heard() == sky.third.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
-    sky.acknowledge(process)
-    assert process.heard() == sky.third.heard() == [shared.SegmentGone(owner)]
-    sky.star.lend_to_client(caller, owner)
+    rig.star.owner_ids.next = owner
+    assert rig.star.take_owner() != owner
+    rig.star.lend_to_client(caller, owner)
+    rig.star.lend(rig.worker_of_3, owner)
+    assert process.heard() == rig.third.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
+    rig.acknowledge(process)
+    assert process.heard() == rig.third.heard() == [shared.SegmentGone(owner)]
+    rig.star.lend_to_client(caller, owner)
     assert process.heard() == [shared.SegmentMissing(owner)]
 
 
-def test_a_caller_that_does_not_listen_keeps_a_dead_workers_memory_for_a_while_only(sky: Sky) -> None:
-    process, caller = join_caller(sky)
-    dead = sky.worker_of_3
-    sky.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
-    sky.acknowledge(sky.batcher)
-    sky.clock.pass_time(ASKING_S - 0.1)
+def test_a_caller_that_does_not_listen_keeps_a_dead_workers_memory_for_a_while_only(rig: StarRig) -> None:
+    process, caller = join_caller(rig)
+    dead = rig.worker_of_3
+    rig.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
+    rig.acknowledge(rig.batcher)
+    rig.clock.pass_time(ASKING_S - 0.1)
     os.fstat(dead.read_only_fd)
-    sky.clock.pass_time(0.2)
+    rig.clock.pass_time(0.2)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(dead.read_only_fd)
     process.heard()
-    sky.star.lend_to_client(caller, dead.owner)
+    rig.star.lend_to_client(caller, dead.owner)
     assert process.heard() == [shared.SegmentMissing(dead.owner)]
 
 
-def test_who_borrows_a_dead_workers_memory_while_callers_read_it_is_told_of_its_end(sky: Sky) -> None:
+def test_who_borrows_a_dead_workers_memory_while_callers_read_it_is_told_of_its_end(rig: StarRig) -> None:
     """A model passes an answer of a dead worker on to another, whose worker asks for the memory that it lies in."""
-    process, _ = join_caller(sky)
-    dead, gone = sky.worker_of_3, shared.SegmentGone(sky.worker_of_3.owner)
-    sky.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
-    sky.acknowledge(sky.batcher)  # it has passed them on
-    sky.star.lend(sky.worker_of_4, dead.owner)
-    assert sky.fourth.heard() == [shared.SegmentAnnounced(owner=dead.owner, segment=FD)]
-    sky.acknowledge(process)
-    assert sky.fourth.heard() == [gone]
+    process, _ = join_caller(rig)
+    dead, gone = rig.worker_of_3, shared.SegmentGone(rig.worker_of_3.owner)
+    rig.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
+    rig.acknowledge(rig.batcher)  # it has passed them on
+    rig.star.lend(rig.worker_of_4, dead.owner)
+    assert rig.fourth.heard() == [shared.SegmentAnnounced(owner=dead.owner, segment=FD)]
+    rig.acknowledge(process)
+    assert rig.fourth.heard() == [gone]
 
 
-def test_a_dead_borrower_is_forgotten(sky: Sky) -> None:
-    _, caller = join_caller(sky)
-    sky.star.lend(sky.worker_of_3, caller.owner)
-    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
-    sky.settle()
-    sky.star.leave_client(caller)
-    sky.settle()
-    assert shared.SegmentGone(caller.owner) not in sky.third.all_heard
+def test_a_dead_borrower_is_forgotten(rig: StarRig) -> None:
+    _, caller = join_caller(rig)
+    rig.star.lend(rig.worker_of_3, caller.owner)
+    rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 0)
+    rig.settle()
+    rig.star.leave_client(caller)
+    rig.settle()
+    assert shared.SegmentGone(caller.owner) not in rig.third.all_heard
 
 
-def test_a_borrowed_payload_takes_room_until_its_borrowers_have_let_go(sky: Sky) -> None:
-    process, caller = join_caller(sky)
-    owner = sky.make(process, caller)
-    assert shared.SegmentAnnounced(owner=owner, segment=FD) not in sky.third.all_heard  # its readers ask
-    sky.star.lend(sky.worker_of_4, owner)
-    sky.settle()
-    sky.star.payloads.hear(caller, shared.PayloadReleased(owner))
-    assert sky.fourth.heard() == [shared.SegmentGone(owner)]
-    assert isinstance(sky.ask(sky.b, sky.client_b), shared.PayloadRefused)
-    assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 0}
-    sky.acknowledge(sky.fourth)
-    assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
-    assert isinstance(sky.ask(sky.b, sky.client_b), shared.PayloadGranted)
+def test_a_borrowed_payload_takes_room_until_its_borrowers_have_let_go(rig: StarRig) -> None:
+    process, caller = join_caller(rig)
+    owner = rig.make(process, caller)
+    assert shared.SegmentAnnounced(owner=owner, segment=FD) not in rig.third.all_heard  # its readers ask
+    rig.star.lend(rig.worker_of_4, owner)
+    rig.settle()
+    rig.star.payloads.hear(caller, shared.PayloadReleased(owner))
+    assert rig.fourth.heard() == [shared.SegmentGone(owner)]
+    assert isinstance(rig.ask(rig.b, rig.client_b), shared.PayloadRefused)
+    assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 0}
+    rig.acknowledge(rig.fourth)
+    assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
+    assert isinstance(rig.ask(rig.b, rig.client_b), shared.PayloadGranted)
 
 
-def test_a_dead_borrower_is_not_waited_for(sky: Sky) -> None:
-    process, caller = join_caller(sky)
-    owner = sky.make(process, caller)
-    sky.star.lend(sky.worker_of_4, owner)
-    sky.star.payloads.hear(caller, shared.PayloadReleased(owner))
-    sky.star.acknowledgements.gone(sky.fourth.member)
-    sky.clock.settle()
-    assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
+def test_a_dead_borrower_is_not_waited_for(rig: StarRig) -> None:
+    process, caller = join_caller(rig)
+    owner = rig.make(process, caller)
+    rig.star.lend(rig.worker_of_4, owner)
+    rig.star.payloads.hear(caller, shared.PayloadReleased(owner))
+    rig.star.acknowledgements.gone(rig.fourth.member)
+    rig.clock.settle()
+    assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}

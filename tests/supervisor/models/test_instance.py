@@ -25,10 +25,10 @@ def starting() -> Iterator[Version]:
 
 def acknowledge_all(made: Version) -> None:
     """All processes acknowledge what they were sent; nothing that waits for that has happened yet."""
-    for process in made.sky.all:
+    for process in made.rig.all:
         process.read()
         while process.unacknowledged:
-            made.sky.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
+            made.rig.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
 
 
 def map_memory(made: Version, instance: Instance) -> None:
@@ -36,7 +36,7 @@ def map_memory(made: Version, instance: Instance) -> None:
     made._join(instance)
     for message in (ModelLoaded(False), MemoryMapped()):
         made.say(instance, message)
-        made.sky.clock.settle()
+        made.rig.clock.settle()
     assert instance.state is InstanceState.MAPPING
 
 
@@ -44,7 +44,7 @@ def test_a_worker_that_does_not_come_up_in_time_fails_the_load(starting: Version
     first, second = starting.served.instances
     starting.bring_up(first)
     map_memory(starting, second)
-    starting.sky.clock.pass_time(OPTIONS.model_load_timeout_secs)
+    starting.rig.clock.pass_time(OPTIONS.model_load_timeout_secs)
     starting.until(starting.served.loaded.done)
     error = starting.served.loaded.exception()
     assert isinstance(error, InternalError)
@@ -58,7 +58,7 @@ def test_a_worker_that_does_not_come_up_in_time_fails_the_load(starting: Version
 def test_an_instance_that_is_up_has_no_time_limit(starting: Version) -> None:
     for instance in starting.served.instances:
         starting.bring_up(instance)
-    starting.sky.clock.pass_time(OPTIONS.model_load_timeout_secs + 1)
+    starting.rig.clock.pass_time(OPTIONS.model_load_timeout_secs + 1)
     assert [each.state for each in starting.served.instances] == [InstanceState.UP] * 2
 
 
@@ -75,17 +75,17 @@ def test_a_worker_that_is_stopped_as_all_have_acknowledged_it_gets_no_batches(
     starting._forget(instance.number)
     assert (instance.state, instance.has_been_up) == (InstanceState.STOPPED, False)
     assert WorkerReady(owner) not in starting.told_batcher()
-    assert owner not in starting.sky.star.workers
+    assert owner not in starting.rig.star.workers
 
 
 def test_a_second_process_that_claims_to_be_an_instance_is_hung_up_on(starting: Version) -> None:
     instance = starting.served.instances[0]
-    first, second = starting.sky.start(), starting.sky.start()
+    first, second = starting.rig.start(), starting.rig.start()
     starting._processes[instance.number] = first
     for process in (first, second):
         starting.roster.join(instance.number, process.member)
     assert (first.member.is_open, second.member.is_open) == (True, False)
-    starting.sky.all.remove(second)
+    starting.rig.all.remove(second)
     second.close()
-    starting.sky.clock.settle()
+    starting.rig.clock.settle()
     assert instance.state is InstanceState.LOADING

@@ -120,7 +120,7 @@ class AllVersions:
             self._clock.settle()
 
 
-class Desk:
+class ModelRig:
     """A model, and what has become of its loads and unloads."""
 
     def __init__(self, clock: ClockLoop) -> None:
@@ -149,8 +149,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(clock: ClockLoop) -> Desk:
-    return Desk(clock)
+def rig(clock: ClockLoop) -> ModelRig:
+    return ModelRig(clock)
 
 
 def found(*numbers: int, error: ShoalError | None = None) -> FoundModel:
@@ -170,172 +170,172 @@ def raise_once(error: Exception) -> Callable[[], Exception | None]:
     return lambda: errors.pop() if errors else None
 
 
-def test_an_unexpected_error_fails_the_load_and_not_the_next_one(desk: Desk) -> None:
-    desk.versions.create_fault = lambda _number: KeyError("instance_group")
+def test_an_unexpected_error_fails_the_load_and_not_the_next_one(rig: ModelRig) -> None:
+    rig.versions.create_fault = lambda _number: KeyError("instance_group")
     for _ in range(2):
-        load = desk.load(found(1))
-        assert not desk.model.is_loading
-        desk.versions.confirm()
+        load = rig.load(found(1))
+        assert not rig.model.is_loading
+        rig.versions.confirm()
         assert outcome(load) == (
             "load failed for model 'm': version 1 is at UNAVAILABLE state: "
             "Internal: an error of the server's own, KeyError: 'instance_group';\n"
         )
-    assert [row.state for row in desk.model.rows] == [VersionState.UNAVAILABLE]
+    assert [row.state for row in rig.model.rows] == [VersionState.UNAVAILABLE]
 
 
-def test_an_unexpected_error_while_a_load_is_put_in_force_is_its_outcome(desk: Desk) -> None:
-    desk.versions.announce_fault = lambda: KeyError("row")
-    assert outcome(desk.load(found())) == "'row'"  # in words of the server's by `Models.load`
-    assert not desk.model.is_loading
+def test_an_unexpected_error_while_a_load_is_put_in_force_is_its_outcome(rig: ModelRig) -> None:
+    rig.versions.announce_fault = lambda: KeyError("row")
+    assert outcome(rig.load(found())) == "'row'"  # in words of the server's by `Models.load`
+    assert not rig.model.is_loading
 
 
-def test_a_model_that_cannot_even_be_refused_is_answered(desk: Desk) -> None:
-    desk.versions.create_fault = lambda _number: UnavailableError("one too many")
-    load = desk.load(found(1, error=InvalidArgumentError("no such field")))
-    desk.versions.confirm()
+def test_a_model_that_cannot_even_be_refused_is_answered(rig: ModelRig) -> None:
+    rig.versions.create_fault = lambda _number: UnavailableError("one too many")
+    load = rig.load(found(1, error=InvalidArgumentError("no such field")))
+    rig.versions.confirm()
     assert outcome(load) == "one too many"
-    assert not desk.model.is_loading
+    assert not rig.model.is_loading
 
 
-def test_an_error_of_one_version_takes_those_along_that_come_up(desk: Desk) -> None:
-    desk.versions.create_fault = lambda number: KeyError("row") if number == 2 else None
-    load = desk.load(found(1, 2))
-    (first,) = desk.versions.copies
-    desk.versions.bring_up(first)
+def test_an_error_of_one_version_takes_those_along_that_come_up(rig: ModelRig) -> None:
+    rig.versions.create_fault = lambda number: KeyError("row") if number == 2 else None
+    load = rig.load(found(1, 2))
+    (first,) = rig.versions.copies
+    rig.versions.bring_up(first)
     assert first.calls == ["discard"]
-    desk.versions.confirm()
+    rig.versions.confirm()
     assert "version 2 is at UNAVAILABLE state: Internal: an error of the server's own" in str(outcome(load))
-    desk.versions.create_fault = lambda _number: None
-    load = desk.load(found(1, 2))
-    _, one, two = desk.versions.copies
-    desk.versions.bring_up(one)
-    assert desk.model.is_loading
-    desk.versions.bring_up(two)
-    desk.versions.confirm()
+    rig.versions.create_fault = lambda _number: None
+    load = rig.load(found(1, 2))
+    _, one, two = rig.versions.copies
+    rig.versions.bring_up(one)
+    assert rig.model.is_loading
+    rig.versions.bring_up(two)
+    rig.versions.confirm()
     assert outcome(load) is None
 
 
 def test_an_error_in_what_follows_a_switch_does_not_touch_the_next_load(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    rig: ModelRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each load has an outcome, and all that is replaced is retired."""
-    one, two = desk.up(1, 2)
+    one, two = rig.up(1, 2)
     monkeypatch.setattr(one, "retire", lambda: 1 / 0)
-    second, third = desk.load(found()), desk.load(found(3))
-    desk.versions.confirm()
+    second, third = rig.load(found()), rig.load(found(3))
+    rig.versions.confirm()
     assert (one.calls, two.calls) == (["ZeroDivisionError('division by zero')"], ["retire"])
     assert outcome(second) is None
-    assert desk.model.is_loading
-    desk.versions.bring_up(desk.versions.copies[2])
-    desk.versions.confirm()
+    assert rig.model.is_loading
+    rig.versions.bring_up(rig.versions.copies[2])
+    rig.versions.confirm()
     assert outcome(third) is None
 
 
 @pytest.mark.parametrize("is_load", [False, True])
-def test_versions_are_retired_once_though_their_end_cannot_be_announced(desk: Desk, is_load: bool) -> None:
+def test_versions_are_retired_once_though_their_end_cannot_be_announced(rig: ModelRig, is_load: bool) -> None:
     """Neither an unload nor a load that replaces them leaves them behind."""
-    one, two = desk.up(1, 2)
-    desk.versions.announce_fault = raise_once(OSError("no notification"))
-    task = desk.load(found()) if is_load else desk.unload()
+    one, two = rig.up(1, 2)
+    rig.versions.announce_fault = raise_once(OSError("no notification"))
+    task = rig.load(found()) if is_load else rig.unload()
     assert outcome(task) == "no notification"
-    desk.versions.confirm()
+    rig.versions.confirm()
     assert (one.calls, two.calls) == (["retire"], ["retire"])
-    again = desk.unload()
-    desk.versions.confirm()
+    again = rig.unload()
+    rig.versions.confirm()
     assert outcome(again) is None
     assert (one.calls, two.calls) == (["retire"], ["retire"])
 
 
-def test_a_version_that_comes_up_and_then_fails_is_counted_once(desk: Desk) -> None:
-    load = desk.load(found(1, 2))
-    one, two = desk.versions.copies
-    desk.versions.bring_up(one)
+def test_a_version_that_comes_up_and_then_fails_is_counted_once(rig: ModelRig) -> None:
+    load = rig.load(found(1, 2))
+    one, two = rig.versions.copies
+    rig.versions.bring_up(one)
     one.fail("an error of the server's own")
-    assert desk.model.is_loading
-    desk.versions.bring_up(two)
-    desk.versions.confirm()
-    assert not desk.model.is_loading
+    assert rig.model.is_loading
+    rig.versions.bring_up(two)
+    rig.versions.confirm()
+    assert not rig.model.is_loading
     assert (one.calls, two.calls) == ([], ["discard"])
     assert outcome(load) == (
         "load failed for model 'm': version 1 is at UNAVAILABLE state: an error of the server's own;\n"
     )
 
 
-def test_a_version_that_fails_is_tried_again_as_often_as_retries_are_wanted(desk: Desk) -> None:
-    desk.versions.num_retries = 1
-    first, second = desk.load(found(1)), desk.load(found(2))
+def test_a_version_that_fails_is_tried_again_as_often_as_retries_are_wanted(rig: ModelRig) -> None:
+    rig.versions.num_retries = 1
+    first, second = rig.load(found(1)), rig.load(found(2))
     for _ in range(2):
-        desk.versions.copies[-1].fail("no such file")
-        desk.versions.confirm()
+        rig.versions.copies[-1].fail("no such file")
+        rig.versions.confirm()
     assert (
         outcome(first) == "load failed for model 'm': version 1 is at UNAVAILABLE state: Unavailable: no such file;\n"
     )
-    assert [copy.version.version for copy in desk.versions.copies] == [1, 1, 2]
-    desk.versions.copies[-1].fail("no such file")
-    desk.versions.confirm()
-    desk.versions.bring_up(desk.versions.copies[-1])
-    desk.versions.confirm()
+    assert [copy.version.version for copy in rig.versions.copies] == [1, 1, 2]
+    rig.versions.copies[-1].fail("no such file")
+    rig.versions.confirm()
+    rig.versions.bring_up(rig.versions.copies[-1])
+    rig.versions.confirm()
     assert outcome(second) is None
 
 
-def test_a_load_is_refused_once_everybody_knows_why(desk: Desk) -> None:
-    load = desk.load(found(error=InvalidArgumentError("no such field")))
-    ((messages, _),) = desk.versions.announced
+def test_a_load_is_refused_once_everybody_knows_why(rig: ModelRig) -> None:
+    load = rig.load(found(error=InvalidArgumentError("no such field")))
+    ((messages, _),) = rig.versions.announced
     assert [(each.state, each.reason) for each in messages] == [("UNAVAILABLE", "Invalid argument: no such field")]
     assert not load.done()
-    desk.versions.confirm()
+    rig.versions.confirm()
     assert outcome(load) == "no such field"
 
 
-def test_what_goes_on_serving_says_why_nothing_newer_does(desk: Desk) -> None:
-    (one,) = desk.up(1)
-    load = desk.load(found(1, 2))
-    desk.versions.copies[-1].fail("no such file")
-    desk.versions.confirm()
+def test_what_goes_on_serving_says_why_nothing_newer_does(rig: ModelRig) -> None:
+    (one,) = rig.up(1)
+    load = rig.load(found(1, 2))
+    rig.versions.copies[-1].fail("no such file")
+    rig.versions.confirm()
     assert outcome(load) is not None
     assert (one.calls, one.version.state) == ([], VersionState.READY)
     assert one.version.reason == "serving what was loaded before: Unavailable: no such file"
 
 
-def test_what_comes_during_a_load_waits_for_its_turn(desk: Desk) -> None:
-    model, begin, ended = desk.model, desk.versions.loop.begin, list[Task[None]]()
+def test_what_comes_during_a_load_waits_for_its_turn(rig: ModelRig) -> None:
+    model, begin, ended = rig.model, rig.versions.loop.begin, list[Task[None]]()
     tasks = [model.load(found(1)), model.load(found(2)), begin(model.unload()), model.load(found(3))]
     for task in tasks:
         task.add_done_callback(ended.append)
-    desk.versions.confirm()
+    rig.versions.confirm()
     for number in (1, 2, 3):
-        assert [copy.version.version for copy in desk.versions.copies] == list(range(1, number + 1))
+        assert [copy.version.version for copy in rig.versions.copies] == list(range(1, number + 1))
         assert model.is_loading
-        desk.versions.bring_up(desk.versions.copies[-1])
-    desk.versions.confirm()
-    desk.versions.confirm()
+        rig.versions.bring_up(rig.versions.copies[-1])
+    rig.versions.confirm()
+    rig.versions.confirm()
     assert ended == tasks
     assert not model.is_loading
     assert list(model.serving) == [3]
 
 
-def test_any_number_of_loads_may_wait(desk: Desk) -> None:
+def test_any_number_of_loads_may_wait(rig: ModelRig) -> None:
     """Those behind the first find everything as they want it, and end at once."""
-    loads = [desk.model.load(found(1)) for _ in range(2000)]
-    desk.versions.confirm()
-    desk.versions.bring_up(desk.versions.copies[0])
-    desk.versions.confirm()
+    loads = [rig.model.load(found(1)) for _ in range(2000)]
+    rig.versions.confirm()
+    rig.versions.bring_up(rig.versions.copies[0])
+    rig.versions.confirm()
     assert [outcome(load) for load in loads] == [None] * len(loads)
 
 
-def test_a_load_s_unexpected_error_does_not_keep_what_waits_from_its_turn(desk: Desk) -> None:
-    load, unload = desk.load(found(1)), desk.unload()
-    desk.versions.announce_fault = raise_once(KeyError("row"))
-    desk.versions.bring_up(desk.versions.copies[0])
-    desk.versions.confirm()
+def test_a_load_s_unexpected_error_does_not_keep_what_waits_from_its_turn(rig: ModelRig) -> None:
+    load, unload = rig.load(found(1)), rig.unload()
+    rig.versions.announce_fault = raise_once(KeyError("row"))
+    rig.versions.bring_up(rig.versions.copies[0])
+    rig.versions.confirm()
     assert outcome(load) == "'row'"
     assert outcome(unload) is None
 
 
-def test_while_a_load_is_under_way_a_scaling_is_refused(desk: Desk) -> None:
-    desk.model.load(found(1))
+def test_while_a_load_is_under_way_a_scaling_is_refused(rig: ModelRig) -> None:
+    rig.model.load(found(1))
     with pytest.raises(InternalError, match="is currently loading or unloading"):
-        desk.model.refuse_while_loading()
-    desk.versions.confirm()
-    desk.versions.bring_up(desk.versions.copies[0])
-    desk.model.refuse_while_loading()
+        rig.model.refuse_while_loading()
+    rig.versions.confirm()
+    rig.versions.bring_up(rig.versions.copies[0])
+    rig.model.refuse_while_loading()

@@ -22,7 +22,7 @@ from tests.supervisor.star_rig import OPTIONS
 
 
 @pytest.fixture
-def surroundings() -> Iterator[Version]:
+def version() -> Iterator[Version]:
     """What models are loaded with, one at a time."""
     made = Version("", replace(OPTIONS, model_load_thread_count=1))
     yield made
@@ -35,8 +35,8 @@ def found(name: str, *numbers: int) -> FoundModel:
     return FoundModel(name, Path(f"/{name}"), config, {}, versions, 1)
 
 
-def models_of(surroundings: Version, on_changed: Callable[[], None] = lambda: None) -> Models:
-    return Models(surroundings.context, surroundings.roster, on_changed, lambda _: None, lambda _: None)
+def models_of(version: Version, on_changed: Callable[[], None] = lambda: None) -> Models:
+    return Models(version.context, version.roster, on_changed, lambda _: None, lambda _: None)
 
 
 def outcome(load: Task[None]) -> str | None:
@@ -45,98 +45,98 @@ def outcome(load: Task[None]) -> str | None:
     return None if error is None else str(error).partition(":")[0]
 
 
-def loading(surroundings: Version) -> list[tuple[str, int]]:
+def loading(version: Version) -> list[tuple[str, int]]:
     """The versions of which an instance has been started."""
-    surroundings.sky.settle()
-    return sorted({(each.version.name, each.version.version) for each in surroundings.roster})
+    version.rig.settle()
+    return sorted({(each.version.name, each.version.version) for each in version.roster})
 
 
 def test_versions_that_cannot_be_loaded_leave_their_turn_to_others(
-    surroundings: Version, monkeypatch: pytest.MonkeyPatch
+    version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that fails as it begins, by a fault of ours, one whose worker fails, and one that comes up."""
-    models = models_of(surroundings)
-    enrol, faults = surroundings.roster.enrol, [KeyError("row")]
+    models = models_of(version)
+    enrol, faults = version.roster.enrol, [KeyError("row")]
 
     def enrol_later(*arguments: Any) -> Any:
         if faults:
             raise faults.pop()
         return enrol(*arguments)
 
-    monkeypatch.setattr(surroundings.roster, "enrol", enrol_later)
+    monkeypatch.setattr(version.roster, "enrol", enrol_later)
     a, b = models.load(found("a", 1, 2)), models.load(found("b", 1))
-    assert loading(surroundings) == [("a", 2)]
-    surroundings.refuse(next(iter(surroundings.roster)))
-    surroundings.until(lambda: {each.version.name for each in surroundings.roster} == {"b"})
-    assert loading(surroundings) == [("b", 1)]
+    assert loading(version) == [("a", 2)]
+    version.refuse(next(iter(version.roster)))
+    version.until(lambda: {each.version.name for each in version.roster} == {"b"})
+    assert loading(version) == [("b", 1)]
     assert outcome(a) == "load failed for model 'a'"
-    for instance in surroundings.roster:
-        surroundings.bring_up(instance)
-    surroundings.sky.settle()
+    for instance in version.roster:
+        version.bring_up(instance)
+    version.rig.settle()
     assert outcome(b) is None
     assert models.models[ModelIdentifier("b", "")].versions[1].version.state is VersionState.READY
 
 
-def test_the_end_comes_for_versions_that_wait_for_their_turn_too(surroundings: Version) -> None:
+def test_the_end_comes_for_versions_that_wait_for_their_turn_too(version: Version) -> None:
     """They are not begun any more, nor is what would have been tried again, or waits for another load."""
-    models = models_of(surroundings)
+    models = models_of(version)
     loads = [models.load(found("a", 1, 2)), models.load(found("b", 1)), models.load(found("b", 2))]
-    assert loading(surroundings) == [("a", 1)]
-    stop = surroundings.sky.loop.begin(models.all_versions.stop())
-    surroundings.until(stop.done)
-    surroundings.sky.settle()
+    assert loading(version) == [("a", 1)]
+    stop = version.rig.loop.begin(models.all_versions.stop())
+    version.until(stop.done)
+    version.rig.settle()
     assert [outcome(load) for load in loads] == [f"load failed for model '{name}'" for name in "abb"]
-    assert loading(surroundings) == []
+    assert loading(version) == []
 
 
-def test_a_batcher_that_joins_hears_of_no_version_that_has_just_ended(surroundings: Version) -> None:
+def test_a_batcher_that_joins_hears_of_no_version_that_has_just_ended(version: Version) -> None:
     def on_changed() -> None:
         models.all_versions.tell_batcher()
 
-    models = models_of(surroundings, on_changed)
+    models = models_of(version, on_changed)
     models.load(found("a", 1))
-    surroundings.sky.settle()
-    stop = surroundings.sky.loop.begin(models.all_versions.stop())
-    surroundings.until(stop.done)
-    told = [type(message) for message in surroundings.told_batcher()]
+    version.rig.settle()
+    stop = version.rig.loop.begin(models.all_versions.stop())
+    version.until(stop.done)
+    told = [type(message) for message in version.told_batcher()]
     assert ModelAdded in told
     assert ModelAdded not in told[told.index(ModelRemoved) :]
 
 
 def test_an_ensemble_waits_for_the_model_of_its_own_repository_whose_load_has_yet_to_begin(
-    surroundings: Version,
+    version: Version,
 ) -> None:
     """Its step's name is borne by a model of another repository, too, which loads before."""
-    models = models_of(surroundings)
+    models = models_of(version)
     ensemble = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
     load = models.load(replace(found("e", 1), config=ensemble, namespace="own"))
     models.load(replace(found("m", 1), namespace="other"))
     own = models.load(replace(found("m", 1), namespace="own"))
-    surroundings.sky.settle()
+    version.rig.settle()
     assert not load.done()
     while not own.done():  # the one, then the other
-        for instance in [each for each in surroundings.roster if not each.has_been_up]:
-            surroundings.bring_up(instance)
-        surroundings.sky.settle()
-    surroundings.sky.settle()
+        for instance in [each for each in version.roster if not each.has_been_up]:
+            version.bring_up(instance)
+        version.rig.settle()
+    version.rig.settle()
     assert outcome(load) is None
 
 
-def test_an_error_of_an_ensemble_stops_no_announcement(surroundings: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = models_of(surroundings)
+def test_an_error_of_an_ensemble_stops_no_announcement(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = models_of(version)
     ensemble = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
     models.load(replace(found("e", 1), config=ensemble))
     monkeypatch.setattr(ServedEnsemble, "look", lambda _: 1 / 0)
     refused = models.load(replace(found("b"), error=InvalidArgumentError("no such field")))
-    surroundings.sky.settle()
+    version.rig.settle()
     assert outcome(refused) == "no such field"
 
 
 def test_an_unexpected_error_in_what_follows_a_load_is_its_outcome_in_words(
-    surroundings: Version, monkeypatch: pytest.MonkeyPatch
+    version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = models_of(surroundings)
+    models = models_of(version)
     monkeypatch.setattr(models.all_versions, "announce", lambda _messages: 1 / 0)
     load = models.load(found("a"))
-    surroundings.sky.settle()
+    version.rig.settle()
     assert outcome(load) == "an error of the server's own, ZeroDivisionError"

@@ -37,7 +37,7 @@ def parameter(name: str, value: int | str) -> str:
 def recycled(more: str, *, jitter: int = 0) -> Iterator[tuple[Version, Recycling]]:
     with version(more) as made:
         models: Any = Models(made)
-        yield made, Recycling(made.sky.loop, models, lambda most: min(jitter, most))
+        yield made, Recycling(made.rig.loop, models, lambda most: min(jitter, most))
 
 
 def num_starting(made: Version) -> int:

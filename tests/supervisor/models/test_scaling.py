@@ -29,18 +29,18 @@ def scaling(served: Version) -> Scaling:
     identifier = ModelIdentifier("m", "")
     models.models[identifier] = model = Model(identifier, models.all_versions)
     model.versions[1] = served.served
-    return Scaling(served.sky.loop, models, lambda _row: ZERO_ROW, lambda: 0)
+    return Scaling(served.rig.loop, models, lambda _row: ZERO_ROW, lambda: 0)
 
 
 def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Version) -> None:
-    sky, asker = pair.sky, pair.sky.start()
-    ask = Questions(sky.loop, scaling(pair).verbs)
-    pair.sky.settle()
+    rig, asker = pair.rig, pair.rig.start()
+    ask = Questions(rig.loop, scaling(pair).verbs)
+    pair.rig.settle()
     ask.take(asker.member, QuestionAsked(7, "scale", {"model": "m", "version": None, "count": 1, "wait": True}))
-    for process in (sky.a, sky.b, sky.batcher):
+    for process in (rig.a, rig.b, rig.batcher):
         assert asker.heard() == []
-        sky.acknowledge(process)
-    sky.clock.settle()
+        rig.acknowledge(process)
+    rig.clock.settle()
     (answer,) = asker.heard()
     assert [each["name"] for each in answer.result["versions"][0]["instances"]] == ["m_0_0"]
-    assert [type(message) for message in sky.batcher.all_heard[-2:]] == [RetireWorker, Ping]
+    assert [type(message) for message in rig.batcher.all_heard[-2:]] == [RetireWorker, Ping]

@@ -42,10 +42,10 @@ def ensemble_of(step: Version) -> tuple[Model, ServedEnsemble, list[Any]]:
 
 def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Version) -> None:
     model, ensemble, announced = ensemble_of(step)
-    step.sky.loop.start(ensemble.load())
+    step.rig.loop.start(ensemble.load())
     step.until(lambda: bool(ensemble.version.labels))
     assert not ensemble.can_be_published  # until the batcher knows of it
-    step.sky.settle()
+    step.rig.settle()
     assert ensemble.can_be_published
     ensemble.publish()
     ensemble.look()
@@ -62,8 +62,8 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
 
 def test_an_ensemble_that_lacks_a_model_is_there_until_it_is_unloaded(step: Version) -> None:
     model, ensemble, _ = ensemble_of(step)
-    step.sky.loop.start(ensemble.load())
-    step.sky.settle()
+    step.rig.loop.start(ensemble.load())
+    step.rig.settle()
     ensemble.publish()
     del model.versions[1]
     ensemble.look()
@@ -86,6 +86,6 @@ def test_an_ensemble_for_which_there_is_no_memory_fails_alone(step: Version) -> 
         files_of_at_most_a_page(),
         pytest.raises(UnavailableError, match=r"^no shared memory for a batcher segment of "),
     ):
-        step.sky.clock.run(ensemble.load())
+        step.rig.clock.run(ensemble.load())
     assert ensemble.version.state is VersionState.UNAVAILABLE
     assert step.served.version.state is VersionState.READY

@@ -86,7 +86,7 @@ def test_clients_hear_of_a_death_before_those_who_asked_it_do(pair: Version, mon
     pair.told_batcher()
 
     def announce(_messages: object) -> None:
-        told.append([type(message) for message in pair.sky.batcher.heard()])
+        told.append([type(message) for message in pair.rig.batcher.heard()])
 
     monkeypatch.setattr(pair.served, "_announce", announce)
     pair.end(pair.served.instances[0])
@@ -195,7 +195,7 @@ def test_an_error_in_handling_a_workers_end_costs_no_more_than_the_end(
         pair.end(first)
         pair.until(lambda: first.state is InstanceState.STARTING)
     assert not member.is_open
-    assert owner not in pair.sky.star.workers
+    assert owner not in pair.rig.star.workers
     pair.bring_up(first)
     assert [told.owner for told in pair.told_batcher() if isinstance(told, WorkerDied)] == [owner]
     assert [instance.state for instance in (first, second)] == [InstanceState.UP] * 2
@@ -225,7 +225,7 @@ def test_what_an_error_leaves_of_an_instance_goes_even_if_that_fails(
     process = pair._processes[first.number]
     process.channel.send(Nonsense())
     with monkeypatch.context() as broken:
-        broken.setattr(type(pair.sky.star), "leave_worker", lambda *_arguments: 1 / 0)
+        broken.setattr(type(pair.rig.star), "leave_worker", lambda *_arguments: 1 / 0)
         pair.end(first)
         pair.until(lambda: first.state is InstanceState.STARTING)
     assert not process.member.is_open
@@ -239,10 +239,10 @@ def test_an_instance_that_cannot_be_started_is_started_again_later(
     first = pair.served.instances[0]
     with no_descriptors_left():
         pair.end(first)
-        pair.sky.clock.pass_time(restarts.backoff_s(1))
+        pair.rig.clock.pass_time(restarts.backoff_s(1))
         assert "cannot be started: [Errno 24] Too many open files" in caplog.text
         assert first.pid == 0
-    pair.sky.clock.pass_time(restarts.backoff_s(2))
+    pair.rig.clock.pass_time(restarts.backoff_s(2))
     assert first.pid != 0
     pair.bring_up(first)
     assert pair.served.version.num_instances_up == 2
@@ -280,14 +280,14 @@ def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def ask(pair: Version, number: int) -> None:
-    questions = Questions(pair.sky.loop, {"is_ready": pair.readiness.is_ready})
-    questions.take(pair.sky.a.member, QuestionAsked(number, "is_ready", {"model": pair.served.version.model_id}))
-    pair.sky.clock.settle()
+    questions = Questions(pair.rig.loop, {"is_ready": pair.readiness.is_ready})
+    questions.take(pair.rig.a.member, QuestionAsked(number, "is_ready", {"model": pair.served.version.model_id}))
+    pair.rig.clock.settle()
 
 
 def answers(pair: Version) -> dict[int, bool]:
-    pair.sky.settle()
-    return {told.question: told.result for told in pair.sky.a.all_heard if isinstance(told, QuestionAnswered)}
+    pair.rig.settle()
+    return {told.question: told.result for told in pair.rig.a.all_heard if isinstance(told, QuestionAnswered)}
 
 
 def test_instances_are_asked_and_one_that_dies_is_not_ready(pair: Version) -> None:
@@ -344,10 +344,10 @@ def hasty() -> Iterator[Version]:
 def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) -> None:
     old, fresh = replace_first(hasty)
     hasty.bring_up(fresh)
-    hasty.sky.clock.pass_time(1)
+    hasty.rig.clock.pass_time(1)
     assert StopWorker() in hasty.told(old)  # without a word of the batcher's
     assert old.pid
-    hasty.sky.clock.pass_time(1)
+    hasty.rig.clock.pass_time(1)
     hasty.until(lambda: old not in hasty.roster)
     assert (old.state, fresh.state) == (InstanceState.STOPPED, InstanceState.UP)
     hasty._forget(old.number)
@@ -356,14 +356,14 @@ def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) ->
 def test_a_version_has_so_long_to_drain_and_to_end(pair: Version) -> None:
     instances, options = list(pair.served.instances), pair.context.options
     pair.served.retire()
-    pair.sky.clock.pass_time(options.request_timeout_secs - 1)
+    pair.rig.clock.pass_time(options.request_timeout_secs - 1)
     assert not any(StopWorker() in pair.told(each) for each in instances)
-    pair.sky.clock.pass_time(1)
+    pair.rig.clock.pass_time(1)
     assert all(StopWorker() in pair.told(each) for each in instances)
-    pair.sky.clock.pass_time(options.exit_timeout_secs - 1)
+    pair.rig.clock.pass_time(options.exit_timeout_secs - 1)
     assert not pair.served.ended.done()
     assert all(each.pid for each in instances)
-    pair.sky.clock.pass_time(1)
+    pair.rig.clock.pass_time(1)
     pair.until(pair.served.ended.done)
     for each in instances:
         pair._forget(each.number)
@@ -379,6 +379,6 @@ def test_who_ends_in_time_is_left_alone(pair: Version, caplog: pytest.LogCapture
         pair.end(each)
     served.retire()
     assert served.ended.done()
-    pair.sky.clock.pass_time(pair.context.options.exit_timeout_secs + pair.context.options.request_timeout_secs + 1)
+    pair.rig.clock.pass_time(pair.context.options.exit_timeout_secs + pair.context.options.request_timeout_secs + 1)
     assert "is killed" not in caplog.text
     assert "keeps requests open" not in caplog.text

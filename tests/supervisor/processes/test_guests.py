@@ -3,21 +3,21 @@
 from typing import Any, cast
 
 from shoal.supervisor.processes.guests import WORD_S, Guests
-from tests.supervisor.star_rig import OPTIONS, Sky
+from tests.supervisor.star_rig import OPTIONS, StarRig
 
 
-def test_guests_have_half_a_second_from_when_a_successor_serves(sky: Sky) -> None:
-    guests = Guests(sky.loop, sky.star, OPTIONS, *cast(Any, (None, None, None)))
-    sky.client_a.is_guest = True
+def test_guests_have_half_a_second_from_when_a_successor_serves(rig: StarRig) -> None:
+    guests = Guests(rig.loop, rig.star, OPTIONS, *cast(Any, (None, None, None)))
+    rig.client_a.is_guest = True
     for _ in range(2):  # the first one dies, too, before that time is over
-        sky.star.leave_batcher(sky.batcher.member)
-        sky.batcher = sky.start()
-        sky.star.join_batcher(sky.batcher.member)
-        sky.loop.start(guests.await_word(sky.batcher.member, sky.star.introduce()))
-        sky.clock.pass_time(1.0)  # it does not serve yet
-        sky.acknowledge(sky.batcher)
-        sky.clock.pass_time(WORD_S - 0.1)
-    assert sky.a.member.is_open
-    sky.clock.pass_time(0.2)
-    assert not sky.a.member.is_open
-    assert sky.b.member.is_open
+        rig.star.leave_batcher(rig.batcher.member)
+        rig.batcher = rig.start()
+        rig.star.join_batcher(rig.batcher.member)
+        rig.loop.start(guests.await_word(rig.batcher.member, rig.star.introduce()))
+        rig.clock.pass_time(1.0)  # it does not serve yet
+        rig.acknowledge(rig.batcher)
+        rig.clock.pass_time(WORD_S - 0.1)
+    assert rig.a.member.is_open
+    rig.clock.pass_time(0.2)
+    assert not rig.a.member.is_open
+    assert rig.b.member.is_open

@@ -37,7 +37,7 @@ def children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
-class Surroundings:
+class Harness:
     """A loop, zygotes that know one module, and what became of the children."""
 
     def __init__(self, loop: EventLoop, zygotes: Zygotes) -> None:
@@ -76,60 +76,58 @@ class Surroundings:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Surroundings]:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     (tmp_path / "child_of_zygote.py").write_text(SOURCE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     for limit in ("IMPORT_S", "FORK_S"):  # of those tests whose subject they are not
         monkeypatch.setattr(zygotes_module, limit, 300.0)
     loop = EventLoop()
-    surroundings = Surroundings(loop, Zygotes(loop, "@test", {"test": ("child_of_zygote",)}))
-    yield surroundings
-    surroundings.zygotes.stop()
-    surroundings.run_until(lambda: not surroundings.children())
+    harness = Harness(loop, Zygotes(loop, "@test", {"test": ("child_of_zygote",)}))
+    yield harness
+    harness.zygotes.stop()
+    harness.run_until(lambda: not harness.children())
 
 
-def test_children_are_forked_watched_and_accounted_for(
-    surroundings: Surroundings, capfd: pytest.CaptureFixture[str]
-) -> None:
-    child = surroundings.spawn()
+def test_children_are_forked_watched_and_accounted_for(harness: Harness, capfd: pytest.CaptureFixture[str]) -> None:
+    child = harness.spawn()
     assert child.pid == 0  # nobody has waited for it
-    assert surroundings.run() == FORKED
+    assert harness.run() == FORKED
     assert child.pid > 0
     assert child.peak_rss_bytes > 1 << 20
     assert capfd.readouterr() == ("out 7\n", "err\n")
 
 
-def test_what_a_killed_child_wrote_is_captured(surroundings: Surroundings) -> None:
-    child = surroundings.spawn(variable="killed", captured=True)
-    assert surroundings.run() == -signal.SIGKILL
+def test_what_a_killed_child_wrote_is_captured(harness: Harness) -> None:
+    child = harness.spawn(variable="killed", captured=True)
+    assert harness.run() == -signal.SIGKILL
     assert [pipe.read() for pipe in child.outputs] == [b"out killed\n", b"err\n"]
     for pipe in child.outputs:
         pipe.close()
 
 
-def test_nothing_is_left_open(surroundings: Surroundings, num_descriptors: Callable[[], int]) -> None:
-    surroundings.spawn()
-    surroundings.run()
+def test_nothing_is_left_open(harness: Harness, num_descriptors: Callable[[], int]) -> None:
+    harness.spawn()
+    harness.run()
     before = num_descriptors()
     for _ in range(3):
-        surroundings.spawn()
-        assert surroundings.run() == FORKED
+        harness.spawn()
+        assert harness.run() == FORKED
     assert num_descriptors() == before
 
 
-def test_a_signal_before_the_beginning_is_the_end(surroundings: Surroundings) -> None:
-    surroundings.spawn().signal(signal.SIGKILL)
-    assert surroundings.run() == -signal.SIGKILL
+def test_a_signal_before_the_beginning_is_the_end(harness: Harness) -> None:
+    harness.spawn().signal(signal.SIGKILL)
+    assert harness.run() == -signal.SIGKILL
 
 
-def test_a_kind_without_a_zygote_is_execd(surroundings: Surroundings) -> None:
-    surroundings.spawn("python")
-    assert surroundings.run() == EXECUTED
-    assert not surroundings.children()
+def test_a_kind_without_a_zygote_is_execd(harness: Harness) -> None:
+    harness.spawn("python")
+    assert harness.run() == EXECUTED
+    assert not harness.children()
 
 
 def test_a_dead_zygote_is_replaced_and_meanwhile_children_are_execd(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[tuple[float, Callable[[], None]]] = []
 
@@ -137,47 +135,47 @@ def test_a_dead_zygote_is_replaced_and_meanwhile_children_are_execd(
         if callback.__name__ == "start":
             pauses.append((delay_s, callback))  # it is over when the test says so
         else:
-            EventLoop.call_after(surroundings.loop, delay_s, callback)
+            EventLoop.call_after(harness.loop, delay_s, callback)
 
-    monkeypatch.setattr(surroundings.loop, "call_after", call_after)
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
+    monkeypatch.setattr(harness.loop, "call_after", call_after)
+    harness.spawn()
+    assert harness.run() == FORKED
     for num_deaths in (1, 2):
-        os.kill(surroundings.zygote_pid(), signal.SIGKILL)
-        surroundings.run_until(lambda: bool(pauses))
+        os.kill(harness.zygote_pid(), signal.SIGKILL)
+        harness.run_until(lambda: bool(pauses))
         pause_s, start = pauses.pop()
         assert pause_s == backoff_s(num_deaths)
         assert f"it is started again in {pause_s:g} s" in caplog.text
-        surroundings.spawn()
-        assert surroundings.run() == EXECUTED
+        harness.spawn()
+        assert harness.run() == EXECUTED
         start()
-        surroundings.spawn()
-        assert surroundings.run() == FORKED
+        harness.spawn()
+        assert harness.run() == FORKED
 
 
-def test_whoever_waits_for_a_zygote_that_dies_is_execd(surroundings: Surroundings) -> None:
+def test_whoever_waits_for_a_zygote_that_dies_is_execd(harness: Harness) -> None:
     for _ in range(2):
-        surroundings.spawn()
-    os.kill(surroundings.zygote_pid(), signal.SIGKILL)  # it is still importing
-    assert [surroundings.run(), surroundings.run()] == [EXECUTED, EXECUTED]
+        harness.spawn()
+    os.kill(harness.zygote_pid(), signal.SIGKILL)  # it is still importing
+    assert [harness.run(), harness.run()] == [EXECUTED, EXECUTED]
 
 
 def test_a_zygote_that_stands_still_is_killed_and_the_child_execd(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
+    harness.spawn()
+    assert harness.run() == FORKED
     monkeypatch.setattr(zygotes_module, "FORK_S", 0.05)
-    stopped = surroundings.zygote_pid()
+    stopped = harness.zygote_pid()
     os.kill(stopped, signal.SIGSTOP)
-    surroundings.spawn()
-    assert surroundings.run() == EXECUTED
-    surroundings.run_until(lambda: f"(pid {stopped}) was killed by signal 9" in caplog.text)
+    harness.spawn()
+    assert harness.run() == EXECUTED
+    harness.run_until(lambda: f"(pid {stopped}) was killed by signal 9" in caplog.text)
     assert "has not forked within 0.05 s; it is killed" in caplog.text
 
 
 def test_whoever_s_turn_has_not_come_is_waited_for(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "pass")
     passes = os.open(tmp_path / "pass", os.O_RDWR)
@@ -188,7 +186,7 @@ os.register_at_fork(before=lambda: os.read(passes, 1))
 """
     (tmp_path / "child_of_zygote.py").write_text(gate + SOURCE)
     timers: list[Callable[[], None]] = []
-    call_after = surroundings.loop.call_after
+    call_after = harness.loop.call_after
 
     def collect(delay_s: float, callback: Callable[[], None]) -> None:
         if delay_s > 500:
@@ -197,80 +195,76 @@ os.register_at_fork(before=lambda: os.read(passes, 1))
             call_after(delay_s, callback)
 
     monkeypatch.setattr(zygotes_module, "FORK_S", 1000)
-    monkeypatch.setattr(surroundings.loop, "call_after", collect)
-    surroundings.spawn()
-    surroundings.spawn()
+    monkeypatch.setattr(harness.loop, "call_after", collect)
+    harness.spawn()
+    harness.spawn()
     os.write(passes, b"..")  # the zygote's fork, and that of the middle
-    assert surroundings.run() == FORKED
+    assert harness.run() == FORKED
     for timer in timers[:]:
         timer()  # for the second, too, the time has come; but the zygote was at the first
     assert len(timers) == 3
     os.write(passes, b"..")
-    assert surroundings.run() == FORKED
+    assert harness.run() == FORKED
     os.close(passes)
     assert caplog.text == ""
 
 
 def test_a_zygote_that_never_gets_ready_is_killed(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(zygotes_module, "IMPORT_S", 0.05)
     (tmp_path / "child_of_zygote.py").write_text(
         f"import signal, sys\nif __name__ != '__main__': signal.pause()\nsys.exit({EXECUTED})"
     )
-    surroundings.spawn()
-    assert surroundings.run() == EXECUTED
+    harness.spawn()
+    assert harness.run() == EXECUTED
 
 
 def test_the_processes_of_an_unfit_zygote_are_execd(
-    surroundings: Surroundings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "child_of_zygote.py").write_text("import sys\nif __name__ != '__main__': import nothing\nsys.exit(9)")
     for _ in range(2):
-        surroundings.spawn()
-        assert surroundings.run() == 9
-    surroundings.run_until(lambda: not surroundings.children())
+        harness.spawn()
+        assert harness.run() == 9
+    harness.run_until(lambda: not harness.children())
     why = "its imports failed with ModuleNotFoundError: No module named 'nothing'"
     assert [record.getMessage() for record in caplog.records] == [f"zygote 'test': {why}; its processes are exec'd"]
 
 
-def test_nothing_is_open_once_they_are_told_to_stop(
-    surroundings: Surroundings, num_descriptors: Callable[[], int]
-) -> None:
+def test_nothing_is_open_once_they_are_told_to_stop(harness: Harness, num_descriptors: Callable[[], int]) -> None:
     before = num_descriptors()
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
-    surroundings.zygotes.stop()  # its death is on the way, and nobody may be left to hear of it
+    harness.spawn()
+    assert harness.run() == FORKED
+    harness.zygotes.stop()  # its death is on the way, and nobody may be left to hear of it
     assert num_descriptors() == before + 1  # the pidfd, which the loop has
 
 
-def test_after_the_stop_no_zygote_follows(surroundings: Surroundings) -> None:
-    surroundings.spawn()
-    assert surroundings.run() == FORKED
-    surroundings.zygotes.stop()
-    surroundings.run_until(lambda: not surroundings.children())
-    surroundings.spawn()
-    assert surroundings.run() == EXECUTED
+def test_after_the_stop_no_zygote_follows(harness: Harness) -> None:
+    harness.spawn()
+    assert harness.run() == FORKED
+    harness.zygotes.stop()
+    harness.run_until(lambda: not harness.children())
+    harness.spawn()
+    assert harness.run() == EXECUTED
 
 
-def test_whoever_is_started_gives_way_once_somebody_serves(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_is_started_gives_way_once_somebody_serves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
     monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))
     monkeypatch.setattr(niceness, "join_in", lambda pid: told.append(("join in", pid)))
     monkeypatch.setattr(zygotes_module, "_WORKER", "child_of_zygote")  # its zygote is one for workers
-    early = surroundings.spawn(gives_way=True)
-    assert surroundings.run() == FORKED
-    zygote = surroundings.zygote_pid()
+    early = harness.spawn(gives_way=True)
+    assert harness.run() == FORKED
+    zygote = harness.zygote_pid()
     assert told == [("join in", zygote), ("join in", early.pid)]
-    surroundings.zygotes.give_way()
-    late = surroundings.spawn(gives_way=True)
-    assert surroundings.run() == FORKED
+    harness.zygotes.give_way()
+    late = harness.spawn(gives_way=True)
+    assert harness.run() == FORKED
     assert told[2:] == [("give way", zygote), ("give way", late.pid)]
-    execd = surroundings.spawn("another", gives_way=True)
-    assert surroundings.run() == EXECUTED
+    execd = harness.spawn("another", gives_way=True)
+    assert harness.run() == EXECUTED
     assert told[4:] == [("give way", execd.pid)]
     os.kill(zygote, signal.SIGKILL)
-    surroundings.run_until(lambda: len(told) == 6)
-    assert told[5] == ("give way", surroundings.zygote_pid())
+    harness.run_until(lambda: len(told) == 6)
+    assert told[5] == ("give way", harness.zygote_pid())

@@ -15,7 +15,7 @@ from shoal.shm.slab import Slab
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.progress import WorkerProgress
 from shoal.supervisor.questions.gauges import gauges
-from tests.supervisor.star_rig import CONFIG, Sky
+from tests.supervisor.star_rig import CONFIG, StarRig
 
 VERSION = ModelVersion("m", 2, 3, 0, Path())
 ON_CPU = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0,))
@@ -35,21 +35,21 @@ class Instance:
     name: str = "m_0_0"
 
 
-def join_worker(sky: Sky) -> tuple[Participant, memoryview]:
+def join_worker(rig: StarRig) -> tuple[Participant, memoryview]:
     """A worker that has its memory, and the words of its segment as it maps them itself."""
-    process = sky.start()
-    worker = sky.star.join_worker(process.member, CONFIG)
+    process = rig.start()
+    worker = rig.star.join_worker(process.member, CONFIG)
     process.heard()
     return worker, Segment.attach(os.dup(process.fds[0])).words
 
 
-def test_an_instance_tells_of_its_batches_its_process_and_its_memory(sky: Sky) -> None:
-    worker, words = join_worker(sky)
+def test_an_instance_tells_of_its_batches_its_process_and_its_memory(rig: StarRig) -> None:
+    worker, words = join_worker(rig)
     instance = Instance(
         WorkerProgress(worker.read_only_fd, worker.link_fd), worker, os.getpid(), num_starts=3, num_recycles=1
     )
     words[24], words[32], words[40] = 5, 1_000, 777
-    (figures,) = gauges([instance], sky.star, 0, now_ns=1_250)["instances"]
+    (figures,) = gauges([instance], rig.star, 0, now_ns=1_250)["instances"]
     rss_bytes = figures.pop("rss_bytes")
     assert 1 << 20 < rss_bytes < 1 << 34
     assert figures == {
@@ -58,56 +58,56 @@ def test_an_instance_tells_of_its_batches_its_process_and_its_memory(sky: Sky) -
         "slab_used_bytes": 0, "slab_total_bytes": (1 << 20) + 4096, "ring_used_ratio": 0.0,
     }  # fmt: skip
     words[32] = 0
-    (figures,) = gauges([instance], sky.star, 0, now_ns=1_250)["instances"]
+    (figures,) = gauges([instance], rig.star, 0, now_ns=1_250)["instances"]
     assert (figures["executing_ns"], figures["batches"]) == (0, 5)
 
 
-def test_one_that_is_down_tells_what_there_is(sky: Sky) -> None:
+def test_one_that_is_down_tells_what_there_is(rig: StarRig) -> None:
     on_gpu = replace(Instance(), placement=ON_CPU._replace(kind="KIND_GPU", device_id=1))
-    assert gauges([Instance(), on_gpu], sky.star, 0, 0)["instances"] == [
+    assert gauges([Instance(), on_gpu], rig.star, 0, 0)["instances"] == [
         {"model": "m", "version": 2, "model_instance": "m_0_0", "device": device, "restarts": 0, "recycles": 0,
          "rss_bytes": 0, "is_up": False}
         for device in ("CPU", "GPU 1")
     ]  # fmt: skip
 
 
-def test_of_two_instances_of_one_name_the_one_that_serves_is_told_of(sky: Sky) -> None:
-    worker, _ = join_worker(sky)
+def test_of_two_instances_of_one_name_the_one_that_serves_is_told_of(rig: StarRig) -> None:
+    worker, _ = join_worker(rig)
     serving = Instance(WorkerProgress(worker.read_only_fd, worker.link_fd), worker, num_starts=2)
     for instances in ((serving, Instance(num_starts=1)), (Instance(num_starts=1), serving)):
-        (figures,) = gauges(instances, sky.star, 0, 0)["instances"]
+        (figures,) = gauges(instances, rig.star, 0, 0)["instances"]
         assert (figures["is_up"], figures["restarts"]) == (True, 1)
 
 
-def test_front_ends_tell_how_full_their_memory_is(sky: Sky) -> None:
-    own = Segment.attach(os.dup(sky.client_a.segment_fd))
+def test_front_ends_tell_how_full_their_memory_is(rig: StarRig) -> None:
+    own = Segment.attach(os.dup(rig.client_a.segment_fd))
     slab = Slab(own)
     assert slab.allocate(4096)
     block = slab.allocate(3 * 4096)
     assert block
-    writer = RingWriter(own, SegmentView.attach(os.dup(sky.client_a.link_fd)))
+    writer = RingWriter(own, SegmentView.attach(os.dup(rig.client_a.link_fd)))
     capacity = own.header.ring_capacity
     for number in range(capacity // 2):
         writer.push(record(REQUEST, number))
     writer.publish()
-    sky.client_a.member.pid = os.getpid()
-    a, b = gauges([], sky.star, 0, 0)["front_ends"]
+    rig.client_a.member.pid = os.getpid()
+    a, b = gauges([], rig.star, 0, 0)["front_ends"]
     assert (a["slab_used_bytes"], a["slab_total_bytes"], a["ring_used_ratio"]) == (4096 + 4 * 4096, 1 << 20, 0.5)
     assert (b["slab_used_bytes"], b["ring_used_ratio"]) == (0, 0.0)
     assert "pytest" in a["process"]
     slab.free(block.ref)
-    assert gauges([], sky.star, 0, 0)["front_ends"][0]["slab_used_bytes"] == 4096
+    assert gauges([], rig.star, 0, 0)["front_ends"][0]["slab_used_bytes"] == 4096
 
 
-def test_a_worker_that_overwrites_the_head_of_its_segment_is_left_out(sky: Sky) -> None:
-    worker, words = join_worker(sky)
+def test_a_worker_that_overwrites_the_head_of_its_segment_is_left_out(rig: StarRig) -> None:
+    worker, words = join_worker(rig)
     words[4] = 0
-    (figures,) = gauges([Instance(participant=worker)], sky.star, 0, 0)["instances"]
+    (figures,) = gauges([Instance(participant=worker)], rig.star, 0, 0)["instances"]
     assert "slab_used_bytes" not in figures
 
 
-def test_the_server_tells_of_all_shared_memory_and_of_take_overs(sky: Sky) -> None:
-    told = gauges([], sky.star, 4, 0)
+def test_the_server_tells_of_all_shared_memory_and_of_take_overs(rig: StarRig) -> None:
+    told = gauges([], rig.star, 4, 0)
     assert told["num_takeovers"] == 4
-    assert told["shared_bytes"] >= sky.star.nbytes
+    assert told["shared_bytes"] >= rig.star.nbytes
     assert msgpack.unpackb(msgpack.packb(told)) == told

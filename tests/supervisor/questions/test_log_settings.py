@@ -15,7 +15,7 @@ from shoal.options import ServerOptions
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.log_settings import LogSettings
 from shoal.supervisor.questions.questions import Questions
-from tests.supervisor.star_rig import Sky
+from tests.supervisor.star_rig import StarRig
 
 SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
 
@@ -29,7 +29,7 @@ class Tracer:
         self.num_told += 1
 
 
-class Office(Sky):
+class Office(StarRig):
     """A star with everybody joined whose front end a asks for changes."""
 
     def __init__(self) -> None:

@@ -22,27 +22,27 @@ from shoal.supervisor.processes.tracer import CLOSE_S
 from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.tracer.command_line import understand
 from shoal.tracer.trace import STAMPS, Trace
-from tests.supervisor.star_rig import Process, Sky
+from tests.supervisor.star_rig import Process, StarRig
 
 
-class Surroundings:
+class TracingHarness:
     """Tracing into a folder at a star of two front ends, of which nobody is joined that is not told."""
 
     def __init__(self, folder: Path, *said: tuple[str, str, str]) -> None:
         self.path = folder / "t"
-        self.sky = Sky()
-        self.loop = self.sky.loop
+        self.rig = StarRig()
+        self.loop = self.rig.loop
         self._listener = Listener.create()
         self.loop.on_readable(self._listener.fileno(), self._accept)
         config = understand([("triton", "file", str(self.path)), ("", "rate", "1"), *said], {})
-        self.tracing = TraceControl(self.loop, self._listener.address, {}, config, self.sky.star)
+        self.tracing = TraceControl(self.loop, self._listener.address, {}, config, self.rig.star)
         self.answers: list[dict[str, Any]] = []
         self.tracer: Member | None = None
 
     def _accept(self) -> None:
         accepted = self._listener.accept()
         assert accepted is not None
-        member = Member(self.loop, *accepted, self.sky.star.acknowledgements)
+        member = Member(self.loop, *accepted, self.rig.star.acknowledgements)
         member.listen(table(on(TracerConnected, lambda _message: self._join(member))))
         member.start()
 
@@ -57,14 +57,14 @@ class Surroundings:
             self.answers.append(await self.tracing.change({"model": model, "changes": changes}))
 
         asked = self.loop.begin(flow())
-        self.sky.clock.settle()
+        self.rig.clock.settle()
         if asked.done():
             asked.result()
         return self.answers
 
     def answer(self) -> dict[str, Any]:
         """The next answer, when everybody does what is theirs."""
-        self.sky.settle()
+        self.rig.settle()
         self.run_until(lambda: bool(self.answers))
         return self.answers.pop()
 
@@ -73,11 +73,11 @@ class Surroundings:
         return self.answer()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        self.sky.clock.until(condition)
+        self.rig.clock.until(condition)
 
     def trace(self, request_id: str, process: Process | None = None) -> None:
         """A front end sends a trace by what it was told last."""
-        process = process or self.sky.a
+        process = process or self.rig.a
         process.heard()
         told = [message for message in process.all_heard if isinstance(message, TraceSettingsChanged)][-1]
         channel = Channel(socket.socket(fileno=os.dup(process.fds[-1])))
@@ -97,156 +97,156 @@ class Surroundings:
         self.run_until(closing.done)
         self.loop.forget(self._listener.fileno())
         self._listener.close()
-        self.sky.close()
+        self.rig.close()
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
-    made = Surroundings(tmp_path)
+def tracing(tmp_path: Path) -> Iterator[TracingHarness]:
+    made = TracingHarness(tmp_path)
     yield made
     made.close()
 
 
-def test_nothing_is_traced_and_no_process_there_until_somebody_wants_it(surroundings: Surroundings) -> None:
-    surroundings.tracing.start()
-    assert surroundings.tracer is None
-    num_fds = len(surroundings.sky.a.fds)
-    surroundings.tracing.tell(surroundings.sky.client_a)
-    (told,) = surroundings.sky.a.heard()
+def test_nothing_is_traced_and_no_process_there_until_somebody_wants_it(tracing: TracingHarness) -> None:
+    tracing.tracing.start()
+    assert tracing.tracer is None
+    num_fds = len(tracing.rig.a.fds)
+    tracing.tracing.tell(tracing.rig.client_a)
+    (told,) = tracing.rig.a.heard()
     assert (type(told), told.settings[""]["level"]) == (TraceSettingsChanged, 0)
-    assert len(surroundings.sky.a.fds) == num_fds
-    (answer,) = surroundings.ask("m", None)
+    assert len(tracing.rig.a.fds) == num_fds
+    (answer,) = tracing.ask("m", None)
     assert answer == {
         "trace_level": ["OFF"], "trace_rate": "1", "trace_count": "-1", "log_frequency": "0",
-        "trace_file": str(surroundings.path), "trace_mode": "triton",
+        "trace_file": str(tracing.path), "trace_mode": "triton",
     }  # fmt: skip
 
 
-def test_a_change_is_answered_when_front_ends_and_tracer_have_it(surroundings: Surroundings) -> None:
-    assert surroundings.ask("", {"level": 1}) == []
-    sky = surroundings.sky
-    (told,) = sky.a.heard()
+def test_a_change_is_answered_when_front_ends_and_tracer_have_it(tracing: TracingHarness) -> None:
+    assert tracing.ask("", {"level": 1}) == []
+    rig = tracing.rig
+    (told,) = rig.a.heard()
     assert told.settings[""]["level"] == 1
-    sky.acknowledge(sky.a)
-    assert surroundings.tracer is None  # front ends first: what they still send is for the old settings
-    assert surroundings.answer()["trace_level"] == ["TIMESTAMPS"]
-    tracer = surroundings.tracer
+    rig.acknowledge(rig.a)
+    assert tracing.tracer is None  # front ends first: what they still send is for the old settings
+    assert tracing.answer()["trace_level"] == ["TIMESTAMPS"]
+    tracer = tracing.tracer
     assert tracer is not None
-    surroundings.trace("a")
-    surroundings.trace("b", sky.b)
-    assert surroundings.change("", level=0)["trace_level"] == ["OFF"]
-    assert surroundings.written() == ["a", "b"]
-    surroundings.run_until(lambda: not os.path.exists(f"/proc/{tracer.pid}"))
+    tracing.trace("a")
+    tracing.trace("b", rig.b)
+    assert tracing.change("", level=0)["trace_level"] == ["OFF"]
+    assert tracing.written() == ["a", "b"]
+    tracing.run_until(lambda: not os.path.exists(f"/proc/{tracer.pid}"))
 
 
-def test_the_tracer_hears_of_the_log(surroundings: Surroundings) -> None:
-    surroundings.tracing.tracer.configure_log()  # nobody is there to hear it
-    surroundings.change("", level=1)
-    told = surroundings.tracer
-    surroundings.tracing.tracer.configure_log()
-    surroundings.change("", rate=2)
-    assert surroundings.tracer is told  # and goes on
+def test_the_tracer_hears_of_the_log(tracing: TracingHarness) -> None:
+    tracing.tracing.tracer.configure_log()  # nobody is there to hear it
+    tracing.change("", level=1)
+    told = tracing.tracer
+    tracing.tracing.tracer.configure_log()
+    tracing.change("", rate=2)
+    assert tracing.tracer is told  # and goes on
 
 
-def test_what_is_refused_changes_nothing(surroundings: Surroundings) -> None:
+def test_what_is_refused_changes_nothing(tracing: TracingHarness) -> None:
     with pytest.raises(InvalidArgumentError, match="sample rate must be non-zero"):
-        surroundings.ask("", {"level": 1, "rate": 0})
-    surroundings.sky.settle()
-    assert not isinstance(surroundings.sky.a.all_heard[-1], TraceSettingsChanged)
-    assert surroundings.tracer is None
+        tracing.ask("", {"level": 1, "rate": 0})
+    tracing.rig.settle()
+    assert not isinstance(tracing.rig.a.all_heard[-1], TraceSettingsChanged)
+    assert tracing.tracer is None
 
 
-def test_the_last_of_a_count_is_told_to_those_who_sample(surroundings: Surroundings) -> None:
-    surroundings.change("", level=1, count=2)
+def test_the_last_of_a_count_is_told_to_those_who_sample(tracing: TracingHarness) -> None:
+    tracing.change("", level=1, count=2)
     for request_id in "abc":
-        surroundings.trace(request_id)
-    told = surroundings.sky.b.all_heard
-    surroundings.run_until(lambda: bool(surroundings.sky.b.heard()))
+        tracing.trace(request_id)
+    told = tracing.rig.b.all_heard
+    tracing.run_until(lambda: bool(tracing.rig.b.heard()))
     assert told[-1].settings[""]["count"] == 0
-    assert surroundings.ask("", None).pop()["trace_count"] == "0"
-    assert surroundings.written(".0") == ["a", "b"]
+    assert tracing.ask("", None).pop()["trace_count"] == "0"
+    assert tracing.written(".0") == ["a", "b"]
 
 
-def test_a_tracer_that_dies_is_replaced_and_nothing_is_lost_on_the_way(surroundings: Surroundings) -> None:
-    surroundings.change("", level=1)
-    first = surroundings.tracer
+def test_a_tracer_that_dies_is_replaced_and_nothing_is_lost_on_the_way(tracing: TracingHarness) -> None:
+    tracing.change("", level=1)
+    first = tracing.tracer
     assert first is not None
     os.kill(first.pid, signal.SIGSTOP)
-    surroundings.trace("a")
+    tracing.trace("a")
     os.kill(first.pid, signal.SIGKILL)
-    surroundings.run_until(lambda: surroundings.tracer is not first)
-    surroundings.trace("b")
-    surroundings.change("m", level=0)
-    assert surroundings.written() == ["a", "b"]
-    numbers = {each["id"] for each in json.loads(surroundings.path.read_text())}
+    tracing.run_until(lambda: tracing.tracer is not first)
+    tracing.trace("b")
+    tracing.change("m", level=0)
+    assert tracing.written() == ["a", "b"]
+    numbers = {each["id"] for each in json.loads(tracing.path.read_text())}
     assert numbers == {1 << 32 | 1, 1 << 32 | 2}
 
 
-def test_off_and_on_again_before_it_is_off_keeps_the_tracer(surroundings: Surroundings) -> None:
-    surroundings.change("", level=1)
-    surroundings.trace("a")
-    first = surroundings.tracer
-    surroundings.ask("", {"level": 0})
-    answers = surroundings.ask("", {"level": 1})
-    surroundings.sky.settle()
-    surroundings.run_until(lambda: len(answers) == 2)
+def test_off_and_on_again_before_it_is_off_keeps_the_tracer(tracing: TracingHarness) -> None:
+    tracing.change("", level=1)
+    tracing.trace("a")
+    first = tracing.tracer
+    tracing.ask("", {"level": 0})
+    answers = tracing.ask("", {"level": 1})
+    tracing.rig.settle()
+    tracing.run_until(lambda: len(answers) == 2)
     answers.clear()
-    surroundings.trace("b")
-    surroundings.change("m", level=0)
-    assert surroundings.tracer is first
-    assert surroundings.written() == ["a", "b"]
+    tracing.trace("b")
+    tracing.change("m", level=0)
+    assert tracing.tracer is first
+    assert tracing.written() == ["a", "b"]
 
 
-def test_on_again_after_off_goes_on_in_the_same_file(surroundings: Surroundings) -> None:
+def test_on_again_after_off_goes_on_in_the_same_file(tracing: TracingHarness) -> None:
     for request_id in "ab":
-        surroundings.change("", level=1)
-        surroundings.trace(request_id)
-        surroundings.change("", level=0)
-    assert surroundings.written() == ["a", "b"]
+        tracing.change("", level=1)
+        tracing.trace(request_id)
+        tracing.change("", level=0)
+    assert tracing.written() == ["a", "b"]
 
 
 def test_what_the_command_line_wants_is_traced_from_the_start_and_written_at_the_end(tmp_path: Path) -> None:
-    surroundings = Surroundings(tmp_path, ("", "level", "TIMESTAMPS"), ("triton", "log-frequency", "9"))
-    surroundings.tracing.start()
-    surroundings.tracing.tell(surroundings.sky.client_a)
-    surroundings.trace("a")
-    surroundings.run_until(lambda: surroundings.tracer is not None)
-    surroundings.close()
-    assert surroundings.written(".0") == ["a"]
+    tracing = TracingHarness(tmp_path, ("", "level", "TIMESTAMPS"), ("triton", "log-frequency", "9"))
+    tracing.tracing.start()
+    tracing.tracing.tell(tracing.rig.client_a)
+    tracing.trace("a")
+    tracing.run_until(lambda: tracing.tracer is not None)
+    tracing.close()
+    assert tracing.written(".0") == ["a"]
 
 
-def test_a_tracer_that_is_not_needed_before_it_has_joined_ends(surroundings: Surroundings) -> None:
-    surroundings.ask("", {"level": 1})
-    surroundings.sky.settle()
-    surroundings.ask("", {"level": 0})
-    surroundings.sky.settle()
-    surroundings.run_until(lambda: surroundings.tracer is not None and not surroundings.tracer.is_open)
+def test_a_tracer_that_is_not_needed_before_it_has_joined_ends(tracing: TracingHarness) -> None:
+    tracing.ask("", {"level": 1})
+    tracing.rig.settle()
+    tracing.ask("", {"level": 0})
+    tracing.rig.settle()
+    tracing.run_until(lambda: tracing.tracer is not None and not tracing.tracer.is_open)
 
 
-def test_a_tracer_that_does_not_end_is_killed(surroundings: Surroundings) -> None:
-    surroundings.change("", level=1)
-    assert surroundings.tracer is not None
-    os.kill(surroundings.tracer.pid, signal.SIGSTOP)
-    closing = surroundings.loop.begin(surroundings.tracing.close())
-    surroundings.sky.clock.pass_time(CLOSE_S - 0.1)
+def test_a_tracer_that_does_not_end_is_killed(tracing: TracingHarness) -> None:
+    tracing.change("", level=1)
+    assert tracing.tracer is not None
+    os.kill(tracing.tracer.pid, signal.SIGSTOP)
+    closing = tracing.loop.begin(tracing.tracing.close())
+    tracing.rig.clock.pass_time(CLOSE_S - 0.1)
     assert not closing.done()
-    surroundings.sky.clock.pass_time(0.2)
-    surroundings.run_until(closing.done)
+    tracing.rig.clock.pass_time(0.2)
+    tracing.run_until(closing.done)
 
 
 def test_a_level_without_a_file_is_told_and_traces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)
-    surroundings = Surroundings(tmp_path, ("", "level", "TIMESTAMPS"), ("", "rate", "0"))
-    surroundings.tracing.start()
+    tracing = TracingHarness(tmp_path, ("", "level", "TIMESTAMPS"), ("", "rate", "0"))
+    tracing.tracing.start()
     assert [record.getMessage() for record in caplog.records] == ["nothing is traced: sample rate must be non-zero"]
-    assert surroundings.tracer is None
-    surroundings.close()
+    assert tracing.tracer is None
+    tracing.close()
 
 
 def test_a_tracer_that_cannot_be_started_is_tried_again_and_nobody_waits_for_it(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+    tracing: TracingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = [OSError("no more processes")]
 
@@ -256,8 +256,8 @@ def test_a_tracer_that_cannot_be_started_is_tried_again_and_nobody_waits_for_it(
         return spawn(*arguments)
 
     monkeypatch.setattr("shoal.supervisor.processes.tracer.spawn", refuse_once)
-    assert surroundings.change("", level=1)["trace_level"] == ["TIMESTAMPS"]
-    surroundings.trace("a")
-    surroundings.run_until(lambda: surroundings.tracer is not None)
-    surroundings.change("", level=0)
-    assert surroundings.written() == ["a"]
+    assert tracing.change("", level=1)["trace_level"] == ["TIMESTAMPS"]
+    tracing.trace("a")
+    tracing.run_until(lambda: tracing.tracer is not None)
+    tracing.change("", level=0)
+    assert tracing.written() == ["a"]

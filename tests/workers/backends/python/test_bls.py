@@ -26,7 +26,7 @@ from shoal.star.models import ModelEntry, ModelTable
 from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, BlsCall, Parents
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
-from tests.client.client_harness import MODEL_ID, WAIT_S, Surroundings
+from tests.client.client_harness import MODEL_ID, WAIT_S, ClientHarness
 from tests.frontend.lane_star import config, message
 from tests.workers.worker_harness import CONFIG, header
 
@@ -115,7 +115,7 @@ def test_the_blocks_of_a_request_are_known() -> None:
 # -- calls, in a client of a real batcher's exchange ------------------------------------------------------------------
 
 
-class Around(Surroundings):
+class Around(ClientHarness):
     """A client that knows the model of the exchange, and what its one call was told."""
 
     def __init__(self) -> None:
