@@ -21,7 +21,7 @@ class Arrivals:
     def __init__(
         self, models: Mapping[int, ScheduledModel], workers: Mapping[int, WorkerPeer], requests: OpenRequests,
         counted: set[ScheduledModel], awake: dict[int, ScheduledModel], *, deadline_ns: int,
-        tell_cancelled: Callable[[int, ScheduledModel], None],
+        send_cancel: Callable[[int, ScheduledModel], None],
     ) -> None:  # fmt: skip
         self._models = models
         self._workers = workers
@@ -30,14 +30,14 @@ class Arrivals:
         self._awake = awake
         #: Every request is to be answered this long after its start, in ns, whatever its client says; 0 = no limit.
         self._deadline_ns = deadline_ns
-        self._tell_cancelled = tell_cancelled
+        self._send_cancel = send_cancel
         # Used only after a dead batcher: requests that its workers have, and those that clients have sent again; until
         # all front ends have done so, requests of sequences, with the times when their clients began to receive them.
         self.is_resuming = False
-        self._said_again: list[tuple[int, ScheduledModel, QueuedRequest]] | None = None
+        self._resent: list[tuple[int, ScheduledModel, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
         self._answered: Container[int] = ()
-        self._heard: set[int] = set()
+        self._resent_keys: set[int] = set()
 
     def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
         """Begin to take over a dead batcher's requests, which clients send again, behind records that they had written
@@ -48,14 +48,14 @@ class Arrivals:
 
     def keep_sequences_back(self) -> None:
         """Queue no request of a sequence before `queue_sequences`: an earlier one may come from another front end."""
-        self._said_again = []
+        self._resent = []
 
     def queue_sequences(self, now_ns: int) -> None:
         """Queue the requests of sequences that were kept back, in the order in which they first arrived."""
-        said_again, self._said_again = self._said_again, None
-        if said_again is None:
+        resent, self._resent = self._resent, None
+        if resent is None:
             return
-        for _, model, queued in sorted(said_again, key=lambda each: each[0]):
+        for _, model, queued in sorted(resent, key=lambda each: each[0]):
             if queued.key in self._requests:  # otherwise its client has died
                 self._queue(model, queued, now_ns)
         for model in self._models.values():
@@ -67,11 +67,11 @@ class Arrivals:
         self.is_resuming = False
         self._in_hand = set()
         self._answered = ()
-        self._heard.clear()
+        self._resent_keys.clear()
 
-    def has_heard(self, key: int) -> bool:
+    def was_resent(self, key: int) -> bool:
         """Whether a client has sent this request again, after a dead batcher."""
-        return key in self._heard
+        return key in self._resent_keys
 
     def accept(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Queue or refuse the request of a REQUEST record. Raises LayoutError for a malformed one."""
@@ -82,10 +82,10 @@ class Arrivals:
         key = client.first_key + number
         if number > client.last_number:
             client.last_number = number
-        elif not self.is_resuming or key in self._heard:
+        elif not self.is_resuming or key in self._resent_keys:
             return  # sent again to a batcher that has it already
         if self.is_resuming:
-            self._heard.add(key)
+            self._resent_keys.add(key)
             if key in self._answered:
                 return
         model = self._models.get(model_id)
@@ -109,13 +109,13 @@ class Arrivals:
             if self._may_be_begun(model):
                 # A worker may have this request, and its client some of the responses: it cannot be executed again.
                 self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
-                self._tell_cancelled(key, model)
+                self._send_cancel(key, model)
                 return
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
-        if self._said_again is not None and model.sequences is not None:
-            self._said_again.append((start_ns, model, queued))
+        if self._resent is not None and model.sequences is not None:
+            self._resent.append((start_ns, model, queued))
             return
         self._queue(model, queued, now_ns)
 

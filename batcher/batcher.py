@@ -191,7 +191,7 @@ class Batcher:
             self._exchange.clients[owner] = client
 
     def _on_client_caught_up(self, message: to_batcher.ClientCaughtUp) -> None:
-        self._exchange.succession.hear_late(message.owner, time.monotonic_ns())
+        self._exchange.succession.receive_late(message.owner, time.monotonic_ns())
 
     def _on_client_left(self, message: to_batcher.ClientLeft) -> None:
         self._exchange.remove_client(message.owner, time.monotonic_ns())

@@ -53,7 +53,7 @@ class StepClient(ClientPeer):
         self.replies: list[Record] = []
         self._steps = steps
 
-    def say(self, reply: Record) -> None:
+    def send(self, reply: Record) -> None:
         """Queue a reply until the ensembles are advanced."""
         self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
 

@@ -46,9 +46,9 @@ class Ensembles:
         *,
         wall_offset_ns: int,
         woken: Callable[[ScheduledModel], None],
-        tell_cancelled: Callable[[int, ScheduledModel], None],
+        send_cancel: Callable[[int, ScheduledModel], None],
     ) -> None:
-        """Works on the exchange's models and tables; `woken` has a model's queue looked at, `tell_cancelled` tells
+        """Works on the exchange's models and tables; `woken` has a model's queue looked at, `send_cancel` tells
         workers that a request's client does not wait any more."""
         self._models = models
         self._requests = requests
@@ -58,7 +58,7 @@ class Ensembles:
         self._asked = EnsembleRequests()
         self._results = StepResults(blocks, holders)
         self._woken = woken
-        self._tell_cancelled = tell_cancelled
+        self._send_cancel = send_cancel
         # Changed by add, remove and advance.
         self._ensembles: dict[int, Ensemble] = {}
         self._news: list[Ensemble] = []  # ensembles with new or cancelled requests
@@ -121,13 +121,13 @@ class Ensembles:
     # --- requests and steps ---
 
     @property
-    def have_heard(self) -> bool:
+    def have_no_news(self) -> bool:
         """Whether `advance` has nothing to do: no new, cancelled or answered request."""
         return not (self._client.replies or self._news)
 
     def advance(self, now_ns: int) -> None:
         """Begin new requests and continue answered ones until nothing follows without other processes."""
-        while not self.have_heard:
+        while not self.have_no_news:
             while self._news:
                 ensemble = self._news.pop()
                 runs = ensemble.runs
@@ -139,7 +139,7 @@ class Ensembles:
                     self._drop(run, now_ns)
             replies, self._client.replies = self._client.replies, []
             for reply in replies:
-                self._hear(reply, now_ns)
+                self._receive(reply, now_ns)
         self._results.forget()
         self.are_idle = not (self._ensembles or self._steps)
 
@@ -234,7 +234,7 @@ class Ensembles:
 
     # --- replies of steps ---
 
-    def _hear(self, reply: Record, now_ns: int) -> None:
+    def _receive(self, reply: Record, now_ns: int) -> None:
         """Handle one reply of a step: its only one, or, of a decoupled step, one of several. Raises InternalError."""
         number, is_last = reply[_NUMBER], not reply[_MORE]
         run, iteration, step, model, asked_ns = self._steps[number]
@@ -367,7 +367,7 @@ class Ensembles:
                 key = self._client.first_key + number
                 model = self._requests.cancel(key, now_ns)
                 if model is not None:
-                    self._tell_cancelled(key, model)
+                    self._send_cancel(key, model)
             self._forget(iteration)
         run.iterations.clear()
 

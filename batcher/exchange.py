@@ -72,7 +72,7 @@ class Exchange:
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._arrivals = Arrivals(
             self.models, self.workers, self._requests, self._counted, self._awake,
-            deadline_ns=deadline_ns, tell_cancelled=self._tell_cancelled,
+            deadline_ns=deadline_ns, send_cancel=self._send_cancel,
         )  # fmt: skip
         self.succession = Succession(
             self.clients, self.workers, self.busy, self._requests, self._arrivals, self._late, self.blocks,
@@ -85,7 +85,7 @@ class Exchange:
             self.blocks,
             wall_offset_ns=wall_offset_ns,
             woken=self._wake,
-            tell_cancelled=self._tell_cancelled,
+            send_cancel=self._send_cancel,
         )
         #: The response cache, with --cache-config.
         self.cached: CachedResponses | None = None
@@ -159,7 +159,7 @@ class Exchange:
             return
         self._written_clients.discard(client)
         for key, model in self._requests.forget(client):
-            self._tell_cancelled(key, model)
+            self._send_cancel(key, model)
         for ref in self.holders.release_owner(owner):
             self.blocks.free(ref)
 
@@ -228,7 +228,7 @@ class Exchange:
             self.cached.advance(now_ns)
         if self._dispatch.deadlines.due_ns:
             self._dispatch.wake_due(now_ns)
-        while self._awake or not (self.ensembles.are_idle or self.ensembles.have_heard):
+        while self._awake or not (self.ensembles.are_idle or self.ensembles.have_no_news):
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
@@ -294,7 +294,7 @@ class Exchange:
                     key = client.first_key + record[R.NUMBER]
                     model = self._requests.cancel(key, now_ns, is_sure=not record[R.MORE])
                     if model is not None:
-                        self._tell_cancelled(key, model)
+                        self._send_cancel(key, model)
                 elif kind == layout.HOLD and self._arrivals.is_resuming:
                     self.succession.hold(client, record)
                 elif kind == layout.TRACE:
@@ -351,7 +351,7 @@ class Exchange:
         """Handle a worker's records. Returns the blocks that they name, all of them the worker's. A record that names
         another process's block changes nothing, and raises LayoutError."""
         if self._late.are_any:
-            self._late.heard(records)
+            self._late.note_blocks(records)
         named = []
         owner = worker.owner
         for record in records:
@@ -364,7 +364,7 @@ class Exchange:
                 self._finish(worker, record, now_ns)
             elif kind == RESPONSE:
                 if (model := self._respond(worker, record, now_ns)) is not None:
-                    self._tell_cancelled(record[D.KEY], model)
+                    self._send_cancel(record[D.KEY], model)
             elif kind == layout.READY:
                 self._ready(worker, record, now_ns)
             elif kind == layout.RESCHEDULE:
@@ -457,15 +457,13 @@ class Exchange:
 
     # --- both ways ---
 
-    def _tell_cancelled(self, key: int, model: ScheduledModel) -> None:
+    def _send_cancel(self, key: int, model: ScheduledModel) -> None:
         """Send CANCEL to the worker that has the request, or its steps; one that cannot stop ignores it.
 
-        Which requests a dead batcher gave to workers whose executions overlap is unknown: all such workers are told.
-
-        What a dead batcher gave a worker whose executions overlap is not known: all such hear.
+        Which requests a dead batcher gave to workers whose executions overlap is unknown: CANCEL goes to all of them.
         """
         for step_key, step_model in self.ensembles.running(key, model):
-            self._tell_cancelled(step_key, step_model)
+            self._send_cancel(step_key, step_model)
         for worker in [worker for worker in self.workers.values() if worker.model is model]:
             if key in worker.missing or (self._arrivals.is_resuming and worker.overlaps):
                 worker.cancelled.add(key)

@@ -39,7 +39,7 @@ class LateClients:
         #: Blocks without a holder, unless the client whose ring is being read is one; None: no ring is being read.
         self._unheld: set[int] | None = None
         #: Keys of that client's requests whose replies it holds, according to its records.
-        self._said_held: set[int] = set()
+        self._listed_replies: set[int] = set()
         self._has_begun = False
         #: Blocks that guests claim to hold, and that no worker has named yet.
         self._claimed: set[int] = set()
@@ -84,7 +84,7 @@ class LateClients:
         """Remove a client that has sent its open requests again, or is dead; None if it was not late. Then `settle`."""
         return self._clients.pop(owner, None)
 
-    def heard(self, records: Sequence[Record]) -> None:
+    def note_blocks(self, records: Sequence[Record]) -> None:
         """Note the blocks in a worker's records that are about to be handled."""
         if self._claimed:
             self._claimed.difference_update([record[_BLOCK] for record in records])
@@ -137,17 +137,17 @@ class LateClients:
         """Whether a HOLD is known already: the client claims to hold a reply that this batcher itself sent."""
         if key not in self.in_hand_of(key >> NUMBER_BITS):
             return False
-        self._said_held.add(key)
+        self._listed_replies.add(key)
         return True
 
-    def says_held(self, key: int) -> bool:
+    def has_listed(self, key: int) -> bool:
         """Whether the client whose ring was read has listed a reply to this request."""
-        return key in self._said_held
+        return key in self._listed_replies
 
     def settle(self, owner: int) -> set[int]:
         """End a client's lateness. Returns the blocks that turn out to have no holder."""
         self._in_hand.pop(owner, None)
-        self._said_held.clear()
+        self._listed_replies.clear()
         unheld, self._unheld = self._unheld or set(), None
         if not self._clients:
             unheld |= self._withheld

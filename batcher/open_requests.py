@@ -68,7 +68,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if ref:
             self._holders.hold_part(ref, key)
         self._responded.add(key)
-        self._say(model, key, client, layout.part_record(number, status, ref, header, num_pieces), is_last=False)
+        self._send(model, key, client, layout.part_record(number, status, ref, header, num_pieces), is_last=False)
         return None
 
     def answer(
@@ -95,10 +95,10 @@ class OpenRequests(dict[int, OpenRequest]):
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is None:  # as in _say, whose call would cost as much again
-            client.say(reply)
+            client.send(reply)
             self._written.add(client)
         else:
-            self._say(model, key, client, reply)
+            self._send(model, key, client, reply)
         if status:
             statistics.count_failure(model.row, statistics.reason_of_status(status, model.FAILURE), start_ns, now_ns)
         else:
@@ -118,7 +118,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is not None:
             model.order.begin((key,))
-        self._say(model, key, client, layout.traced_reply_record(number, 0, ref, header, times, num_pieces))
+        self._send(model, key, client, layout.traced_reply_record(number, 0, ref, header, times, num_pieces))
         statistics.count_cache_hit(model.row, hit_ns, start_ns, queue_ns, now_ns)
         self._counted.add(model)
 
@@ -138,7 +138,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if client.traced:
             times = client.times(number, model, queue_ns, NO_COMPUTE)
             self._end_trace(client, number, model, start_ns, times, now_ns)
-        self._say(model, key, client, layout.refusal_record(number, InternalError.wire, reason, detail, times))
+        self._send(model, key, client, layout.refusal_record(number, InternalError.wire, reason, detail, times))
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)
         if model.sharing is not None:
@@ -203,7 +203,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def turn_away(self, client: ClientPeer, number: int, reason: Reason) -> None:
         """Refuse a request that was never accepted; it counts in no statistics."""
-        client.say(layout.refusal_record(number, UnavailableError.wire, reason))
+        client.send(layout.refusal_record(number, UnavailableError.wire, reason))
         self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> ScheduledModel | None:
@@ -313,7 +313,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self._responded.discard(key)
         self._late.drop(key)
         if model.order is not None:
-            self._say_all(model.order.forget(lambda each: each == key))
+            self._send_all(model.order.forget(lambda each: each == key))
 
     def forget(self, client: ClientPeer) -> list[tuple[int, ScheduledModel]]:
         """Remove a dead client's requests. Returns running ones, which end without effect, and their models."""
@@ -333,20 +333,22 @@ class OpenRequests(dict[int, OpenRequest]):
         self._second_chances -= {key for key in self._second_chances if key >> NUMBER_BITS == owner}
         for order in orders:
             if order is not None:
-                self._say_all(order.forget(lambda key: key >> NUMBER_BITS == owner))
+                self._send_all(order.forget(lambda key: key >> NUMBER_BITS == owner))
         return running
 
-    def _say(self, model: ScheduledModel, key: int, client: ClientPeer, reply: Record, *, is_last: bool = True) -> None:
+    def _send(
+        self, model: ScheduledModel, key: int, client: ClientPeer, reply: Record, *, is_last: bool = True
+    ) -> None:
         """Send a reply to the client; if the model keeps responses in order, once it is this request's turn."""
         if model.order is None:
-            client.say(reply)
+            client.send(reply)
             self._written.add(client)
         else:
-            self._say_all(model.order.admit(key, (client, reply), is_last=is_last))
+            self._send_all(model.order.admit(key, (client, reply), is_last=is_last))
 
-    def _say_all(self, replies: list[Reply]) -> None:
+    def _send_all(self, replies: list[Reply]) -> None:
         for client, reply in replies:
-            client.say(reply)
+            client.send(reply)
             self._written.add(client)
 
 

@@ -97,7 +97,7 @@ class ClientPeer(Peer):
         self.traced: dict[int, TraceParent] = {}
         self._recalled = 0  # position in the ring behind the last RECALL
 
-    def say(self, reply: Record) -> None:
+    def send(self, reply: Record) -> None:
         """Send a reply, behind all earlier ones. The ring has room for one per request; others may wait in the
         backlog."""
         self.must_ring = True

@@ -103,8 +103,8 @@ class RedisConnection:
         self._socket: socket.socket | None = None
         self._retry_ns: int | None = None
         self._is_connecting = False
-        self._is_told = False
-        self._is_refusal_told = False
+        self._is_failure_logged = False
+        self._is_refusal_logged = False
         #: The thread's result; changed by it, and by step.
         self._made: socket.socket | OSError | ValueError | None = None
         #: Descriptor of the connection; -1 without one.
@@ -133,7 +133,7 @@ class RedisConnection:
         if 0 < deadline_ns < latest_ns:
             self._hasty[key] = deadline_ns
         # Not GET: a larger value must not be sent whole.
-        self._say(command(b"GETRANGE", name, 0, MAX_VALUE_BYTES - 1), key, latest_ns)
+        self._queue_command(command(b"GETRANGE", name, 0, MAX_VALUE_BYTES - 1), key, latest_ns)
         return True
 
     def forget(self, key: int) -> bool:
@@ -148,9 +148,9 @@ class RedisConnection:
         """Send a value to be stored, unless too many bytes wait already."""
         nbytes = len(value)
         if self._socket is not None and self._num_unsent_bytes + len(self._sending) + nbytes <= MAX_UNSENT_BYTES:
-            self._say(command(b"SET", name, value), _KEPT, now_ns + self._timeout_ns)
+            self._queue_command(command(b"SET", name, value), _KEPT, now_ns + self._timeout_ns)
 
-    def _say(self, words: bytes, key: int, latest_ns: int) -> None:
+    def _queue_command(self, words: bytes, key: int, latest_ns: int) -> None:
         self._awaited.append((key, latest_ns))
         self._unsent.append(words)
         self._num_unsent_bytes += len(words)
@@ -210,14 +210,14 @@ class RedisConnection:
             if not data:
                 raise ConnectionResetError("it has closed the connection")
             for reply in self._reader.read(data):
-                self._hear(reply)
+                self._take_reply(reply)
 
-    def _hear(self, reply: Reply) -> None:
+    def _take_reply(self, reply: Reply) -> None:
         if not self._awaited:
             raise ProtocolError("it replies to what was not asked")
         key, _ = self._awaited.popleft()
-        if isinstance(reply, ErrorReply) and not self._is_refusal_told:
-            self._is_refusal_told = True
+        if isinstance(reply, ErrorReply) and not self._is_refusal_logged:
+            self._is_refusal_logged = True
             _log.warning("%s refuses: %s; such answers are neither found nor kept", self._place, reply)
         if self.forget(key):
             # GETRANGE returns an empty text for a missing value.
@@ -243,8 +243,8 @@ class RedisConnection:
     def _wait(self, error: object, now_ns: int) -> None:
         """Do without a connection for a while, and log the error if it is new."""
         self._retry_ns = now_ns + RETRY_NS
-        if error is not None and not self._is_told:
-            self._is_told = True
+        if error is not None and not self._is_failure_logged:
+            self._is_failure_logged = True
             _log.warning("%s is left: %s; until it is back, the cache is this server's own memory", self._place, error)
 
     # --- the connection ---
@@ -261,8 +261,8 @@ class RedisConnection:
                 return
             self._socket, self.fd = made, made.fileno()
             self._poller.register(self.fd, _EDGES)
-            _log.info("%s answers%s", self._place, " again" if self._is_told else "")
-            self._is_told = self._is_refusal_told = False
+            _log.info("%s answers%s", self._place, " again" if self._is_failure_logged else "")
+            self._is_failure_logged = self._is_refusal_logged = False
         elif self._retry_ns is None or now_ns >= self._retry_ns:
             try:
                 threading.Thread(target=self._make, name="redis", daemon=True).start()

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-_Said = TypeVar("_Said")
+_ReplyT = TypeVar("_ReplyT")
 
 
 def keeps_order(config: dict[str, Any]) -> bool:
@@ -17,14 +17,14 @@ def keeps_order(config: dict[str, Any]) -> bool:
     return bool(config.get("dynamic_batching", {}).get("preserve_ordering", False))
 
 
-class ResponseOrder(Generic[_Said]):
+class ResponseOrder(Generic[_ReplyT]):
     """The order of one model's requests, by key. One that begins twice, as its instance dies, keeps its place."""
 
     __slots__ = ("_kept", "_over")
 
     def __init__(self) -> None:
         # Changed by all methods: open requests in order with responses that came too early; keys whose last one came.
-        self._kept: OrderedDict[int, list[_Said]] = OrderedDict()
+        self._kept: OrderedDict[int, list[_ReplyT]] = OrderedDict()
         self._over: set[int] = set()
 
     def begin(self, keys: Iterable[int]) -> bool:
@@ -34,12 +34,12 @@ class ResponseOrder(Generic[_Said]):
             self._kept.setdefault(key, [])
         return waits
 
-    def admit(self, key: int, said: _Said, *, is_last: bool) -> list[_Said]:
+    def admit(self, key: int, reply: _ReplyT, *, is_last: bool) -> list[_ReplyT]:
         """The responses that may be sent now that this one came: none, this one, or also others that waited."""
         kept = self._kept.get(key)
         if kept is None:
-            return [said]
-        kept.append(said)
+            return [reply]
+        kept.append(reply)
         if is_last:
             self._over.add(key)
         return self._due()
@@ -48,19 +48,19 @@ class ResponseOrder(Generic[_Said]):
         """Number of a request's responses that wait."""
         return len(self._kept.get(key, ()))
 
-    def forget(self, is_gone: Callable[[int], bool]) -> list[_Said]:
+    def forget(self, is_gone: Callable[[int], bool]) -> list[_ReplyT]:
         """Remove requests whose clients are gone. Returns the responses of others that may be sent now."""
         for key in [key for key in self._kept if is_gone(key)]:
             del self._kept[key]
             self._over.discard(key)
         return self._due()
 
-    def _due(self) -> list[_Said]:
-        due: list[_Said] = []
+    def _due(self) -> list[_ReplyT]:
+        due: list[_ReplyT] = []
         while self._kept:
-            key, said = next(iter(self._kept.items()))
-            due += said
-            said.clear()
+            key, replies = next(iter(self._kept.items()))
+            due += replies
+            replies.clear()
             if key not in self._over:
                 break
             self._over.remove(key)

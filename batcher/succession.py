@@ -66,7 +66,7 @@ class Succession:
         self._arrivals.end_resuming()
         self._late.begin()
 
-    def hear_late(self, owner: int, now_ns: int) -> None:
+    def receive_late(self, owner: int, now_ns: int) -> None:
         """Read the ring of a late client that has sent its open requests and held replies again; it is late no more."""
         client = self._late.pop(owner)
         if client is None:
@@ -105,7 +105,7 @@ class Succession:
         """End requests whose answers a client neither waits for nor holds: it had them from the dead batcher, and has
         released them. A second answer to such a request is dropped by the client."""
         for key in tuple(self._late.in_hand_of(owner)):
-            if self._arrivals.has_heard(key) or self._late.says_held(key):
+            if self._arrivals.was_resent(key) or self._late.has_listed(key):
                 continue
             if key in self._requests:
                 self._requests.drop(key)

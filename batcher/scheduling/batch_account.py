@@ -11,7 +11,7 @@ REASON_BITS = 4
 #: Batches that are remembered (ours): enough to tell what is usual.
 NUM_COUNTED = 1024
 #: Of these, the number that are listed one by one (ours).
-NUM_TOLD = 32
+NUM_LISTED = 32
 
 
 class BatchReason(IntEnum):
@@ -54,11 +54,11 @@ def noted(rows: int, reason: int) -> int:
     return rows << REASON_BITS | reason
 
 
-def told(batches: deque[int]) -> dict[str, Any]:
+def summary(batches: deque[int]) -> dict[str, Any]:
     """For msgpack: how many batches each reason had, the most frequent first, and the last batches."""
     mask = (1 << REASON_BITS) - 1
     counts = Counter(BatchReason(each & mask) for each in batches)
-    last = list(batches)[-NUM_TOLD:]
+    last = list(batches)[-NUM_LISTED:]
     return {
         "reasons": [
             {"reason": reason.name.lower(), "meaning": MEANINGS[reason], "batches": num_batches}

@@ -22,7 +22,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import Any
 
-from shoal.batcher.scheduling.batch_account import REASON_BITS, BatchReason, account, noted, told
+from shoal.batcher.scheduling.batch_account import REASON_BITS, BatchReason, account, noted, summary
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.instances import Instances
 from shoal.batcher.scheduling.payload import Batch, Payload, make_batch
@@ -171,7 +171,7 @@ class DynamicBatchScheduler(Scheduler):
         return requests
 
     def explain(self) -> dict[str, Any]:
-        return {"scheduler": "dynamic", **told(self.account)}
+        return {"scheduler": "dynamic", **summary(self.account)}
 
     def _has_slot(self) -> bool:
         """Whether the batcher may form payloads; while it may not, the open one does not grow either."""

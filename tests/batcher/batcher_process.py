@@ -34,12 +34,12 @@ class Supervisor:
         self.channel = channel
         self.bell = bell
 
-    def tell(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         """Say something, and wait until it is in force. What the batcher says before it acknowledges fails the test."""
         self.channel.send(message, 7)
-        assert self.hear() == Acknowledged(7)
+        assert self.receive() == Acknowledged(7)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """The next message; TimeoutError where none comes within 10 s."""
         return receive(self.channel)[0]
 
@@ -50,9 +50,9 @@ class Supervisor:
         views = segment.read_only(own), segment.read_only(link)
         bell, batcher_bell = Doorbell.create(), Doorbell.create()
         if kind == CLIENT:
-            self.tell(ClientJoined(owner, views[0], link, bell.fd, batcher_bell.fd))
+            self.send_message(ClientJoined(owner, views[0], link, bell.fd, batcher_bell.fd))
         else:
-            self.tell(WorkerJoined(owner, MODEL, None, views[0], link, bell.fd, batcher_bell.fd))
+            self.send_message(WorkerJoined(owner, MODEL, None, views[0], link, bell.fd, batcher_bell.fd))
         os.close(views[0])
         os.close(link)
         return End(Segment.attach(own), SegmentView.attach(views[1]), bell, batcher_bell)
@@ -60,7 +60,7 @@ class Supervisor:
     def add_worker(self, owner: int) -> "End":
         """Introduce a worker to which batches may go."""
         worker = self.add(WORKER, owner)
-        self.tell(WorkerReady(owner))
+        self.send_message(WorkerReady(owner))
         return worker
 
 
@@ -71,12 +71,12 @@ class End:
         self.writer, self.reader = RingWriter(own, link), RingReader(own, link)
         self.bell, self._batcher_bell = bell, batcher_bell
 
-    def say(self, *words: int) -> None:
+    def send(self, *words: int) -> None:
         self.writer.push(layout.record(*words))
         self.writer.publish()
         self._batcher_bell.ring()
 
-    def hear(self) -> tuple[int, ...]:
+    def receive(self) -> tuple[int, ...]:
         """The next record, once the bell rings."""
         assert select.select([self.bell], [], [], 10)[0]
         self.bell.clear()
@@ -106,7 +106,7 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     thread.start()
     try:
         supervisor = Supervisor(Channel(ours), bell)
-        supervisor.tell(
+        supervisor.send_message(
             ModelAdded(model_id=MODEL, row=0, version=1, config=CONFIG, groups=[], may_run_again=True, revision="")
         )
         yield supervisor
@@ -117,8 +117,8 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
 
 
 def ask(client: End, number: int) -> None:
-    client.say(REQUEST, number, MODEL, layout.pack_ref(FRONT_END, 3, 1), 64 << 32 | 40, 1)
+    client.send(REQUEST, number, MODEL, layout.pack_ref(FRONT_END, 3, 1), 64 << 32 | 40, 1)
 
 
 def answer(worker: End, item: tuple[int, ...]) -> None:
-    worker.say(DONE, item[B.KEY], item[B.BATCH])
+    worker.send(DONE, item[B.KEY], item[B.BATCH])

@@ -43,7 +43,7 @@ class CachingStar(Star):
 
     def ask(self, number: int, digest: tuple[int, int] = DIGEST, client: End | None = None, **words: int) -> None:
         block, priority = layout.pack_ref(CLIENT, 3, 1), words.get("priority", 0)
-        (client or self.client).say(
+        (client or self.client).send(
             REQUEST,
             number,
             words.get("model", MODEL),
@@ -68,7 +68,7 @@ class CachingStar(Star):
 
     def items(self) -> list[tuple[int, ...]]:
         """What the worker is given."""
-        return [record for record in self.worker.heard() if record[0] == BATCH_ITEM]
+        return [record for record in self.worker.received() if record[0] == BATCH_ITEM]
 
     def answer(self, item: tuple[int, ...], value: bytes = b"abcd", status: int = 0, kind: int = DONE) -> int:
         """The worker answers; returns its result's block, whose header stands behind a tensor that begins at 200."""
@@ -77,7 +77,7 @@ class CachingStar(Star):
         header = packed(((("Y", FP32, (1,), 200, len(value)),), {"q": 1}))
         block.memory[200 : 200 + len(value)] = value
         block.memory[3000 : 3000 + len(header)] = header
-        self.worker.say(kind, item[1], item[2], status, block.ref, 3000 << 32 | len(header), 10, 20, 40, 70)
+        self.worker.send(kind, item[1], item[2], status, block.ref, 3000 << 32 | len(header), 10, 20, 40, 70)
         self.step()
         return block.ref
 
@@ -87,9 +87,9 @@ class CachingStar(Star):
 
     def replies(self) -> list[tuple[int, int, int]]:
         """(number, block, reason) of each."""
-        heard = self.client.heard()
-        assert {record[0] for record in heard} <= {REPLY}
-        return [(record[P.NUMBER], record[P.BLOCK], record[P.REASON]) for record in heard]
+        received = self.client.received()
+        assert {record[0] for record in received} <= {REPLY}
+        return [(record[P.NUMBER], record[P.BLOCK], record[P.REASON]) for record in received]
 
     def read(self, reply: tuple[int, ...]) -> bytes:
         """The tensor in a reply that lies in the batcher's memory."""
@@ -101,7 +101,7 @@ class CachingStar(Star):
         return bytes(block[start : start + size])
 
     def release(self, number: int) -> None:
-        self.client.say(RELEASE, number)
+        self.client.send(RELEASE, number)
         self.step()
 
     @property

@@ -30,19 +30,19 @@ class Calls(Star):
     def ask(self, number: int = 1, *, traced: bool = True) -> tuple[int, ...]:
         """A request of the front end's; what its worker is given."""
         self.send(number, traced=traced)
-        (item,) = self.worker.heard()
+        (item,) = self.worker.received()
         return item
 
     def send(self, number: int, *, traced: bool = True) -> None:
         """A request of the front end's."""
-        self.front_end.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100)
+        self.front_end.send(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100)
         if traced:
-            self.front_end.say(TRACE, number)
+            self.front_end.send(TRACE, number)
         self.exchange.step(200)
 
     def call(self, parent: int, number: int = 1, start_ns: int = 300, model: int = OTHER) -> None:
         """The worker asks the other model."""
-        self.caller.say(CHILD_REQUEST, *self.called(number, start_ns, model), parent)
+        self.caller.send(CHILD_REQUEST, *self.called(number, start_ns, model), parent)
         self.exchange.step(400)
 
     def called(self, number: int = 1, start_ns: int = 300, model: int = OTHER) -> tuple[int, ...]:
@@ -50,16 +50,16 @@ class Calls(Star):
         return number, model, pack_ref(CALLER, 1, 1), HEADER, 1, 0, 0, 0, 0, 0, start_ns
 
     def answer(self, worker: End, item: tuple[int, ...], now_ns: int = 3_000) -> None:
-        worker.say(
+        worker.send(
             DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 1_000, 1_010, 1_110, 1_115
         )
         self.exchange.step(now_ns)
 
     def call_and_answer(self, parent: int, number: int = 1) -> None:
         self.call(parent, number)
-        (called,) = self.second.heard()
+        (called,) = self.second.received()
         self.answer(self.second, called)
-        self.caller.heard()
+        self.caller.received()
 
     @property
     def is_traced(self) -> bool:

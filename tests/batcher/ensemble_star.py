@@ -56,7 +56,7 @@ class EnsembleStar(Star):
     def ask(self, number: int = 1, outputs: tuple[str, ...] = (), size: int = 3, **words: int) -> int:
         """A request of one row; returns its block."""
         asked = self.request(number, outputs, size, **words)
-        self.client.say(REQUEST, *asked)
+        self.client.send(REQUEST, *asked)
         self.step()
         return asked[2]
 
@@ -74,7 +74,7 @@ class EnsembleStar(Star):
         self.exchange.step(now_ns)
 
     def items(self, worker: End) -> list[tuple[int, ...]]:
-        return [record for record in worker.heard() if record[0] == BATCH_ITEM]
+        return [record for record in worker.received() if record[0] == BATCH_ITEM]
 
     def item(self, worker: End) -> tuple[int, ...]:
         """The one step that a worker has been given."""
@@ -91,20 +91,20 @@ class EnsembleStar(Star):
     def answer(self, worker: End, item: tuple[int, ...], size: int = 3, outputs: str = "Y") -> int:
         """A worker answers one step; returns its result's block."""
         header = packed((tuple((name, FP32, (1, size), 128, 4 * size) for name in outputs), {"q": worker.owner}))
-        return self.say_done(worker, item, 0, header)
+        return self.send_done(worker, item, 0, header)
 
-    def say_done(self, worker: End, item: tuple[int, ...], status: int, said: bytes, kind: int = DONE) -> int:
+    def send_done(self, worker: End, item: tuple[int, ...], status: int, said: bytes, kind: int = DONE) -> int:
         block = self.slabs[worker.owner].allocate(4096)
         assert block is not None
         block.memory[512 : 512 + len(said)] = said
         span = 512 << 32 | len(said)
-        worker.say(kind, item[B.KEY], item[B.BATCH], status, block.ref, span, 10, 20, 40, 70)
+        worker.send(kind, item[B.KEY], item[B.BATCH], status, block.ref, span, 10, 20, 40, 70)
         self.step(2000)
         return block.ref
 
     def reply(self) -> tuple[tuple[int, ...], Any]:
         """The client's reply, and what it reads."""
-        (reply,) = self.client.heard()
+        (reply,) = self.client.received()
         assert reply[0] == REPLY
         block = SlabView(self.batcher_view).open(reply[P.BLOCK])
         assert block is not None
@@ -116,8 +116,8 @@ class EnsembleStar(Star):
 
     def release(self, number: int = 1, *parts: int) -> None:
         for part in parts:
-            self.client.say(RELEASE, number, 0, part)
-        self.client.say(RELEASE, number)
+            self.client.send(RELEASE, number, 0, part)
+        self.client.send(RELEASE, number)
         self.step(3000)
 
     @property

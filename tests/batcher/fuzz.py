@@ -81,24 +81,24 @@ class Fuzz:
     def _round(self) -> None:
         """The client asks, the worker answers, everybody is looked at."""
         self._number += 1
-        self._client.say(1, self._number, MODEL, layout.pack_ref(CLIENT, 3, 1), HEADER, 1, 0, 0, 0, 0, 0, self._now_ns)
+        self._client.send(1, self._number, MODEL, layout.pack_ref(CLIENT, 3, 1), HEADER, 1, 0, 0, 0, 0, 0, self._now_ns)
         self._step()
         expected: dict[int, int] = {}
-        while items := [item for item in self._worker.heard() if item[0] == 5]:
+        while items := [item for item in self._worker.received() if item[0] == 5]:
             for item in items:
                 self._blocks += 1
                 block = layout.pack_ref(WORKER, self._blocks % 1000, self._blocks // 1000)
                 expected[item[B.KEY]] = block
-                self._worker.say(7, item[B.KEY], item[B.BATCH], 0, block)
+                self._worker.send(7, item[B.KEY], item[B.BATCH], 0, block)
             self._step()
-        replies = self._client.heard()
+        replies = self._client.received()
         key = CLIENT << 40 | self._number
         assert [reply[:4] for reply in replies] == [(4, self._number, 0, expected[key])], replies
         self.num_answered += 1
         assert self._star.exchange.holders.is_held(expected[key])
-        self._client.say(3, self._number)
+        self._client.send(3, self._number)
         if self._random.random() < 0.9:
-            self._guest.heard()
+            self._guest.received()
 
     def _step(self) -> None:
         self._now_ns += 1000
@@ -117,9 +117,9 @@ class Fuzz:
         """Without the guest nothing is open, and nothing is held."""
         self._star.exchange.remove_client(GUEST)
         for _ in range(3):
-            for item in self._worker.heard():
+            for item in self._worker.received():
                 if item[0] == 5:
-                    self._worker.say(7, item[B.KEY], item[B.BATCH], 0, 0)
+                    self._worker.send(7, item[B.KEY], item[B.BATCH], 0, 0)
             self._step()
         assert self._star.exchange.num_open == 0
         assert len(self._star.exchange.holders) == 0

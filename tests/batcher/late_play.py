@@ -26,7 +26,7 @@ class LatePlay(Play):
 
     def end(self) -> None:
         """The late client reads, too."""
-        self.hear()
+        self.receive()
         super().end()
 
     def ask_late(self) -> None:
@@ -36,21 +36,21 @@ class LatePlay(Play):
         super().replace()
         self.is_late, self.has_said = True, False
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """The late client reads at last."""
         if self.is_late:
-            self.say()
+            self.send()
             self.is_late = False
             self.now_ns += 10
-            self.star.exchange.succession.hear_late(LATE, self.now_ns)
+            self.star.exchange.succession.receive_late(LATE, self.now_ns)
 
-    def say(self) -> None:
+    def send(self) -> None:
         """The late client says what is open and what it holds; the batcher reads it when it is told so."""
         if self.is_late and not self.has_said:
             self.has_said = True
-            self.say_again(LATE)
+            self.send_again(LATE)
 
-    def say_stale(self) -> None:
+    def send_stale(self) -> None:
         """The late client says so to a dead batcher, as it believes; it will hear of the living one."""
         if self.is_late and not self.has_said:
-            self.say_again(LATE)
+            self.send_again(LATE)

@@ -49,12 +49,12 @@ class End:
         self.bell = Doorbell.create()
         self.link, self.own_view, self.link_view = link, own_view, link_view
 
-    def say(self, *words: int) -> None:
+    def send(self, *words: int) -> None:
         """Push one record and publish it."""
         self.writer.push(layout.record(*words))
         self.writer.publish()
 
-    def heard(self) -> list[tuple[int, ...]]:
+    def received(self) -> list[tuple[int, ...]]:
         """All records that came."""
         return list(self.reader.drain())
 
@@ -176,7 +176,7 @@ class Star:
 
     def succeed(self, late: Collection[int] = ()) -> None:
         """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`, those clients that
-        are late after `succession.hear_late`."""
+        are late after `succession.receive_late`."""
         self.exchange = Exchange(WALL_OFFSET_NS, 1000)
         self.batcher_owner += 1
         for model_id, (config, may_run_again) in self._models.items():
@@ -226,7 +226,7 @@ def one_of_each(config: dict[str, Any], *, may_run_again: bool = False) -> tuple
 def ask(client: End, *numbers: int, start_ns: int = 100) -> None:
     """Requests of one row each."""
     for number in numbers:
-        client.say(layout.REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns)
+        client.send(layout.REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns)
 
 
 BATCHING = {
@@ -246,9 +246,9 @@ OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
 
 
 def answer(worker: End, item: tuple[int, ...], status: int = 0, block: int = OUTPUT_BLOCK) -> None:
-    worker.say(DONE, item[B.KEY], item[B.BATCH], status, block, HEADER, 1_000, 1_010, 1_110, 1_115)
+    worker.send(DONE, item[B.KEY], item[B.BATCH], status, block, HEADER, 1_000, 1_010, 1_110, 1_115)
 
 
 def replies(client: End) -> list[tuple[int, int]]:
     """(number, reason) of the replies that have come to a client."""
-    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
+    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.received()]

@@ -17,11 +17,11 @@ class Streams(EnsembleStar):
     def respond(self, worker: End, item: tuple[int, ...], size: int = 3) -> int:
         """A decoupled worker answers one step, not for the last time; returns its result's block."""
         header = packed(((("Y", FP32, (1, size), 128, 4 * size),), {"q": worker.owner}))
-        return self.say_done(worker, item, 0, header, RESPONSE)
+        return self.send_done(worker, item, 0, header, RESPONSE)
 
     def end(self, worker: End, item: tuple[int, ...]) -> None:
         """A decoupled worker has no more answers."""
-        worker.say(DONE, item[B.KEY], item[B.BATCH], 0, 0, 0, 10, 20, 40, 70)
+        worker.send(DONE, item[B.KEY], item[B.BATCH], 0, 0, 0, 10, 20, 40, 70)
         self.step(2000)
 
 

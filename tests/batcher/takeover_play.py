@@ -52,7 +52,7 @@ def output_block(item: tuple[int, ...]) -> int:
 def answer(worker: End, item: tuple[int, ...], block: int = 0) -> None:
     """Answer a request; the outputs of its batch lie in one block, if this is not another one."""
     ref = block or output_block(item)
-    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, ref, HEADER, 1_000, 1_010, 1_110, 1_115)
+    worker.send(DONE, item[B.KEY], item[B.BATCH], 0, ref, HEADER, 1_000, 1_010, 1_110, 1_115)
 
 
 class Play:
@@ -90,7 +90,7 @@ class Play:
         for _ in range(2 * sum(self.number.values()) + 3):
             self.step()
             self.answer()
-        self.tell()
+        self.send_message()
         self.step()
         self.release()
         self.step()
@@ -129,7 +129,7 @@ class Play:
         self.star.exchange.step(self.now_ns)
 
     def collect(self, owner: int = CLIENT) -> None:
-        for reply in self.clients[owner].heard():
+        for reply in self.clients[owner].received():
             assert reply[0] == REPLY
             assert reply[P.REASON] == Reason.NONE
             if reply[P.NUMBER] in self.open[owner]:  # a reply that was told before is dropped
@@ -151,7 +151,7 @@ class Play:
             answer(self.worker, item)
 
     def take(self) -> None:
-        for record in self.worker.heard():
+        for record in self.worker.received():
             if record[0] == FREE:
                 self.free(record[B.BLOCK])
             else:
@@ -170,7 +170,7 @@ class Play:
     def give_back(self) -> None:
         """The worker gives one request of its first batch back."""
         if (item := self.take_one()) is not None:
-            self.worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])
+            self.worker.send(RESCHEDULE, item[B.KEY], item[B.BATCH])
 
     def take_one(self) -> tuple[int, ...] | None:
         self.take()
@@ -192,24 +192,24 @@ class Play:
     def release(self) -> None:
         for owner, unreleased in self.unreleased.items():
             for number in unreleased:
-                self.clients[owner].say(RELEASE, number)
+                self.clients[owner].send(RELEASE, number)
             unreleased.clear()
 
     def succeed(self) -> None:
         self.replace()
-        self.tell()
+        self.send_message()
         self.resume()
 
-    def succeed_unheard(self) -> None:
+    def succeed_unread(self) -> None:
         """The client goes on before it has heard of the new batcher."""
         self.replace()
         self.ask()
         self.collect()
         self.release()
-        self.tell()
+        self.send_message()
         self.resume()
 
-    def succeed_untold(self) -> None:
+    def succeed_uninformed(self) -> None:
         """The worker is executing, and tells later."""
         self.replace()
         self.resume()
@@ -218,22 +218,22 @@ class Play:
         """A new batcher has mapped what the dead one left, and serves nobody yet."""
         self.star.succeed(self.late)
 
-    def tell(self) -> None:
+    def send_message(self) -> None:
         for block in self.blocks:
-            self.worker.say(HAVE, 0, 0, 0, block)
+            self.worker.send(HAVE, 0, 0, 0, block)
         self.star.exchange.succession.expect_worker(WORKER)
 
     def resume(self) -> None:
-        self.say_again(CLIENT)
+        self.send_again(CLIENT)
         self.now_ns += 10
         self.star.exchange.resume(self.now_ns)
 
-    def say_again(self, owner: int) -> None:
+    def send_again(self, owner: int) -> None:
         """A client sends again what it holds and what is open, as `Port.resubmit` does."""
         self.collect(owner)
         is_first = 1
         for number, block in self.unreleased[owner].items():
-            self.clients[owner].say(HOLD, number, is_first, block)
+            self.clients[owner].send(HOLD, number, is_first, block)
             is_first = 0
         for number in sorted(self.open[owner]):
             ask(self.clients[owner], number)

@@ -37,9 +37,9 @@ OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
 
 
 def execute(worker: End) -> None:
-    for item in worker.heard():
+    for item in worker.received():
         if item[0] == BATCH_ITEM:
-            worker.say(DONE, item[B.KEY], item[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
+            worker.send(DONE, item[B.KEY], item[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
 
 
 def served(*, count: int) -> tuple[Star, End, End]:
@@ -50,7 +50,7 @@ def served(*, count: int) -> tuple[Star, End, End]:
         star.exchange.step(500, [client.owner])
         execute(worker)
         star.exchange.step(500, [WORKER])
-    client.heard()
+    client.received()
     return star, client, worker
 
 
@@ -60,7 +60,7 @@ def test_only_the_rings_of_those_that_have_rung_are_looked_into() -> None:
     ask(client, 1)
     ask(other, 1)
     star.exchange.step(500, [other.owner])
-    assert [item[B.KEY] >> 40 for item in worker.heard()] == [OTHER]
+    assert [item[B.KEY] >> 40 for item in worker.received()] == [OTHER]
     star.exchange.step(500, [])
     assert star.exchange.num_open == 1
     star.exchange.step(500)
@@ -77,22 +77,22 @@ def test_whoever_is_gone_may_have_rung() -> None:
 
 def test_a_worker_that_lacks_memory_gets_what_clients_have_released_without_ringing() -> None:
     star, client, worker = served(count=1)
-    client.say(RELEASE, 1)
+    client.send(RELEASE, 1)
     star.exchange.step(600, [])
-    assert worker.heard() == []
-    worker.say(WANT)
+    assert worker.received() == []
+    worker.send(WANT)
     star.exchange.step(600, [WORKER])
-    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, OUTPUT_BLOCK)]
+    assert [record[:4] for record in worker.received()] == [(FREE, 0, 0, OUTPUT_BLOCK)]
 
 
 def test_answers_before_a_long_execution_are_seen_though_their_worker_does_not_ring() -> None:
     star, client, worker = served(count=40)  # so fast that it is given work ahead
     ask(client, 41, 42)
     star.exchange.step(500, [client.owner])
-    first, _ = [item for item in worker.heard() if item[0] == BATCH_ITEM]
-    worker.say(DONE, first[B.KEY], first[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
+    first, _ = [item for item in worker.received() if item[0] == BATCH_ITEM]
+    worker.send(DONE, first[B.KEY], first[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
     star.exchange.step(700, [])
-    assert [reply[P.NUMBER] for reply in client.heard()] == [41]
+    assert [reply[P.NUMBER] for reply in client.received()] == [41]
 
 
 def test_a_ring_is_looked_into_unasked_until_its_worker_is_sure_to_ring() -> None:
@@ -101,13 +101,13 @@ def test_a_ring_is_looked_into_unasked_until_its_worker_is_sure_to_ring() -> Non
     assert not exchange.may_miss_answers(now_ns)
     ask(client, 41, 42)
     exchange.step(now_ns, [client.owner])
-    first, _ = [item for item in worker.heard() if item[0] == BATCH_ITEM]
+    first, _ = [item for item in worker.received() if item[0] == BATCH_ITEM]
     assert exchange.may_miss_answers(now_ns)  # the first execution may be short
     worker.own.words[BUSY_SINCE_WORD] = now_ns
     assert exchange.may_miss_answers(now_ns + RING_AFTER_NS)
     now_ns += RING_AFTER_NS + 1
     assert not exchange.may_miss_answers(now_ns)
-    worker.say(DONE, first[B.KEY], first[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
+    worker.send(DONE, first[B.KEY], first[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
     assert exchange.may_miss_answers(now_ns)
     exchange.step(now_ns, [])
     assert not exchange.may_miss_answers(now_ns)
@@ -124,7 +124,7 @@ def test_without_room_for_ensembles_all_clients_rings_are_looked_into_and_no_wor
     assert star.exchange.num_open == 0
     while own.is_roomy:
         assert own.allocate(4096) is not None
-    star.double.say(WANT)
+    star.double.send(WANT)
     star.exchange.step(500, [])
     assert star.exchange.num_open == 1
     assert star.exchange.workers[star.double.owner].reader.has_unread()
@@ -179,8 +179,8 @@ def test_a_lone_request_costs_no_look_more_beside_busy_workers_and_idle_clients(
             """How many looks one request takes."""
             looks.clear()
             ask_for(client, number)
-            answer(worker, worker.hear())
-            assert client.hear()[:2] == (REPLY, number)
+            answer(worker, worker.receive())
+            assert client.receive()[:2] == (REPLY, number)
             return looks.total()
 
         lone(1)  # the batcher has done with what it was told last
@@ -190,7 +190,7 @@ def test_a_lone_request_costs_no_look_more_beside_busy_workers_and_idle_clients(
         assert lone(101) == alone <= 4
         for each, item in busy:
             answer(each, item)
-            client.hear()
+            client.receive()
 
 
 def test_an_answer_before_a_long_execution_is_passed_on_though_no_bell_rings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,15 +199,15 @@ def test_an_answer_before_a_long_execution_is_passed_on_though_no_bell_rings(mon
         client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
         for number in range(1, 41):  # so fast that the worker is given work ahead
             ask_for(client, number)
-            answer(worker, worker.hear())
-            assert client.hear()[:2] == (REPLY, number)
+            answer(worker, worker.receive())
+            assert client.receive()[:2] == (REPLY, number)
         ask_for(client, 41)
-        fast = worker.hear()
+        fast = worker.receive()
         ask_for(client, 42)
-        assert worker.hear()[0] == BATCH_ITEM
+        assert worker.receive()[0] == BATCH_ITEM
         worker.writer.push(record(DONE, fast[B.KEY], fast[B.BATCH]))
         worker.writer.publish()  # and it begins the next execution
-        assert client.hear()[:2] == (REPLY, 41)
+        assert client.receive()[:2] == (REPLY, 41)
 
 
 def _keep_busy(supervisor: Supervisor, client: Peer, worker: Peer) -> list[tuple[Peer, tuple[int, ...]]]:
@@ -217,6 +217,6 @@ def _keep_busy(supervisor: Supervisor, client: Peer, worker: Peer) -> list[tuple
     workers = [supervisor.add_worker(owner) for owner in range(70, 70 + MANY)]
     for number in range(10, 11 + MANY):
         ask_for(client, number)
-    answer(worker, worker.hear())
-    client.hear()
-    return [(each, each.hear()) for each in workers]
+    answer(worker, worker.receive())
+    client.receive()
+    return [(each, each.receive()) for each in workers]

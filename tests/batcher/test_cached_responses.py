@@ -21,7 +21,7 @@ def test_a_hit_is_a_reference_to_the_copy(star: CachingStar) -> None:
     assert star.replies() == [(1, block, 0)]
     star.ask(2)
     star.ask(3)
-    first, second = star.client.heard()
+    first, second = star.client.received()
     assert star.read(first) == star.read(second) == b"data"
     assert first[P.BLOCK] == second[P.BLOCK] != block
     assert star.items() == []
@@ -29,7 +29,7 @@ def test_a_hit_is_a_reference_to_the_copy(star: CachingStar) -> None:
         star.release(number)
     assert star.exchange.blocks.own is not None
     assert star.exchange.blocks.own.num_taken == 1, "the copy stays"
-    assert [record[3] for record in star.worker.heard()] == [block], "the worker's own is free"
+    assert [record[3] for record in star.worker.received()] == [block], "the worker's own is free"
 
 
 def test_hits_count_as_tritons_do(star: CachingStar) -> None:
@@ -85,8 +85,8 @@ def test_who_waits_can_be_cancelled_and_who_leads_too(star: CachingStar) -> None
     (busy,) = star.items()
     for number in (10, 11, 12):
         star.ask(number)
-    star.client.say(CANCEL, 11)
-    star.client.say(CANCEL, 10)
+    star.client.send(CANCEL, 11)
+    star.client.send(CANCEL, 10)
     star.step()
     assert star.replies() == [(11, 0, Reason.CANCELLED), (10, 0, Reason.CANCELLED)]
     star.answer(busy)
@@ -126,10 +126,10 @@ def test_what_was_used_last_stays_and_what_is_read_is_not_overwritten(star: Cach
     for number, digest in enumerate(((1, 0), (2, 0)), 1):
         star.ask(number, digest)
         star.execute(bytes([number] * 4))
-    star.client.heard()
+    star.client.received()
     star.ask(3, (1, 0))
     star.ask(4, (2, 0))
-    first, second = star.client.heard()  # both are being read
+    first, second = star.client.received()  # both are being read
     star.ask(5, (3, 0))
     star.execute(b"5555")
     assert (star.cache["num_evictions"], star.cache["num_entries"]) == (2, 0), "no room while they are read"
@@ -147,7 +147,7 @@ def test_a_model_that_goes_takes_its_answers_along(star: CachingStar) -> None:
     star.ask(2, (5, 5))
     star.ask(3, (5, 5))
     star.ask(4)
-    hit = star.client.heard()[-1]
+    hit = star.client.received()[-1]
     star.exchange.remove_model(MODEL, star.now_ns)
     star.step()
     assert star.replies() == [(3, 0, Reason.NOT_READY)], "who waited; what is executed ends by itself"
@@ -162,7 +162,7 @@ def test_replies_keep_their_order_where_the_model_says_so() -> None:
     star = CachingStar({"name": "m", "max_batch_size": 1, "dynamic_batching": {"preserve_ordering": True}})
     star.ask(1)
     star.execute()
-    star.client.heard()
+    star.client.received()
     star.ask(2, (1, 1))
     star.ask(3)
     assert star.replies() == []
@@ -196,7 +196,7 @@ def test_what_is_damaged_is_passed_on_and_not_kept(star: CachingStar) -> None:
     block = star.slab.allocate(4096)
     assert block is not None
     block.memory[:4] = b"\xc1\xc1\xc1\xc1"
-    star.worker.say(DONE, item[1], item[2], 0, block.ref, 4, 10, 20, 40, 70)
+    star.worker.send(DONE, item[1], item[2], 0, block.ref, 4, 10, 20, 40, 70)
     star.step()
     assert star.replies() == [(1, block.ref, 0)]
     assert star.cache["num_entries"] == 0

@@ -18,17 +18,17 @@ def test_children_leave_room_for_replies_and_wake_their_reader_when_there_is_lit
     star = Calls(link_geometry=WIDE)
     item = star.ask()
     star.call(item[B.KEY])
-    (outer,) = star.second.heard()
+    (outer,) = star.second.received()
     for number in range(2, NUM_UNREAD):
         star.call(outer[B.KEY], number)
-        star.caller.say(CANCEL, number)
+        star.caller.send(CANCEL, number)
         star.exchange.step(500)
-        star.caller.heard()
+        star.caller.received()
         is_woken = bool(select.select([star.front_end.bell], [], [], 0)[0])
         assert is_woken == (number - 2 >= NUM_UNREAD // 2)
     star.answer(star.second, outer)
     star.answer(star.worker, item)
-    told = star.front_end.heard()
+    told = star.front_end.received()
     assert [record[0] for record in told] == [CHILD_TRACE] * (NUM_UNREAD - NUM_KEPT + 1) + [REPLY]
     assert told[-2][T.KEY] == outer[B.KEY]  # which all others are below
 
@@ -41,9 +41,9 @@ def test_children_give_way_to_replies_that_wait_for_room() -> None:
     item = star.ask(capacity + 3)
     star.call_and_answer(item[B.KEY])
     star.answer(star.worker, item)
-    told = star.front_end.heard()
+    told = star.front_end.received()
     star.exchange.step(5_000)
-    told += star.front_end.heard()
+    told += star.front_end.received()
     assert [record[:2] for record in told] == [(REPLY, number) for number in range(1, capacity + 4)]
 
 
@@ -63,16 +63,16 @@ def test_a_call_of_many_children_is_in_the_trace_with_them() -> None:
     star = Calls()
     item = star.ask()
     star.call(item[B.KEY])
-    (outer,) = star.second.heard()
+    (outer,) = star.second.received()
     told = []
     for number in range(2, 1000):
         star.call(outer[B.KEY], number)
-        star.caller.say(CANCEL, number)
+        star.caller.send(CANCEL, number)
         star.exchange.step(500)
-        star.caller.heard()
-        told += star.front_end.heard()
+        star.caller.received()
+        told += star.front_end.received()
     star.answer(star.second, outer)
-    told += star.front_end.heard()
+    told += star.front_end.received()
     assert len(told) == 901
     assert (told[-1][T.KEY], told[-1][T.PARENT]) == (outer[B.KEY], 0)
     assert {record[T.PARENT] for record in told[:-1]} == {outer[B.KEY]}
@@ -83,12 +83,12 @@ def test_a_step_that_streams_is_in_a_trace_that_has_no_room_for_the_steps_after_
     client = star.exchange.clients[star.client.owner]
     client.is_front_end = True
     star.ask()
-    star.client.say(TRACE, 1)
+    star.client.send(TRACE, 1)
     item = star.item(star.double)
     star.respond(star.double, item)
     for _ in range(900):
         client.traced[1].root.note_sent(0)
     star.answer(star.add, star.item(star.add))
     star.end(star.double, item)
-    told = [record for record in star.client.heard() if record[0] == CHILD_TRACE]
+    told = [record for record in star.client.received() if record[0] == CHILD_TRACE]
     assert [(record[T.KEY], record[T.MODEL]) for record in told] == [(item[B.KEY], DOUBLE)]

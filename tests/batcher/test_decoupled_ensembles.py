@@ -26,7 +26,7 @@ from tests.batcher.streaming_ensemble import STREAM, Streams, streaming
 def parts(star: EnsembleStar) -> list[tuple[int, list[int], int]]:
     """What the client hears: whether more follows, the pieces, and the block to be released."""
     told = []
-    for reply in star.client.heard():
+    for reply in star.client.received():
         block = SlabView(star.batcher_view).open(reply[P.BLOCK]) if reply[P.PIECES] else None
         pieces = [] if block is None else block[: 8 * reply[P.PIECES]].cast("Q").tolist()
         told.append((reply[P.MORE], pieces, reply[P.BLOCK]))
@@ -36,7 +36,7 @@ def parts(star: EnsembleStar) -> list[tuple[int, list[int], int]]:
 def release_all(star: EnsembleStar, told: list[tuple[int, list[int], int]]) -> None:
     for more, pieces, ref in told:
         for each in (*pieces, ref if more else 0):
-            star.client.say(RELEASE, 1, 0, each)
+            star.client.send(RELEASE, 1, 0, each)
     star.step(3000)
 
 
@@ -68,7 +68,7 @@ def test_the_end_waits_for_what_follows(says_end_apart: bool) -> None:
         star.end(star.double, item)
     else:
         star.answer(star.double, item)
-    assert star.client.heard() == []
+    assert star.client.received() == []
     result = star.answer(star.add, star.item(star.add))
     told = parts(star)
     assert [(more, pieces) for more, pieces, _ in told] == [(0, [result])]
@@ -96,7 +96,7 @@ def test_answers_that_lie_in_one_block_are_held_as_often() -> None:
     block = star.answer(star.add, first)
     second = star.item(star.add)
     header = packed(((("Y", FP32, (1, 3), 128, 12),), {"q": SECOND}))
-    star.add.say(DONE, second[B.KEY], second[B.BATCH], 0, block, 512 << 32 | len(header), 10, 20, 40, 70)
+    star.add.send(DONE, second[B.KEY], second[B.BATCH], 0, block, 512 << 32 | len(header), 10, 20, 40, 70)
     star.step()
     told = parts(star)
     assert [(more, pieces) for more, pieces, _ in told] == [(1, [block]), (0, [block])]
@@ -111,7 +111,7 @@ def test_a_step_that_fails_ends_the_whole_and_the_stream_goes_on_for_nobody() ->
     star.ask()
     item = star.item(star.double)
     star.respond(star.double, item)
-    star.say_done(star.add, star.item(star.add), 3, b"no")
+    star.send_done(star.add, star.item(star.add), 3, b"no")
     reply, said = star.reply()
     assert (reply[P.MORE], said) == (0, "in ensemble 'fan', no")
     star.release()
@@ -127,7 +127,7 @@ def test_a_streams_death_ends_the_whole() -> None:
     star.respond(star.double, item)
     star.exchange.remove_worker(FIRST, 3000, Reason.INSTANCE_DIED)
     star.step(3000)
-    (reply,) = star.client.heard()
+    (reply,) = star.client.received()
     assert reply[P.STATUS]
     star.release()
     star.answer(star.add, star.item(star.add))
@@ -194,7 +194,7 @@ def test_a_cancel_ends_the_stream() -> None:
     star.respond(star.double, item)
     star.exchange.remove_model(FAN, 2500)
     star.step(2500)
-    (reply,) = star.client.heard()
+    (reply,) = star.client.received()
     assert reply[P.REASON] == Reason.NOT_READY
     star.answer(star.add, star.item(star.add))
     star.end(star.double, item)

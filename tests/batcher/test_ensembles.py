@@ -37,9 +37,9 @@ def test_a_step_reads_what_lies_in_the_clients_block_and_then_in_a_workers() -> 
     last = star.answer(star.double, item)
     _, (pieces, outputs, parameters) = star.reply()
     assert (pieces, outputs, parameters) == ([last], (("y", FP32, (1, 3), 128, 12),), {**NO_SEQUENCE, "q": FIRST})
-    assert star.double.heard()[0][3] == result  # FREE: nobody reads it any more
+    assert star.double.received()[0][3] == result  # FREE: nobody reads it any more
     star.release(1, last)
-    assert star.double.heard()[0][3] == last
+    assert star.double.received()[0][3] == last
     assert star.is_at_rest
 
 
@@ -75,7 +75,7 @@ def test_the_first_error_is_the_answer_and_ends_the_others() -> None:
     star = EnsembleStar(FANNED, (DOUBLE, DOUBLE, ADD))
     star.ask()
     item = star.item(star.double)
-    star.say_done(star.double, item, 4, b"no")
+    star.send_done(star.double, item, 4, b"no")
     reply, sentence = star.reply()
     assert (reply[P.STATUS], sentence) == (4, "in ensemble 'fan', no")
     assert star.items(star.double) == []  # the other one was still queued
@@ -129,7 +129,7 @@ def test_an_answer_may_have_no_outputs() -> None:
     star.ask()
     star.answer(star.double, star.item(star.double))
     star.answer(star.double, star.item(star.double), outputs="")
-    (reply,) = star.client.heard()
+    (reply,) = star.client.received()
     assert (reply[P.STATUS], reply[P.PIECES]) == (0, 0)
     star.release()
     assert star.is_at_rest
@@ -141,11 +141,11 @@ def test_a_cancelled_request_takes_its_steps_along() -> None:
     star.ask(2)
     item = star.item(star.double)
     for number in (1, 2):
-        star.client.say(CANCEL, number)
+        star.client.send(CANCEL, number)
     star.step()
-    replies = star.client.heard()
+    replies = star.client.received()
     assert [reply[P.REASON] for reply in replies] == [Reason.CANCELLED] * 2
-    assert [record[:2] for record in star.double.heard()] == [(CANCEL, item[B.KEY])]
+    assert [record[:2] for record in star.double.received()] == [(CANCEL, item[B.KEY])]
     star.answer(star.double, item)  # for nobody
     assert star.items(star.double) == []
     assert star.is_at_rest
@@ -155,10 +155,10 @@ def test_a_hint_is_passed_on_to_what_runs() -> None:
     star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
     star.ask()
     item = star.item(star.double)
-    star.client.say(CANCEL, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
+    star.client.send(CANCEL, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
     star.step()
-    assert [record[:2] for record in star.double.heard()] == [(CANCEL, item[B.KEY])]
-    assert star.client.heard() == []
+    assert [record[:2] for record in star.double.received()] == [(CANCEL, item[B.KEY])]
+    assert star.client.received() == []
 
 
 def test_priority_and_what_is_left_of_the_timeout_go_along() -> None:
@@ -178,9 +178,9 @@ def test_steps_have_the_deadline_and_none_begins_after_it() -> None:
     item = star.item(star.double)
     assert item[B.DEADLINE_NS] == 1500
     star.exchange.step(1500)  # its first step is being executed, but nothing is left for the second
-    reply = star.client.heard()[0]
+    reply = star.client.received()[0]
     assert reply[P.REASON] == Reason.TIMED_OUT
-    assert [record[:2] for record in star.double.heard()] == [(CANCEL, item[B.KEY])]
+    assert [record[:2] for record in star.double.received()] == [(CANCEL, item[B.KEY])]
     star.answer(star.double, item)  # for nobody
     assert star.items(star.double) == []
     assert star.is_at_rest
@@ -222,7 +222,7 @@ def test_an_ensemble_as_a_step() -> None:
     block = star.slabs[CLIENT].allocate(4096)
     assert block is not None
     block.memory[64 : 64 + len(header)] = header
-    star.client.say(REQUEST, 1, 9, block.ref, 64 << 32 | len(header), 1)
+    star.client.send(REQUEST, 1, 9, block.ref, 64 << 32 | len(header), 1)
     star.step()
     results = [star.answer(star.double, star.item(star.double)) for _ in range(3)]
     _, (pieces, outputs, _) = star.reply()
@@ -258,7 +258,7 @@ def test_a_model_that_is_gone() -> None:
     star.ask(2)
     star.exchange.remove_model(FAN, 2000)
     star.step()
-    assert [record[P.REASON] for record in star.client.heard()] == [Reason.NOT_READY]
+    assert [record[P.REASON] for record in star.client.received()] == [Reason.NOT_READY]
     star.answer(star.double, star.item(star.double))
     assert star.is_at_rest
 
@@ -277,7 +277,7 @@ def test_a_header_that_cannot_be_read_is_refused(header: bytes) -> None:
     block = star.slabs[CLIENT].allocate(4096)
     assert block is not None
     block.memory[64 : 64 + len(header)] = header
-    star.client.say(REQUEST, 1, FAN, block.ref, 64 << 32 | len(header), 1)
+    star.client.send(REQUEST, 1, FAN, block.ref, 64 << 32 | len(header), 1)
     star.step()
     reply, sentence = star.reply()
     assert (reply[P.STATUS], "is damaged" in sentence) == (2, True)
@@ -294,9 +294,9 @@ def test_a_guest_passes_on_its_own_only() -> None:
     assert block is not None
     header = packed(("", (("x", FP32, (1, 3), 0, 12, others),), (), {}))
     block.memory[: len(header)] = header
-    guest.say(REQUEST, 1, FAN, block.ref, len(header), 1)
+    guest.send(REQUEST, 1, FAN, block.ref, len(header), 1)
     star.step()
-    (reply,) = guest.heard()
+    (reply,) = guest.received()
     assert reply[P.STATUS] == 2
     assert len(star.items(star.double)) == 1
 
@@ -304,9 +304,9 @@ def test_a_guest_passes_on_its_own_only() -> None:
 def test_without_memory_requests_are_refused() -> None:
     star = EnsembleStar(CHAIN, (DOUBLE, DOUBLE))
     for number in range(1, 20):
-        star.client.say(REQUEST, number, FAN, 0, 0, 1)  # each fails, and holds the block of its sentence
+        star.client.send(REQUEST, number, FAN, 0, 0, 1)  # each fails, and holds the block of its sentence
     star.step()
-    replies = star.client.heard()
+    replies = star.client.received()
     assert len(replies) == 19
     assert [reply[P.REASON] for reply in replies[-3:]] == [Reason.QUEUE_FULL] * 3
 
@@ -320,9 +320,9 @@ def test_a_successor_begins_again_what_may_run_again() -> None:
         star.succeed()
         star.add_ensemble(FAN, CHAIN, (DOUBLE, DOUBLE), may_run_again=may_run_again)
         _, _, _, ref, span, _, _, _ = asked[0]
-        star.client.say(REQUEST, 1, FAN, ref, span, 1)
+        star.client.send(REQUEST, 1, FAN, ref, span, 1)
         star.exchange.resume(3000)
-        replies = star.client.heard()
+        replies = star.client.received()
         assert [reply[P.REASON] for reply in replies] == ([] if may_run_again else [Reason.TAKEN_OVER])
         star.answer(star.double, item)  # the dead one's: for nobody
         assert len(star.items(star.double)) == int(may_run_again)
@@ -333,12 +333,12 @@ def test_headers_stay_while_a_worker_may_read_them() -> None:
     star = EnsembleStar(ensemble(step("Xx", "Ya"), step("Xx", "Yb"), step("Aa Bb", "Yy")), (DOUBLE, 8, ADD))
     other = star.add_worker(33, star.add_model(8, config("other", "X", "Y")))
     star.ask()
-    star.say_done(star.double, star.item(star.double), 4, b"no")
+    star.send_done(star.double, star.item(star.double), 4, b"no")
     item = star.item(other)
     star.reply()
     star.release()
     assert star.header(item)[0] == "id"
     assert not star.is_at_rest
-    other.say(layout.DONE, item[B.KEY], item[B.BATCH], 4, 0, 0, 10, 20, 40, 70)
+    other.send(layout.DONE, item[B.KEY], item[B.BATCH], 4, 0, 0, 10, 20, 40, 70)
     star.step()
     assert star.is_at_rest

@@ -33,11 +33,11 @@ class Two:
         blocks.remove(GONE)
         ask(self.client, 1)
         self.star.exchange.step(now_ns=500)
-        (self.item,) = self.worker.heard()
+        (self.item,) = self.worker.received()
 
     def name(self, kind: int, ref: int) -> None:
         """The first worker names a block."""
-        self.worker.say(kind, self.item[B.KEY], self.item[B.BATCH], 0, ref, HEADER, *TIMES)
+        self.worker.send(kind, self.item[B.KEY], self.item[B.BATCH], 0, ref, HEADER, *TIMES)
         self.star.exchange.step(now_ns=600)
 
 
@@ -48,11 +48,11 @@ def test_a_block_of_another_process_is_left_alone_and_ends_the_worker(kind: int,
     ref = two.batchers if owner == BATCHER else pack_ref(owner, 2, 1)
     two.name(kind, ref)
     two.star.exchange.step(now_ns=700)
-    assert two.other.heard() == []
+    assert two.other.received() == []
     blocks = two.star.exchange.blocks
     assert blocks.own is not None
     assert blocks.own.is_taken(two.batchers)
-    assert [(reply[P.BLOCK], reply[P.REASON]) for reply in two.client.heard()] == [(0, Reason.DAMAGED)]
+    assert [(reply[P.BLOCK], reply[P.REASON]) for reply in two.client.received()] == [(0, Reason.DAMAGED)]
     assert two.star.reports() == [ProcessDistrusted(WORKER)]
     assert len(two.star.exchange.holders) == 0
 
@@ -71,7 +71,7 @@ def test_a_block_of_a_segment_that_is_gone_may_be_told_late() -> None:
     two.name(HAVE, pack_ref(GONE, 0, 1))
     two.name(DONE, pack_ref(RESULT, 0, 1))
     assert two.star.reports() == []
-    assert [(reply[P.BLOCK], reply[P.REASON]) for reply in two.client.heard()] == [(pack_ref(RESULT, 0, 1), 0)]
+    assert [(reply[P.BLOCK], reply[P.REASON]) for reply in two.client.received()] == [(pack_ref(RESULT, 0, 1), 0)]
 
 
 def test_a_result_of_a_worker_that_is_not_there_is_nobodys() -> None:

@@ -28,13 +28,13 @@ BATCHING = {"name": "m", "max_batch_size": 1, "dynamic_batching": {}}
 
 
 def ask_by(client: End, number: int, deadline_ns: int, start_ns: int = 100) -> None:
-    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns, 0, 0, 0, deadline_ns)
+    client.send(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns, 0, 0, 0, deadline_ns)
 
 
 def execute(star: Star, worker: End, now_ns: int) -> tuple[int, ...]:
     """The worker has answered the one request that it had."""
-    (item,) = worker.heard()
-    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 600, 610, 620, 630)
+    (item,) = worker.received()
+    worker.send(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 600, 610, 620, 630)
     star.exchange.step(now_ns)
     return item
 
@@ -47,7 +47,7 @@ def practised() -> tuple[Star, End, End, int]:
     for number in range(1, 8):
         ask(client, number + 1)
         execute(star, worker, number * 10 * MS)
-    client.heard()
+    client.received()
     return star, client, worker, 70 * MS
 
 
@@ -72,7 +72,7 @@ def test_the_worker_hears_of_the_deadline() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask_by(client, 1, 7000)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     assert item[12] == 7000
 
 
@@ -116,7 +116,7 @@ def test_who_would_be_late_is_refused_at_once_with_the_estimate() -> None:
     ask_by(client, 25, now_ns + 30 * MS)
     ask_by(client, 26, now_ns + 100 * MS)
     star.exchange.step(now_ns)
-    (reply,) = client.heard()
+    (reply,) = client.received()
     assert (reply[P.NUMBER], reply[P.REASON]) == (25, Reason.TOO_LATE)
     needed_s, left_s = unpack_times(reply[P.DETAIL])
     assert needed_s == pytest.approx(0.05 * CAUTION + 0.01)
@@ -135,7 +135,7 @@ def test_requests_that_would_expire_in_the_queue_are_refused_at_once(is_limited:
     for number in range(1, 8):  # executions of 10 ms each; the eighth has begun
         ask(client, number + 1)
         execute(star, worker, number * 10 * MS)
-    client.heard()
+    client.received()
     ask(client, *range(11, 21))
     star.exchange.step(now_ns=70 * MS)
     # Two wait for 20 and 30 ms, with CAUTION 25 and 37.5.

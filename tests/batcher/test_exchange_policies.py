@@ -27,8 +27,8 @@ def ordered_pair() -> tuple[Star, End, tuple[End, End]]:
 
 def answer(worker: End, kind: int = DONE) -> None:
     """The answer to whatever the worker was given last, in a block of its own."""
-    (item,) = [record for record in worker.heard() if record[0] == BATCH_ITEM]
-    worker.say(kind, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 600, 610, 620, 630)
+    (item,) = [record for record in worker.received() if record[0] == BATCH_ITEM]
+    worker.send(kind, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 600, 610, 620, 630)
 
 
 def test_who_expires_is_answered_then_whatever_the_workers_do() -> None:
@@ -78,9 +78,9 @@ def test_a_stream_of_whose_turn_it_is_goes_on() -> None:
 def test_a_stream_that_waits_for_its_turn_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_requests, "MAX_BACKLOG", 2)
     star, client, (first, second) = ordered_pair()
-    (item,) = second.heard()
+    (item,) = second.received()
     for _ in range(3):
-        second.say(RESPONSE, item[B.KEY], item[B.BATCH], 0, 0, 0, 600, 610, 620, 630)
+        second.send(RESPONSE, item[B.KEY], item[B.BATCH], 0, 0, 0, 600, 610, 620, 630)
     star.exchange.step(now_ns=700)
     answer(first)
     star.exchange.step(now_ns=800)

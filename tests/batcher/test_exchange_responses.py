@@ -16,25 +16,25 @@ def block(number: int) -> int:
 
 
 def respond(worker: End, item: tuple[int, ...], number: int, status: int = 0) -> None:
-    worker.say(RESPONSE, item[B.KEY], 0, status, block(number), HEADER, *TIMES)
+    worker.send(RESPONSE, item[B.KEY], 0, status, block(number), HEADER, *TIMES)
 
 
 def end(worker: End, item: tuple[int, ...], ref: int = 0, status: int = 0) -> None:
-    worker.say(DONE, item[B.KEY], 0, status, ref, HEADER if ref else 0, *TIMES)
+    worker.send(DONE, item[B.KEY], 0, status, ref, HEADER if ref else 0, *TIMES)
 
 
 def ready(worker: End, item: tuple[int, ...]) -> None:
-    worker.say(READY, 0, item[B.BATCH], 0, 0, 0, *TIMES)
+    worker.send(READY, 0, item[B.BATCH], 0, 0, 0, *TIMES)
 
 
 def replies(client: End) -> list[tuple[int, int, int, int, int]]:
     """(number, status, block, reason, more) of what came."""
     words = P.NUMBER, P.STATUS, P.BLOCK, P.REASON, P.MORE
-    return [tuple(reply[word] for word in words) for reply in client.heard()]  # type: ignore[misc]
+    return [tuple(reply[word] for word in words) for reply in client.received()]  # type: ignore[misc]
 
 
 def freed(worker: End) -> list[int]:
-    return [record[B.BLOCK] for record in worker.heard() if record[0] == FREE]
+    return [record[B.BLOCK] for record in worker.received() if record[0] == FREE]
 
 
 def running() -> tuple[Star, End, End, tuple[int, ...]]:
@@ -42,7 +42,7 @@ def running() -> tuple[Star, End, End, tuple[int, ...]]:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     ready(worker, item)
     star.exchange.step(now_ns=600)
     return star, client, worker, item
@@ -55,16 +55,16 @@ def test_responses_are_passed_on_in_order_and_released_one_by_one() -> None:
     star.exchange.step(now_ns=700)
     assert replies(client) == [(1, 0, block(1), 0, 1), (1, 0, block(2), 0, 1)]
     assert star.exchange.num_open == 1
-    client.say(RELEASE, 1, 0, block(2))
+    client.send(RELEASE, 1, 0, block(2))
     star.exchange.step(now_ns=800)
     assert freed(worker) == [block(2)]
     end(worker, item, block(3))
     star.exchange.step(now_ns=900)
     assert replies(client) == [(1, 0, block(3), 0, 0)]
     assert (star.exchange.num_open, star.exchange.holders.num_held) == (0, 2)
-    client.say(RELEASE, 1)
-    client.say(RELEASE, 1, 0, block(1))
-    client.say(RELEASE, 1, 0, block(1))  # once only
+    client.send(RELEASE, 1)
+    client.send(RELEASE, 1, 0, block(1))
+    client.send(RELEASE, 1, 0, block(1))  # once only
     star.exchange.step(now_ns=1_000)
     assert sorted(freed(worker)) == [block(1), block(3)]
     model = star.model(MODEL)
@@ -75,19 +75,19 @@ def test_an_instance_that_is_ready_gets_the_next_batch() -> None:
     star, client, worker, first = running()
     ask(client, 2)
     star.exchange.step(now_ns=700)
-    (second,) = worker.heard()
+    (second,) = worker.received()
     assert (second[0], second[B.BATCH]) == (BATCH_ITEM, 2)
     ask(client, 3)
     star.exchange.step(now_ns=800)
-    assert worker.heard() == []  # not ready again
+    assert worker.received() == []  # not ready again
     end(worker, second)
     star.exchange.step(now_ns=900)
     assert replies(client) == [(2, 0, 0, 0, 0)]
-    (third,) = worker.heard()
+    (third,) = worker.received()
     end(worker, first)
     ready(worker, first)  # late, and void
     star.exchange.step(now_ns=1_000)
-    assert worker.heard() == []
+    assert worker.received() == []
     end(worker, third)
     star.exchange.step(now_ns=1_100)
     assert cell(star.model(MODEL), "execution_count") == 3
@@ -100,8 +100,8 @@ def test_the_end_without_a_response_counts_as_success_and_an_error_does_not() ->
     ask(client, 2)
     star.exchange.step(now_ns=700)
     assert replies(client) == [(1, 2, block(1), 0, 1), (1, 0, 0, 0, 0)]
-    second = worker.heard()[-1]
-    worker.say(DONE, second[B.KEY], 0, 2, block(2), HEADER, *TIMES)
+    second = worker.received()[-1]
+    worker.send(DONE, second[B.KEY], 0, 2, block(2), HEADER, *TIMES)
     star.exchange.step(now_ns=800)
     assert replies(client) == [(2, 2, block(2), 0, 0)]
     assert [cell(star.model(MODEL), name) for name in ("success_count", "fail_count")] == [1, 1]
@@ -111,7 +111,7 @@ def test_an_answer_is_counted_before_it_is_told_while_others_of_its_batch_are_mi
     star, client, worker = one_of_each({"name": "m", "max_batch_size": 2, "dynamic_batching": {}})
     ask(client, 1, 2)
     star.exchange.step(now_ns=500)
-    first, _ = worker.heard()
+    first, _ = worker.received()
     ready(worker, first)
     star.exchange.step(now_ns=600)
     end(worker, first)
@@ -122,14 +122,14 @@ def test_an_answer_is_counted_before_it_is_told_while_others_of_its_batch_are_mi
 
 def test_a_rescheduled_request_is_executed_again() -> None:
     star, client, worker, item = running()
-    worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])
+    worker.send(RESCHEDULE, item[B.KEY], item[B.BATCH])
     star.exchange.step(now_ns=700)
-    (again,) = worker.heard()
+    (again,) = worker.received()
     assert (again[B.KEY], again[B.BATCH], replies(client)) == (item[B.KEY], 2, [])
-    worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])  # read twice, where its first reader has died
+    worker.send(RESCHEDULE, item[B.KEY], item[B.BATCH])  # read twice, where its first reader has died
     star.exchange.step(now_ns=750)
-    assert worker.heard() == []
-    worker.say(RESCHEDULE, again[B.KEY], again[B.BATCH])
+    assert worker.received() == []
+    worker.send(RESCHEDULE, again[B.KEY], again[B.BATCH])
     star.exchange.remove_client(CLIENT)
     star.exchange.step(now_ns=800)
     assert star.exchange.num_open == 0
@@ -137,32 +137,32 @@ def test_a_rescheduled_request_is_executed_again() -> None:
 
 def test_a_running_request_that_is_cancelled_stays_open_and_its_worker_hears() -> None:
     star, client, worker, item = running()
-    client.say(CANCEL, 1)
+    client.send(CANCEL, 1)
     star.exchange.step(now_ns=700)
-    assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
+    assert [record[:2] for record in worker.received()] == [(CANCEL, item[B.KEY])]
     assert replies(client) == []
     end(worker, item)
     star.exchange.step(now_ns=800)
-    client.say(CANCEL, 1)
+    client.send(CANCEL, 1)
     star.exchange.step(now_ns=900)
-    assert (replies(client), worker.heard()) == ([(1, 0, 0, 0, 0)], [])
+    assert (replies(client), worker.received()) == ([(1, 0, 0, 0, 0)], [])
 
 
 def test_a_doubtful_cancel_is_for_who_is_at_work_only() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     ask(client, 2)
     for number in (2, 1):
-        client.say(CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
+        client.send(CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
     star.exchange.step(now_ns=700)
-    assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
+    assert [record[:2] for record in worker.received()] == [(CANCEL, item[B.KEY])]
     assert replies(client) == []
     end(worker, item)
     star.exchange.step(now_ns=800)
-    assert [record[P.NUMBER] for record in client.heard()] == [1]
-    assert [record[B.KEY] & 0xFF for record in worker.heard() if record[0] == BATCH_ITEM] == [2]
+    assert [record[P.NUMBER] for record in client.received()] == [1]
+    assert [record[B.KEY] & 0xFF for record in worker.received() if record[0] == BATCH_ITEM] == [2]
 
 
 def test_cancels_wait_for_a_worker_that_does_not_read() -> None:
@@ -170,17 +170,17 @@ def test_cancels_wait_for_a_worker_that_does_not_read() -> None:
     for number in range(1, 41):
         ask(client, number)
         star.exchange.step(now_ns=500)
-        (item,) = worker.heard()
+        (item,) = worker.received()
         ready(worker, item)
         star.exchange.step(now_ns=600)
     for number in range(1, 41):
-        client.say(CANCEL, number)
+        client.send(CANCEL, number)
     star.exchange.step(now_ns=700)
     assert not star.exchange.has_backlog  # it is at work: to look again soon would be in vain
-    first = worker.heard()
+    first = worker.received()
     assert len(first) == 32
     star.exchange.step(now_ns=800)
-    told = first + worker.heard()
+    told = first + worker.received()
     assert sorted(record[B.KEY] & 0xFF for record in told) == list(range(1, 41))
 
 
@@ -189,15 +189,15 @@ def test_a_cancel_that_is_said_again_and_again_fills_no_memory() -> None:
     for number in (1, 2):
         ask(client, number)
         star.exchange.step(now_ns=500)
-        ready(worker, worker.heard()[0])
+        ready(worker, worker.received()[0])
         star.exchange.step(now_ns=600)
     for _ in range(100):
-        client.say(CANCEL, 1)
-        client.say(CANCEL, 2)
+        client.send(CANCEL, 1)
+        client.send(CANCEL, 2)
         star.exchange.step(now_ns=700)
-    assert len(worker.heard()) == 32
+    assert len(worker.received()) == 32
     star.exchange.step(now_ns=800)
-    assert len(worker.heard()) <= 2
+    assert len(worker.received()) <= 2
 
 
 def test_only_who_has_the_request_hears_that_it_is_cancelled() -> None:
@@ -207,16 +207,16 @@ def test_only_who_has_the_request_hears_that_it_is_cancelled() -> None:
     for number in (1, 2):
         ask(client, number)
         star.exchange.step(now_ns=500)
-        items += [(end, item) for end in (worker, other) for item in end.heard()]
+        items += [(end, item) for end in (worker, other) for item in end.received()]
     assert {end.owner for end, _ in items} == {WORKER, OTHER_WORKER}
     for end_of, item in items:  # both overlap
         ready(end_of, item)
     star.exchange.step(now_ns=550)
-    client.say(CANCEL, 1)
+    client.send(CANCEL, 1)
     star.exchange.step(now_ns=600)
     (having, item), (idle, _) = items
-    assert [record[:2] for record in having.heard()] == [(CANCEL, item[B.KEY])]
-    assert idle.heard() == []
+    assert [record[:2] for record in having.received()] == [(CANCEL, item[B.KEY])]
+    assert idle.received() == []
 
 
 def test_a_dead_client_s_worker_hears_and_what_it_says_is_freed() -> None:
@@ -226,7 +226,7 @@ def test_a_dead_client_s_worker_hears_and_what_it_says_is_freed() -> None:
     star.exchange.remove_client(CLIENT)
     respond(worker, item, 2)
     star.exchange.step(now_ns=800)
-    records = worker.heard()
+    records = worker.received()
     assert sorted(record[B.BLOCK] for record in records if record[0] == FREE) == [block(1), block(2)]
     assert [record[:2] for record in records if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
     end(worker, item)
@@ -241,7 +241,7 @@ def test_a_dead_worker_s_streams_have_one_end_though_the_model_may_run_again(may
     for number in (1, 2):
         ask(client, number)
         star.exchange.step(now_ns=500)
-        items += worker.heard()
+        items += worker.received()
         worker.begin(number)
         ready(worker, items[-1])
         star.exchange.step(now_ns=600)
@@ -295,7 +295,7 @@ def test_a_client_that_never_reads_its_ring_is_told_no_more(monkeypatch: pytest.
     told = replies(client)
     star.exchange.step(now_ns=900)
     assert (told + replies(client))[-1] == (1, 2, 0, Reason.NO_MEMORY, 0)
-    assert [record[:2] for record in worker.heard() if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
+    assert [record[:2] for record in worker.received() if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
 
 
 # -- another batcher --------------------------------------------------------------------------------------------------
@@ -305,16 +305,16 @@ def test_a_successor_fails_what_an_overlapping_worker_may_have_and_serves_on() -
     star, client, worker, item = running()
     respond(worker, item, 1)
     star.exchange.step(now_ns=700)
-    client.heard()
+    client.received()
     star.succeed()
     ask(client, 1)
     client.writer.push((HOLD, 1, 0, block(1), 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0))
     client.writer.publish()
     star.exchange.resume(now_ns=800)
     assert replies(client) == [(1, 2, 0, Reason.TAKEN_OVER, 0)]
-    assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
+    assert [record[:2] for record in worker.received()] == [(CANCEL, item[B.KEY])]
     respond(worker, item, 2)
-    client.say(RELEASE, 1, 0, block(1))
+    client.send(RELEASE, 1, 0, block(1))
     star.exchange.step(now_ns=900)
     assert (replies(client), sorted(freed(worker))) == ([], [block(1), block(2)])
     respond(worker, item, 3)  # its model does not look whether anybody waits
@@ -323,7 +323,7 @@ def test_a_successor_fails_what_an_overlapping_worker_may_have_and_serves_on() -
     assert (replies(client), freed(worker)) == ([], [block(3)])
     ask(client, 2)
     star.exchange.step(now_ns=1_000)
-    (next_item,) = worker.heard()
+    (next_item,) = worker.received()
     assert next_item[B.BATCH] == 2
     end(worker, next_item)
     star.exchange.step(now_ns=1_100)
@@ -334,7 +334,7 @@ def test_what_the_dead_one_had_not_read_loses_nothing() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     ready(worker, item)
     respond(worker, item, 1)
     star.succeed()

@@ -15,12 +15,12 @@ BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_de
 
 def answer(worker: End, item: tuple[int, ...]) -> None:
     """Without a block: who holds what is told elsewhere."""
-    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, 0, 0, 1_000, 1_010, 1_110, 1_115)
+    worker.send(DONE, item[B.KEY], item[B.BATCH], 0, 0, 0, 1_000, 1_010, 1_110, 1_115)
 
 
 def numbers(client: End) -> list[int]:
     """Of the requests that were answered well."""
-    replies = client.heard()
+    replies = client.received()
     assert {reply[P.REASON] for reply in replies} <= {Reason.NONE}
     return [reply[P.NUMBER] for reply in replies]
 
@@ -32,17 +32,17 @@ def test_an_idle_worker_is_reported_with_the_next_step_and_gets_nothing_more() -
     star.exchange.step(now_ns=500)
     assert star.reports() == [WorkerRetired(WORKER)]
     star.exchange.step(now_ns=600)
-    assert (star.reports(), worker.heard()) == ([], [])
+    assert (star.reports(), worker.received()) == ([], [])
     successor = star.add_worker(WORKER + 1, star.model(MODEL))
     star.exchange.step(now_ns=700)
-    assert len(successor.heard()) == 1
+    assert len(successor.received()) == 1
 
 
 def test_a_busy_worker_is_reported_when_clients_have_its_last_answer() -> None:
     star, client, worker = one_of_each(BATCHING)
     ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
-    items = worker.heard()
+    items = worker.received()
     star.exchange.retire_worker(WORKER)
     star.exchange.retire_worker(WORKER)  # said twice, heard once
     ask(client, 4)
@@ -52,19 +52,19 @@ def test_a_busy_worker_is_reported_when_clients_have_its_last_answer() -> None:
         answer(worker, item)
     star.exchange.step(now_ns=700)
     assert star.reports() == [WorkerRetired(WORKER)]
-    assert (numbers(client), worker.heard()) == ([1, 2, 3], [])
+    assert (numbers(client), worker.received()) == ([1, 2, 3], [])
 
 
 def test_a_worker_that_dies_on_its_way_out_is_not_reported_and_its_requests_go_on() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    assert len(worker.heard()) == 1
+    assert len(worker.received()) == 1
     star.exchange.retire_worker(WORKER)
     star.remove_worker(WORKER, now_ns=600)
     successor = star.add_worker(WORKER + 1, star.model(MODEL))
     star.exchange.step(now_ns=700)
-    answer(successor, successor.heard()[0])
+    answer(successor, successor.received()[0])
     star.exchange.step(now_ns=800)
     assert (star.reports(), numbers(client)) == ([], [1])
 
@@ -77,14 +77,14 @@ def test_a_model_is_reported_when_nothing_of_it_is_queued_or_running() -> None:
     for number in (1, 2):
         star.exchange.step(now_ns=500 * number)
         assert star.reports() == []
-        (item,) = worker.heard()
+        (item,) = worker.received()
         answer(worker, item)
     star.exchange.step(now_ns=1_500)
     assert star.reports() == [ModelRetired(MODEL)]
     assert numbers(client) == [1, 2]
     ask(client, 3)  # from a client that looked the model up before it heard
     star.exchange.step(now_ns=1_600)
-    answer(worker, worker.heard()[0])
+    answer(worker, worker.received()[0])
     star.exchange.step(now_ns=1_700)
     assert (star.reports(), numbers(client)) == ([], [3])
 
@@ -118,7 +118,7 @@ def test_a_successor_reports_once_what_the_dead_one_left_is_answered() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     star.succeed()
     star.exchange.retire_worker(WORKER)
     star.exchange.retire_model(MODEL)
@@ -182,11 +182,11 @@ class Play:
 
     def look(self) -> None:
         """What has come of a step, and whether the reports are true."""
-        for reply in self.client.heard():
+        for reply in self.client.received():
             self.open.remove(reply[P.NUMBER])
             self.answered.append(reply[P.NUMBER])
         for owner, end in self.ends.items():
-            items = [record for record in end.heard() if record[0] == BATCH_ITEM]
+            items = [record for record in end.received() if record[0] == BATCH_ITEM]
             assert not items or owner not in self.retiring_workers
             self.todo[owner] += items
         for report in self.star.reports():

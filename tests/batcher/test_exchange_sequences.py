@@ -13,17 +13,17 @@ NAME, DEAD_NS = 7, 700
 
 
 def ask(client: End, number: int, correlation: int, flags: int = 0) -> None:
-    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, correlation, flags, 100)
+    client.send(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, correlation, flags, 100)
 
 
 def given(worker: End) -> list[tuple[int, int, int]]:
     """Of each request: its number, the word with flags and slot, its correlation."""
-    items = [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    items = [record for record in worker.received() if record[0] == BATCH_ITEM]
     return [(item[B.KEY] - (CLIENT << 40), item[13], item[14]) for item in items]
 
 
 def answer(worker: End, number: int, batch: int, kind: int = DONE) -> None:
-    worker.say(kind, (CLIENT << 40) + number, batch, 0, 0, 0, 600, 610, 620, 630)
+    worker.send(kind, (CLIENT << 40) + number, batch, 0, 0, 0, 600, 610, 620, 630)
 
 
 def begun() -> tuple[Star, End, End]:
@@ -64,7 +64,7 @@ def test_requests_of_no_sequence_are_refused() -> None:
 def test_a_cancelled_request_takes_those_behind_it_along() -> None:
     star, client, worker = begun()
     ask(client, 4, NAME)
-    client.say(CANCEL, 2)
+    client.send(CANCEL, 2)
     star.exchange.step(now_ns=550)
     assert replies(client) == [(2, Reason.CANCELLED), (4, Reason.CANCELLED)]
     answer(worker, 1, 1)
@@ -81,13 +81,13 @@ def test_the_slot_of_a_dead_clients_sequence_is_free_at_once() -> None:
     ask(other, 1, 8, START)
     answer(worker, 1, 1)
     star.exchange.step(now_ns=600)
-    worker.heard()
+    worker.received()
     ask(client, 3, NAME)
     star.exchange.step(now_ns=610)
     star.exchange.remove_client(CLIENT)
     answer(worker, 2, 2)
     star.exchange.step(now_ns=650)
-    assert [record[B.KEY] for record in worker.heard() if record[0] == BATCH_ITEM] == [((CLIENT + 1) << 40) + 1]
+    assert [record[B.KEY] for record in worker.received() if record[0] == BATCH_ITEM] == [((CLIENT + 1) << 40) + 1]
 
 
 def test_a_workers_death_ends_the_sequences_it_has_begun() -> None:

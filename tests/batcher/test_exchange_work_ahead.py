@@ -10,7 +10,7 @@ US, MS, S = 1_000, 1_000_000, 1_000_000_000
 
 def given(worker: End) -> list[tuple[int, ...]]:
     """The requests that have come into a worker's ring since the last time."""
-    return [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    return [record for record in worker.received() if record[0] == BATCH_ITEM]
 
 
 def practised() -> tuple[Star, End, list[End]]:
@@ -23,9 +23,9 @@ def practised() -> tuple[Star, End, list[End]]:
         for worker in workers:
             for item in given(worker):
                 ref, times = pack_ref(worker.owner, 2, 1), (0, 0, 20 * US, 20 * US)
-                worker.say(DONE, item[B.KEY], item[B.BATCH], 0, ref, HEADER, *times)
+                worker.send(DONE, item[B.KEY], item[B.BATCH], 0, ref, HEADER, *times)
         star.exchange.step(number * MS)
-    client.heard()
+    client.received()
     return star, client, workers
 
 

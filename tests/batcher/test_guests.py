@@ -57,14 +57,14 @@ def request(number: int = 1, **words: int) -> tuple[int, ...]:
 def test_a_record_that_no_client_writes_ends_its_guest_alone(record: tuple[int, ...]) -> None:
     star, guest, client, worker = star_with_guest()
     ask(client, 1)
-    guest.say(*record)
+    guest.send(*record)
     star.exchange.step(NOW)
     assert star.reports() == [ProcessDistrusted(GUEST)]
     assert GUEST not in star.exchange.clients
-    (item,) = worker.heard()
-    worker.say(7, item[B.KEY], item[B.BATCH], 0, RESULT)
+    (item,) = worker.received()
+    worker.send(7, item[B.KEY], item[B.BATCH], 0, RESULT)
     star.exchange.step(NOW)
-    assert [record[:4] for record in client.heard()] == [(4, 1, 0, RESULT)]
+    assert [record[:4] for record in client.received()] == [(4, 1, 0, RESULT)]
     assert star.exchange.num_open == 0
 
 
@@ -74,12 +74,12 @@ def test_another_clients_request_is_neither_cancelled_nor_released() -> None:
     star.exchange.step(NOW)
     # (owner 21, 7) as the guest, whose keys begin at 41 << 40, would have to say it: beyond 64 bits, or backwards.
     for kind in (2, 3, 11):
-        guest.say(kind, 7)
+        guest.send(kind, 7)
     star.exchange.step(NOW)
-    (item,) = worker.heard()
-    worker.say(7, item[B.KEY], item[B.BATCH], 0, RESULT)
+    (item,) = worker.received()
+    worker.send(7, item[B.KEY], item[B.BATCH], 0, RESULT)
     star.exchange.step(NOW)
-    guest.say(3, 7)
+    guest.send(3, 7)
     star.exchange.step(NOW)
     assert star.exchange.holders.is_held(RESULT)
     assert star.reports() == []
@@ -87,16 +87,16 @@ def test_another_clients_request_is_neither_cancelled_nor_released() -> None:
 
 def test_a_number_counts_once() -> None:
     star, guest, _, worker = star_with_guest()
-    guest.say(*request(5))
+    guest.send(*request(5))
     star.exchange.step(NOW)
-    (item,) = worker.heard()
-    worker.say(7, item[B.KEY], item[B.BATCH], 0, RESULT)
+    (item,) = worker.received()
+    worker.send(7, item[B.KEY], item[B.BATCH], 0, RESULT)
     star.exchange.step(NOW)
-    guest.say(*request(5))  # still held: a second answer would hide that from the table
-    guest.say(*request(4))
+    guest.send(*request(5))  # still held: a second answer would hide that from the table
+    guest.send(*request(4))
     star.exchange.step(NOW)
-    assert worker.heard() == []
-    guest.say(3, 5)
+    assert worker.received() == []
+    guest.send(3, 5)
     star.exchange.step(NOW)
     assert len(star.exchange.holders) == 0
 
@@ -104,10 +104,10 @@ def test_a_number_counts_once() -> None:
 def test_times_and_shapes_are_the_batchers_own() -> None:
     star, guest, _, worker = star_with_guest()
     for number, start_ns in enumerate((0, NOW * 2, 2**64 - 1, NOW - 5_000), 1):
-        guest.say(*request(number, start=start_ns, key=number))
+        guest.send(*request(number, start=start_ns, key=number))
         star.exchange.step(NOW)
-        (item,) = worker.heard()
-        worker.say(7, item[B.KEY], item[B.BATCH], 0, 0, 0, NOW, NOW, NOW, NOW)
+        (item,) = worker.received()
+        worker.send(7, item[B.KEY], item[B.BATCH], 0, 0, 0, NOW, NOW, NOW, NOW)
         star.exchange.step(NOW)
     assert star.figures(MODEL)["success_ns"] == 5_000
 
@@ -119,10 +119,10 @@ def test_two_guests_share_a_batch_only_where_all_requests_look_alike() -> None:
         model.max_rows, model.is_fixed = 4, fixed
         guests = [star.add_client(owner, is_guest=True) for owner in (GUEST, OTHER)]
         for guest in guests:
-            guest.say(*request(1, block=layout.pack_ref(guest.owner, 3, 1), key=9))
+            guest.send(*request(1, block=layout.pack_ref(guest.owner, 3, 1), key=9))
         worker = star.add_worker(WORKER, model)
         star.exchange.step(NOW)
-        assert [item[B.COUNT] for item in worker.heard()] == ([2, 2] if fixed else [1])
+        assert [item[B.COUNT] for item in worker.received()] == ([2, 2] if fixed else [1])
 
 
 def test_which_models_requests_all_look_alike() -> None:
@@ -136,7 +136,7 @@ def test_a_guest_that_asks_more_than_it_may_is_ended() -> None:
     star, guest, _, _ = star_with_guest()
     star.exchange._max_in_flight = 20  # of two clients, one of whom asks
     for number in range(1, 42):
-        guest.say(*request(number))
+        guest.send(*request(number))
     star.exchange.step(NOW)
     assert star.reports() == [ProcessDistrusted(GUEST)]
     assert star.exchange.num_open == 0
@@ -148,10 +148,10 @@ def test_nothing_more_is_read_of_a_guest_that_is_ended_while_others_are_read() -
     last = star.add_client(OTHER, is_guest=True)
     mine = layout.pack_ref(OTHER, 3, 1)
     for number in range(1, 6):
-        last.say(*request(number, block=mine))
+        last.send(*request(number, block=mine))
     star.exchange.step(NOW)
     assert star.reports() == []  # three clients may have six
-    last.say(*request(6, block=mine))
+    last.send(*request(6, block=mine))
     ask(client, 1, 2)
     star.exchange.step(NOW)
     assert star.reports() == [ProcessDistrusted(OTHER)]
@@ -164,7 +164,7 @@ def test_a_guest_that_takes_no_answers_is_ended(monkeypatch: pytest.MonkeyPatch)
     number = 0
     while GUEST in star.exchange.clients:
         number += 1
-        guest.say(*request(number, model=999))
+        guest.send(*request(number, model=999))
         star.exchange.step(NOW)
     assert star.reports() == [ProcessDistrusted(GUEST)]
     assert number < 200
@@ -173,16 +173,16 @@ def test_a_guest_that_takes_no_answers_is_ended(monkeypatch: pytest.MonkeyPatch)
 def test_what_a_guest_claims_to_hold_is_freed_by_its_workers_word_only() -> None:
     star, guest, _, worker = star_with_guest()
     star.succeed()
-    guest.say(9, 1, 0, RESULT)
+    guest.send(9, 1, 0, RESULT)
     star.exchange.resume(NOW)
-    guest.say(3, 1)
+    guest.send(3, 1)
     star.exchange.step(NOW)
-    assert worker.heard() == []  # the worker may have made another block of it, and be writing
-    worker.say(8)
-    worker.say(10, 0, 0, 0, RESULT)
+    assert worker.received() == []  # the worker may have made another block of it, and be writing
+    worker.send(8)
+    worker.send(10, 0, 0, 0, RESULT)
     star.exchange.busy[WORKER] = star.exchange.workers[WORKER]
     star.exchange.step(NOW)
-    assert [record[:4] for record in worker.heard()] == [(6, 0, 0, RESULT)]
+    assert [record[:4] for record in worker.received()] == [(6, 0, 0, RESULT)]
 
 
 @pytest.mark.parametrize("is_dead", [True, False])
@@ -191,34 +191,34 @@ def test_a_claim_ends_with_its_guests_hold_though_no_worker_names_the_block(bloc
     """Where none does, or it was a dead batcher's, nothing more is done for it with each record of each worker."""
     star, guest, _, worker = star_with_guest()
     star.succeed()
-    guest.say(9, 1, 1, block)
+    guest.send(9, 1, 1, block)
     star.exchange.resume(NOW)
     assert star.exchange._late.are_any
     if is_dead:
         star.exchange.remove_client(GUEST)
     else:
-        guest.say(3, 1)
+        guest.send(3, 1)
     star.exchange.step(NOW)
-    assert worker.heard() == []
+    assert worker.received() == []
     assert not star.exchange._late.are_any
 
 
 def test_a_guest_that_starves_a_worker_goes() -> None:
     star, guest, client, worker = star_with_guest()
     for number, end in ((1, guest), (1, client)):
-        end.say(*request(number, block=layout.pack_ref(end.owner, 3, 1)))
+        end.send(*request(number, block=layout.pack_ref(end.owner, 3, 1)))
         star.exchange.step(NOW)
-        (item,) = worker.heard()
-        worker.say(7, item[B.KEY], item[B.BATCH], 0, layout.pack_ref(WORKER, number + end.owner, 1))
+        (item,) = worker.received()
+        worker.send(7, item[B.KEY], item[B.BATCH], 0, layout.pack_ref(WORKER, number + end.owner, 1))
         star.exchange.step(NOW)
     ask(client, 2)
     star.exchange.step(NOW)
     for now_ns in (NOW, NOW + GUEST_HOLDS_NS, NOW + GUEST_HOLDS_NS + 1):
         assert star.reports() == []
-        worker.say(8, 0, 0, 2)
+        worker.send(8, 0, 0, 2)
         star.exchange.step(now_ns)
     assert star.reports() == [ProcessDistrusted(GUEST)]
-    assert [record[3] for record in worker.heard() if record[0] == 6] == [layout.pack_ref(WORKER, 1 + GUEST, 1)]
+    assert [record[3] for record in worker.received() if record[0] == 6] == [layout.pack_ref(WORKER, 1 + GUEST, 1)]
 
 
 def test_some_thousand_records_of_anything() -> None:

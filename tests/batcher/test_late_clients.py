@@ -36,12 +36,12 @@ def begun(star: Star, *clients: End) -> list[tuple[int, ...]]:
         ask(client, 1)
     star.exchange.step(now_ns=500)
     worker = next(end for end, _ in star._workers)
-    return [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    return [record for record in worker.received() if record[0] == BATCH_ITEM]
 
 
 def freed(worker: End) -> list[int]:
     """The blocks that the worker has been told are of no more use."""
-    blocks = [record[B.FREED] if record[0] == BATCH_ITEM else record[B.BLOCK] for record in worker.heard()]
+    blocks = [record[B.FREED] if record[0] == BATCH_ITEM else record[B.BLOCK] for record in worker.received()]
     return [block for block in blocks if block]
 
 
@@ -55,20 +55,20 @@ def test_others_are_served_and_an_answer_is_said_at_once() -> None:
         answer(worker, item)
     star.exchange.step(now_ns=700)
     assert replies(client) == [(1, Reason.NONE)]
-    (second,) = worker.heard()
+    (second,) = worker.received()
     answer(worker, second)
     star.exchange.step(now_ns=800)
     assert replies(client) == [(2, Reason.NONE)]
-    client.say(RELEASE, 1)
+    client.send(RELEASE, 1)
     star.exchange.step(now_ns=900)
     assert freed(worker) == []  # it holds the late one's answer, too
     ask(late, 1, 2)  # it had collected its replies before this one came
-    star.exchange.succession.hear_late(LATE, now_ns=1_000)
+    star.exchange.succession.receive_late(LATE, now_ns=1_000)
     star.exchange.step(now_ns=1_000)
     assert replies(late) == [(1, Reason.NONE)]
-    (third,) = worker.heard()
+    (third,) = worker.received()
     answer(worker, third)
-    late.say(RELEASE, 1)
+    late.send(RELEASE, 1)
     star.exchange.step(now_ns=1_100)
     assert replies(late) == [(2, Reason.NONE)]
     assert freed(worker) == [output_block(items[0])]
@@ -82,11 +82,11 @@ def test_what_its_ring_says_before_it_has_heard_is_read_when_it_has() -> None:
     star.exchange.resume(now_ns=600)
     ask(late, 2)
     star.exchange.step(now_ns=700)
-    assert worker.heard() == []
+    assert worker.received() == []
     ask(late, 1, 2)
-    star.exchange.succession.hear_late(LATE, now_ns=800)
+    star.exchange.succession.receive_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
-    assert [record[B.KEY] & 0xFF for record in worker.heard()] == [1, 2]
+    assert [record[B.KEY] & 0xFF for record in worker.received()] == [1, 2]
 
 
 def test_an_answer_that_the_dead_one_had_passed_on_is_not_given_twice() -> None:
@@ -96,12 +96,12 @@ def test_an_answer_that_the_dead_one_had_passed_on_is_not_given_twice() -> None:
     star.exchange._drain_worker = lambda *_: None  # type: ignore[method-assign] # it dies before the slot is given back
     star.succeed(late=[LATE])
     star.exchange.resume(now_ns=600)
-    late.say(HOLD, 1, 1, output_block(item))
-    star.exchange.succession.hear_late(LATE, now_ns=700)
+    late.send(HOLD, 1, 1, output_block(item))
+    star.exchange.succession.receive_late(LATE, now_ns=700)
     star.exchange.step(now_ns=700)
     assert {answered for answered, _ in replies(late)} == {1}  # twice: the client drops the second one
     assert freed(worker) == []
-    late.say(RELEASE, 1)
+    late.send(RELEASE, 1)
     star.exchange.step(now_ns=800)
     assert freed(worker) == [output_block(item)]
 
@@ -124,10 +124,10 @@ def test_an_answer_comes_while_its_client_says_again_that_it_waits() -> None:
     answer(worker, item)
     star.exchange.step(now_ns=700)
     assert replies(late) == [(1, Reason.NONE)]
-    late.say(RELEASE, 1)
-    star.exchange.succession.hear_late(LATE, now_ns=800)
+    late.send(RELEASE, 1)
+    star.exchange.succession.receive_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
-    assert late.heard() == []
+    assert late.received() == []
     assert freed(worker) == [output_block(item)]  # and no batch
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
 
@@ -140,24 +140,24 @@ def test_parts_of_an_answer_are_held_once(is_released: bool) -> None:
     star.exchange.resume(now_ns=600)
     blocks = [pack_ref(WORKER, unit, 1) for unit in (11, 12)]
     part = (item[B.KEY], item[B.BATCH], 0)
-    worker.say(RESPONSE, *part, blocks[0], HEADER)
+    worker.send(RESPONSE, *part, blocks[0], HEADER)
     star.exchange.step(now_ns=700)
-    assert len(late.heard()) == 1
+    assert len(late.received()) == 1
     if is_released:
-        late.say(RELEASE, 1, 0, blocks[0])
+        late.send(RELEASE, 1, 0, blocks[0])
     else:
-        late.say(HOLD, 1, 1, blocks[0], 0, 0, 0, 0, 0, 0, 0, 0, 1)
+        late.send(HOLD, 1, 1, blocks[0], 0, 0, 0, 0, 0, 0, 0, 0, 1)
     ask(late, 1)
-    worker.say(RESPONSE, *part, blocks[1], HEADER)
+    worker.send(RESPONSE, *part, blocks[1], HEADER)
     star.exchange.step(now_ns=800)
-    assert len(late.heard()) == 1
-    late.say(RELEASE, 1, 0, blocks[1])
-    star.exchange.succession.hear_late(LATE, now_ns=900)
+    assert len(late.received()) == 1
+    late.send(RELEASE, 1, 0, blocks[1])
+    star.exchange.succession.receive_late(LATE, now_ns=900)
     star.exchange.step(now_ns=900)
     assert set(freed(worker)) == set(blocks[1 - is_released :])
     if not is_released:
-        late.say(RELEASE, 1, 0, blocks[0])
-    worker.say(DONE, item[B.KEY], item[B.BATCH])
+        late.send(RELEASE, 1, 0, blocks[0])
+    worker.send(DONE, item[B.KEY], item[B.BATCH])
     star.exchange.step(now_ns=1_000)
     assert freed(worker) == ([] if is_released else blocks[:1])
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
@@ -168,13 +168,13 @@ def test_a_request_that_is_given_back_meanwhile_is_queued_when_its_client_says_i
     (item,) = begun(star, late)
     star.succeed(late=[LATE])
     star.exchange.resume(now_ns=600)
-    worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])
+    worker.send(RESCHEDULE, item[B.KEY], item[B.BATCH])
     star.exchange.step(now_ns=700)
-    assert (worker.heard(), star.exchange.num_open) == ([], 0)
+    assert (worker.received(), star.exchange.num_open) == ([], 0)
     ask(late, 1)
-    star.exchange.succession.hear_late(LATE, now_ns=800)
+    star.exchange.succession.receive_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
-    (again,) = worker.heard()
+    (again,) = worker.received()
     assert (again[B.KEY], again[B.BATCH]) == (item[B.KEY], 2)
 
 
@@ -188,7 +188,7 @@ def test_others_are_answered_in_order_whatever_comes_of_a_late_request(is_given_
     answer(worker, items[0])
     star.exchange.step(now_ns=700)
     if is_given_back:
-        worker.say(RESCHEDULE, items[1][B.KEY], items[1][B.BATCH])
+        worker.send(RESCHEDULE, items[1][B.KEY], items[1][B.BATCH])
     else:
         answer(worker, items[1])
     star.exchange.step(now_ns=800)
@@ -203,10 +203,10 @@ def test_an_answer_that_the_dead_one_had_passed_on_and_that_was_released_leaves_
     with dying(1):  # the late client has been shown its reply; nothing is acknowledged
         star.exchange.step(now_ns=550)
     assert replies(late) == [(1, Reason.NONE)]
-    late.say(RELEASE, 1)
+    late.send(RELEASE, 1)
     star.succeed(late=[LATE])
     star.exchange.resume(now_ns=600)
-    star.exchange.succession.hear_late(LATE, now_ns=700)
+    star.exchange.succession.receive_late(LATE, now_ns=700)
     star.exchange.step(now_ns=700)
     assert freed(worker) == [output_block(item)]
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
@@ -218,18 +218,18 @@ def test_no_block_that_it_may_hold_is_freed(is_held: bool) -> None:
     (item,) = begun(star, late)
     answer(worker, item)
     star.exchange.step(now_ns=600)
-    assert len(late.heard()) == 1
+    assert len(late.received()) == 1
     star.succeed(late=[LATE])
-    worker.say(HAVE, 0, 0, 0, output_block(item))
+    worker.send(HAVE, 0, 0, 0, output_block(item))
     star.exchange.resume(now_ns=700)
     star.exchange.step(now_ns=700)
     assert freed(worker) == []
     if is_held:
-        late.say(HOLD, 1, 1, output_block(item))
-    star.exchange.succession.hear_late(LATE, now_ns=800)
+        late.send(HOLD, 1, 1, output_block(item))
+    star.exchange.succession.receive_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
     assert freed(worker) == ([] if is_held else [output_block(item)])
-    late.say(RELEASE, 1)
+    late.send(RELEASE, 1)
     star.exchange.step(now_ns=900)
     assert freed(worker) == ([output_block(item)] if is_held else [])
 
@@ -241,10 +241,10 @@ def test_a_block_that_another_client_held_with_it_is_not_freed() -> None:
         answer(worker, item)
     star.exchange.step(now_ns=600)
     star.succeed(late=[LATE])
-    client.say(HOLD, 1, 1, output_block(items[0]))
-    worker.say(HAVE, 0, 0, 0, output_block(items[0]))
+    client.send(HOLD, 1, 1, output_block(items[0]))
+    worker.send(HAVE, 0, 0, 0, output_block(items[0]))
     star.exchange.resume(now_ns=700)
-    client.say(RELEASE, 1)
+    client.send(RELEASE, 1)
     star.exchange.step(now_ns=800)
     assert freed(worker) == []
     star.exchange.remove_client(LATE)
@@ -259,7 +259,7 @@ def test_blocks_of_answers_since_then_are_freed_as_always() -> None:
     (item,) = begun(star, client)
     answer(worker, item)
     star.exchange.step(now_ns=700)
-    client.say(RELEASE, 1)
+    client.send(RELEASE, 1)
     star.exchange.step(now_ns=800)
     assert freed(worker) == [output_block(item)]
 
@@ -275,9 +275,9 @@ def test_an_instance_that_dies_meanwhile(may_run_again: bool) -> None:
     star.remove_worker(WORKER, now_ns=700)
     other = star.add_worker(WORKER + 1, star.model(MODEL))
     ask(late, 1)
-    star.exchange.succession.hear_late(LATE, now_ns=800)
+    star.exchange.succession.receive_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
-    assert [record[B.KEY] for record in other.heard()] == [item[B.KEY]] * may_run_again
+    assert [record[B.KEY] for record in other.received()] == [item[B.KEY]] * may_run_again
     assert replies(late) == [(1, Reason.INSTANCE_DIED)] * (not may_run_again)
 
 
@@ -293,7 +293,7 @@ def test_one_that_dies_leaves_nothing() -> None:
     star.exchange.step(now_ns=800)
     assert freed(worker) == [output_block(item)]
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
-    star.exchange.succession.hear_late(LATE, now_ns=900)
+    star.exchange.succession.receive_late(LATE, now_ns=900)
     assert LATE not in star.exchange.clients
 
 
@@ -301,17 +301,17 @@ def test_what_it_holds_counts_once_though_it_says_so_twice() -> None:
     """Two batchers die while it cannot read; the third reads what it has said to both."""
     star, _, late, worker = star_of_two(BATCHING)
     (item,) = begun(star, late)
-    worker.say(RESPONSE, item[B.KEY], item[B.BATCH], 0, output_block(item), HEADER)
+    worker.send(RESPONSE, item[B.KEY], item[B.BATCH], 0, output_block(item), HEADER)
     star.exchange.step(now_ns=600)
-    assert len(late.heard()) == 1
+    assert len(late.received()) == 1
     star.succeed(late=[LATE])
     for _ in range(2):
-        late.say(HOLD, 1, 1, output_block(item), 0, 0, 0, 0, 0, 0, 0, 0, 1)
-    late.say(RELEASE, 1, 0, output_block(item))
-    worker.say(HAVE, 0, 0, 0, output_block(item))
+        late.send(HOLD, 1, 1, output_block(item), 0, 0, 0, 0, 0, 0, 0, 0, 1)
+    late.send(RELEASE, 1, 0, output_block(item))
+    worker.send(HAVE, 0, 0, 0, output_block(item))
     star.exchange.resume(now_ns=700)
     assert freed(worker) == []
-    star.exchange.succession.hear_late(LATE, now_ns=800)
+    star.exchange.succession.receive_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
     assert freed(worker) == [output_block(item)]
     assert len(star.exchange.holders) == 0
@@ -325,7 +325,7 @@ def test_a_model_stays_until_every_front_end_has_said_what_is_open() -> None:
     star.exchange.resume(now_ns=600)
     assert star.reports() == []
     ask(late, 1)
-    star.exchange.succession.hear_late(LATE, now_ns=700)
+    star.exchange.succession.receive_late(LATE, now_ns=700)
     star.exchange.step(now_ns=700)
     assert star.reports() == []
 
@@ -333,8 +333,8 @@ def test_a_model_stays_until_every_front_end_has_said_what_is_open() -> None:
 STEPS = st.lists(
     st.sampled_from(
         [
-            *("ask", "ask_late", "answer", "answer_one", "give_back", "release", "step", "step_unread", "hear"),
-            *("say", "say_stale", "succeed", "succeed", "succeed_untold"),
+            *("ask", "ask_late", "answer", "answer_one", "give_back", "release", "step", "step_unread", "receive"),
+            *("send", "send_stale", "succeed", "succeed", "succeed_uninformed"),
             *(f"die_{number}" for number in range(1, 7)),
         ]
     ),

@@ -29,11 +29,11 @@ class Table:
             self.requests[key(number)] = (self.client, self.model, number, INPUT_BLOCK, HEADER, 100, 500, queued)
             self.model.scheduler.add(queued, 500)
 
-    def heard(self) -> list[tuple[int, int]]:
+    def received(self) -> list[tuple[int, int]]:
         """(number, reason) of the replies that came."""
         for peer in self.written:
             peer.flush()
-        return [(reply[P.NUMBER], reply[P.REASON]) for reply in self.end.heard()]
+        return [(reply[P.NUMBER], reply[P.REASON]) for reply in self.end.received()]
 
 
 def key(number: int) -> int:
@@ -48,7 +48,7 @@ def test_whatever_happens_later_the_first_end_is_the_only_one() -> None:
         table.requests.answer(key(number), 0, BLOCK, HEADER, COMPUTE, 2_000)
         table.requests.fail(key(number), Reason.DAMAGED, 2_000, BACKEND)
         table.requests.cancel(key(number), 2_000)
-    assert table.heard() == [(1, Reason.NONE), (2, Reason.DAMAGED)]
+    assert table.received() == [(1, Reason.NONE), (2, Reason.DAMAGED)]
     assert (cell(table.model, "success_count"), cell(table.model, "failed_backend")) == (1, 1)
     assert table.holders.num_held == 1
 
@@ -59,7 +59,7 @@ def test_what_waits_can_be_cancelled_and_what_runs_goes_on() -> None:
     table.model.scheduler.take(500)
     table.requests.cancel(key(1), 2_000)
     table.requests.cancel(key(2), 2_000)
-    assert table.heard() == [(2, Reason.CANCELLED)]
+    assert table.received() == [(2, Reason.CANCELLED)]
     assert list(table.requests) == [key(1)]
 
 
@@ -67,7 +67,7 @@ def test_a_dead_client_hears_nothing_and_nothing_of_it_waits() -> None:
     table = Table(2)
     table.requests.forget(table.client)
     table.requests.answer(key(1), 0, BLOCK, HEADER, COMPUTE, 2_000)
-    assert (table.heard(), len(table.requests), table.holders.num_held) == ([], 0, 0)
+    assert (table.received(), len(table.requests), table.holders.num_held) == ([], 0, 0)
     assert (table.model.scheduler.pending, table.counted) == (0, {table.model})
 
 
@@ -80,11 +80,11 @@ def test_what_a_dead_worker_had_not_begun_is_queued_again_and_the_rest_gets_one_
         worker.missing = {key(1): RunningBatch(1, 1, 1), key(2): RunningBatch(2, 1, 1)}
         end.begin(1)
         table.requests.take_back(worker, Reason.INSTANCE_DIED, 0, 2_000)
-        assert table.heard() == reasons
+        assert table.received() == reasons
     assert [queued.key for queued in table.model.scheduler.drain()] == [key(2)]
 
 
 def test_a_request_that_is_turned_away_counts_nowhere() -> None:
     table = Table(0)
     table.requests.turn_away(table.client, 7, Reason.NOT_READY)
-    assert (table.heard(), table.counted) == ([(7, Reason.NOT_READY)], set())
+    assert (table.received(), table.counted) == ([(7, Reason.NOT_READY)], set())

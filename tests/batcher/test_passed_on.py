@@ -46,7 +46,7 @@ def test_a_known_answer_in_a_smaller_block_is_refused() -> None:
         assert block is not None
         said = packed(((("Y", FP32, (1, 2), 4096, 8),), {}))
         block.memory[: len(said)] = said
-        star.double.say(layout.DONE, item[B.KEY], item[B.BATCH], 0, block.ref, len(said), 10, 20, 40, 70)
+        star.double.send(layout.DONE, item[B.KEY], item[B.BATCH], 0, block.ref, len(said), 10, 20, 40, 70)
         star.step()
         reply, told = star.reply()
         assert bool(reply[P.STATUS]) == is_refused
@@ -62,7 +62,7 @@ def test_a_known_request_in_a_smaller_block_is_refused() -> None:
         block = star.slabs[CLIENT].allocate(nbytes)
         assert block is not None
         block.memory[: len(header)] = header
-        star.client.say(REQUEST, number, FAN, block.ref, len(header), 1)
+        star.client.send(REQUEST, number, FAN, block.ref, len(header), 1)
         star.step()
     assert len(star.items(star.double)) == 1
     reply, told = star.reply()
@@ -77,13 +77,13 @@ def test_what_a_request_says_beside_its_tensors_is_its_own() -> None:
         assert block is not None
         header = packed((name, (("x", FP32, (1, 3), 0, 12),), (), parameters, ("s", 1)))
         block.memory[: len(header)] = header
-        star.client.say(REQUEST, number, FAN, block.ref, len(header), 1)
+        star.client.send(REQUEST, number, FAN, block.ref, len(header), 1)
         star.step()
     for expected in said:
         item = star.item(star.double)
         name, _, _, parameters, sequence = star.header(item)
         assert ((name, parameters), sequence) == (expected, ("s", 1))
-        star.say_done(star.double, item, 4, b"no")
+        star.send_done(star.double, item, 4, b"no")
 
 
 def test_a_model_with_other_shapes_than_its_clients_see() -> None:
@@ -97,7 +97,7 @@ def test_a_model_with_other_shapes_than_its_clients_see() -> None:
         star.ask(number)
         item = star.item(worker)
         assert [shape for _, _, shape, *_ in star.header(item)[1]] == [(1, 3, 1)]
-        result = star.say_done(worker, item, 0, packed(((("Y", FP32, (1, 3, 1), 128, 12),), {})))
+        result = star.send_done(worker, item, 0, packed(((("Y", FP32, (1, 3, 1), 128, 12),), {})))
         item = star.item(star.double)
         assert star.header(item)[1] == (("X", FP32, (1, 3), 128, 12, result),)
         last = star.answer(star.double, item)
@@ -115,7 +115,7 @@ def test_what_a_model_does_not_take_is_refused_however_often_it_took_others() ->
     for number, size in enumerate((3, 4, 3, 4), 1):
         star.ask(number, size=size)
         if size == 3:
-            star.say_done(worker, star.item(worker), 4, b"no")
+            star.send_done(worker, star.item(worker), 4, b"no")
         _, sentence = star.reply()
         assert sentence.startswith("in ensemble 'fan', " + ("no" if size == 3 else "[request id: id] unexpected shape"))
         star.release(number)

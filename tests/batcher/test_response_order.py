@@ -62,10 +62,10 @@ def test_any_schedule_of_responses_comes_out_in_order(schedule: list[tuple[int, 
     order: ResponseOrder[tuple[int, int]] = ResponseOrder()
     order.begin(range(5))
     said = dict.fromkeys(range(5), 0)
-    heard = []
+    received = []
     for key, _ in schedule:
-        heard += order.admit(key, (key, said[key]), is_last=said[key] == 2)
+        received += order.admit(key, (key, said[key]), is_last=said[key] == 2)
         said[key] += 1
         # All that it may say is said: that of the first ones that are over, and that of the one after them.
         first_open = next((each for each in said if said[each] < 3), 5)
-        assert heard == [(each, part) for each in said if each <= first_open for part in range(said[each])]
+        assert received == [(each, part) for each in said if each <= first_open for part in range(said[each])]

@@ -63,7 +63,7 @@ def test_who_finds_nothing_is_executed_and_lets_others_find_it(star: SharingStar
     assert star.replies() == [(1, block, 0)]
     assert len(star.store.kept) == 1
     star.ask(2)
-    (reply,) = star.client.heard()
+    (reply,) = star.client.received()
     assert star.read(reply) == b"data"
     assert star.asked == [1], "what is kept here is not looked for"
     assert counted(star) == (2, 1, 1, 1)
@@ -77,11 +77,11 @@ def test_what_another_has_answered_is_copied_once_and_answered(star: SharingStar
         star.ask(number)
     assert star.asked == [1], "the second waits for the first"
     star.find(1, star.learn(b"data"))
-    replies = star.client.heard()
+    replies = star.client.received()
     assert [star.read(each) for each in replies] == [b"data"] * 2
     assert len({each[P.BLOCK] for each in replies}) == 1
     star.ask(3)
-    assert star.read(star.client.heard()[0]) == b"data"
+    assert star.read(star.client.received()[0]) == b"data"
     assert star.items() == []
     assert counted(star) == (3, 3, 0, 1)
     names = "success_count", "inference_count", "cache_hit_count", "cache_miss_count"
@@ -107,7 +107,7 @@ def test_what_there_is_no_room_for_is_executed(star: SharingStar) -> None:
         star.find(number)
         star.execute()
         star.ask(number + 1, (number, 0))  # is being read
-    star.client.heard()
+    star.client.received()
     star.ask(90)
     star.find(90, star.learn())
     assert star.execute()
@@ -130,7 +130,7 @@ def test_the_loop_wakes_when_the_store_must_be_looked_at(star: SharingStar) -> N
 def test_who_is_looked_up_can_be_cancelled_and_the_next_is_executed(star: SharingStar) -> None:
     for number in (1, 2, 3):
         star.ask(number)
-    star.client.say(CANCEL, 1)
+    star.client.send(CANCEL, 1)
     star.step()
     assert star.replies() == [(1, 0, Reason.CANCELLED)]
     assert star.asked == []
@@ -160,10 +160,10 @@ def test_who_has_less_time_than_the_first_looks_for_itself(star: SharingStar) ->
     assert star.asked == [1, 2]
     assert star.store.asked[1][2] == star.now_ns - 1000 + 3_000_000
     star.find(2, star.learn(b"data"))
-    (reply,) = star.client.heard()
+    (reply,) = star.client.received()
     assert (reply[P.NUMBER], star.read(reply)) == (2, b"data")
     star.find(1)
-    (reply,) = star.client.heard()
+    (reply,) = star.client.received()
     assert (reply[P.NUMBER], star.read(reply)) == (1, b"data"), "it has come meanwhile"
 
 
@@ -257,7 +257,7 @@ def run_schedule(seed: int, value: bytes) -> Counter[str]:
         elif kind < 0.9 and waiting:
             answer()
         elif last:
-            star.client.say(CANCEL, random.randint(1, last))
+            star.client.send(CANCEL, random.randint(1, last))
             star.step()
     while star.exchange.num_open:
         waiting += star.items()

@@ -17,18 +17,18 @@ def answered(star: Star, client: End, worker: End, number: int, segment: int = W
     """A reply that the client holds, in a block of that segment."""
     ask(client, number)
     star.exchange.step(NOW)
-    (item,) = [record for record in worker.heard() if record[0] == 5]
+    (item,) = [record for record in worker.received() if record[0] == 5]
     ref = pack_ref(segment, number, 1)
-    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, ref)
+    worker.send(DONE, item[B.KEY], item[B.BATCH], 0, ref)
     star.exchange.step(NOW)
-    assert [record[3] for record in client.heard()] == [ref]
+    assert [record[3] for record in client.received()] == [ref]
     return ref
 
 
 def want(star: Star, worker: End, urgency: int, now_ns: int = NOW) -> None:
     """WANT of a worker that is at work."""
     star.exchange.busy[worker.owner] = star.exchange.workers[worker.owner]
-    worker.say(WANT, 0, 0, urgency)
+    worker.send(WANT, 0, 0, urgency)
     star.exchange.step(now_ns)
 
 
@@ -42,16 +42,16 @@ def test_a_front_end_is_asked_for_what_it_holds_once_until_it_has_read_that() ->
     star, front_end, worker = star_of_one()
     answered(star, front_end, worker, 1)
     want(star, worker, NEWS)
-    assert front_end.heard() == []
+    assert front_end.received() == []
     front_end.bell.clear()
     for _ in range(3):
         want(star, worker, ROOM)
-    assert [record[:4] for record in front_end.heard()] == [(RECALL, 0, WORKER, 0)]
+    assert [record[:4] for record in front_end.received()] == [(RECALL, 0, WORKER, 0)]
     want(star, worker, ROOM)
-    assert len(front_end.heard()) == 1
-    front_end.say(RELEASE, 1)
+    assert len(front_end.received()) == 1
+    front_end.send(RELEASE, 1)
     want(star, worker, ROOM)
-    assert front_end.heard() == []  # it holds nothing any more
+    assert front_end.received() == []  # it holds nothing any more
 
 
 def test_others_are_not_asked() -> None:
@@ -60,14 +60,14 @@ def test_others_are_not_asked() -> None:
     caller, guest = star.add_client(CALLER), star.add_client(GUEST, is_guest=True)
     star.exchange.models[MODEL].is_fixed = True
     answered(star, caller, worker, 1)
-    guest.say(1, 1, MODEL, pack_ref(GUEST, 3, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
+    guest.send(1, 1, MODEL, pack_ref(GUEST, 3, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
     star.exchange.step(NOW)
-    (item,) = worker.heard()
-    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(WORKER, 9, 1))
+    (item,) = worker.received()
+    worker.send(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(WORKER, 9, 1))
     star.exchange.step(NOW)
-    assert len(guest.heard()) == 1
+    assert len(guest.received()) == 1
     want(star, worker, ROOM)
-    assert [end.heard() for end in (front_end, caller, guest)] == [[], [], []]
+    assert [end.received() for end in (front_end, caller, guest)] == [[], [], []]
 
 
 def test_only_what_is_urgent_is_for_results_in_segments_of_their_own() -> None:
@@ -77,9 +77,9 @@ def test_only_what_is_urgent_is_for_results_in_segments_of_their_own() -> None:
         star.exchange.blocks.add_result(segment, WORKER)
         answered(star, front_end, worker, number + 1, segment)
     want(star, worker, ROOM)
-    assert front_end.heard() == []  # none of it is room in the slab
+    assert front_end.received() == []  # none of it is room in the slab
     want(star, worker, ROOM_NOW)
-    records = front_end.heard()
+    records = front_end.received()
     assert {record[:2] for record in records} == {(RECALL, 1)}
     owners = [owner for record in records for owner in record[2:] if owner]
     assert sorted(owners) == list(segments)
@@ -92,9 +92,9 @@ def test_a_front_end_whose_ring_is_full_is_asked_again() -> None:
     while writer.num_free:
         writer.push((4, 99))
     want(star, worker, ROOM)
-    assert {record[0] for record in front_end.heard()} == {4}
+    assert {record[0] for record in front_end.received()} == {4}
     want(star, worker, ROOM)
-    assert [record[:3] for record in front_end.heard()] == [(RECALL, 0, WORKER)]
+    assert [record[:3] for record in front_end.received()] == [(RECALL, 0, WORKER)]
 
 
 @pytest.mark.parametrize("urgency", [NEWS, ROOM])
@@ -104,10 +104,10 @@ def test_a_guest_goes_only_where_there_is_no_other_memory(urgency: int) -> None:
     star, _, worker = star_of_one()
     guest = star.add_client(GUEST, is_guest=True)
     star.exchange.models[MODEL].is_fixed = True
-    guest.say(1, 1, MODEL, pack_ref(GUEST, 3, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
+    guest.send(1, 1, MODEL, pack_ref(GUEST, 3, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
     star.exchange.step(NOW)
-    (item,) = worker.heard()
-    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(WORKER, 9, 1))
+    (item,) = worker.received()
+    worker.send(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(WORKER, 9, 1))
     star.exchange.step(NOW)
     for now_ns in (NOW, NOW + GUEST_HOLDS_NS, NOW + GUEST_HOLDS_NS + 1):
         want(star, worker, urgency, now_ns)
@@ -126,14 +126,14 @@ def test_a_guest_has_its_time_again_once_the_worker_has_gone_on(kind: int) -> No
     guest = star.add_client(GUEST, is_guest=True)
     star.exchange.models[MODEL].is_fixed = True
     for number in (1, 2):
-        guest.say(1, number, MODEL, pack_ref(GUEST, 2 + number, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
+        guest.send(1, number, MODEL, pack_ref(GUEST, 2 + number, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
     star.exchange.step(NOW)
-    (held,) = [record for record in worker.heard() if record[0] == BATCH_ITEM]
-    worker.say(DONE, held[B.KEY], held[B.BATCH], 0, pack_ref(WORKER, 9, 1))
+    (held,) = [record for record in worker.received() if record[0] == BATCH_ITEM]
+    worker.send(DONE, held[B.KEY], held[B.BATCH], 0, pack_ref(WORKER, 9, 1))
     star.exchange.step(NOW)
-    (streamed,) = [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    (streamed,) = [record for record in worker.received() if record[0] == BATCH_ITEM]
     want(star, worker, ROOM)
-    worker.say(kind, streamed[B.KEY], streamed[B.BATCH])
+    worker.send(kind, streamed[B.KEY], streamed[B.BATCH])
     star.exchange.step(NOW)
     later = NOW + 10 * GUEST_HOLDS_NS
     want(star, worker, ROOM_NOW, later)

@@ -23,15 +23,15 @@ def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1, 2)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     star.succeed()
     ask(client, 1, 2)
     star.exchange.resume(now_ns=600)
-    assert worker.heard() == []
+    assert worker.received() == []
     answer(worker, item)
     star.exchange.step(now_ns=700)
     assert replies(client) == [(1, Reason.NONE)]
-    (second,) = worker.heard()
+    (second,) = worker.received()
     assert second[B.BATCH] == 2
     answer(worker, second)
     star.exchange.step(now_ns=800)
@@ -43,13 +43,13 @@ def test_what_was_published_while_nobody_looked_is_delivered() -> None:
     star, client, worker = one_of_each(BATCHING)
     ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
-    for item in worker.heard():
+    for item in worker.received():
         answer(worker, item)
     star.succeed()
     ask(client, 1, 2, 3)
     star.exchange.resume(now_ns=600)
     assert replies(client) == [(1, Reason.NONE), (2, Reason.NONE), (3, Reason.NONE)]
-    assert worker.heard() == []
+    assert worker.received() == []
     assert (cell(star.model(MODEL), "execution_count"), cell(star.model(MODEL), "pending_count")) == (1, 0)
 
 
@@ -57,7 +57,7 @@ def test_what_a_client_says_before_it_knows_does_not_hide_what_it_says_again() -
     star, client, worker = one_of_each(BATCHING)
     ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
-    items = worker.heard()
+    items = worker.received()
     ask(client, 4)
     star.succeed()
     ask(client, 5, 6)  # it has not heard of the new one yet; then it has
@@ -65,31 +65,31 @@ def test_what_a_client_says_before_it_knows_does_not_hide_what_it_says_again() -
     for item in items:
         answer(worker, item)
     star.exchange.resume(now_ns=600)
-    for item in worker.heard():
+    for item in worker.received():
         answer(worker, item)
     star.exchange.step(now_ns=700)
     assert sorted(replies(client)) == [(number, Reason.NONE) for number in range(1, 7)]
     ask(client, 6, 7)
     star.exchange.step(now_ns=800)
-    assert [item[B.KEY] & 0xFFFF for item in worker.heard() if item[0] == BATCH_ITEM] == [7]
+    assert [item[B.KEY] & 0xFFFF for item in worker.received() if item[0] == BATCH_ITEM] == [7]
 
 
 def test_an_answer_that_came_before_is_held_until_it_is_released() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     answer(worker, item)
     star.exchange.step(now_ns=600)
     assert replies(client) == [(1, Reason.NONE)]
     star.succeed()
-    client.say(HOLD, 1, 0, output_block(item))
-    worker.say(HAVE, 0, 0, 0, output_block(item))
+    client.send(HOLD, 1, 0, output_block(item))
+    worker.send(HAVE, 0, 0, 0, output_block(item))
     star.exchange.resume(now_ns=700)
-    assert worker.heard() == []
-    client.say(RELEASE, 1)
+    assert worker.received() == []
+    client.send(RELEASE, 1)
     star.exchange.step(now_ns=800)
-    (free,) = worker.heard()
+    (free,) = worker.received()
     assert free[:4] == (FREE, 0, 0, output_block(item))
 
 
@@ -97,14 +97,14 @@ def test_a_block_whose_release_nobody_passed_on_is_freed() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     answer(worker, item)
     star.exchange.step(now_ns=600)
-    client.say(RELEASE, 1)
+    client.send(RELEASE, 1)
     star.succeed()
-    worker.say(HAVE, 0, 0, 0, output_block(item))
+    worker.send(HAVE, 0, 0, 0, output_block(item))
     star.exchange.resume(now_ns=700)
-    (free,) = worker.heard()
+    (free,) = worker.received()
     assert free[:4] == (FREE, 0, 0, output_block(item))
 
 
@@ -113,21 +113,21 @@ def test_a_block_that_its_worker_tells_of_once_all_is_answered_is_freed() -> Non
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1, 2)
     star.exchange.step(now_ns=500)
-    (first,) = worker.heard()
+    (first,) = worker.received()
     answer(worker, first)
     star.exchange.step(now_ns=600)
-    (second,) = worker.heard()
-    client.say(RELEASE, 1)
+    (second,) = worker.received()
+    client.send(RELEASE, 1)
     star.succeed()
     ask(client, 2)
     star.exchange.resume(now_ns=700)
     answer(worker, second)
     star.exchange.step(now_ns=800)
-    worker.say(HAVE, 0, 0, 0, output_block(first))
-    worker.say(HAVE, 0, 0, 0, output_block(second))
+    worker.send(HAVE, 0, 0, 0, output_block(first))
+    worker.send(HAVE, 0, 0, 0, output_block(second))
     star.exchange.succession.expect_worker(WORKER)
     star.exchange.step(now_ns=900)
-    (free,) = worker.heard()
+    (free,) = worker.received()
     assert free[:4] == (FREE, 0, 0, output_block(first))
     star.exchange.succession.expect_worker(WORKER + 1)  # dead meanwhile
     star.exchange.step(now_ns=1000)
@@ -148,7 +148,7 @@ def test_figures_go_on_where_they_were() -> None:
     star, client, worker = one_of_each(BATCHING)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    answer(worker, worker.heard()[0])
+    answer(worker, worker.received()[0])
     star.exchange.step(now_ns=600)
     ask(client, 2)
     star.exchange.step(now_ns=700)
@@ -159,7 +159,7 @@ def test_figures_go_on_where_they_were() -> None:
     successor = star.model(MODEL)
     assert (cell(successor, "success_count"), cell(successor, "pending_count")) == (1, 1)
     assert [sum(histogram) for histogram in successor.row.histograms] == [1] * 5
-    for item in worker.heard():
+    for item in worker.received():
         answer(worker, item)
     star.exchange.step(now_ns=900)
     assert cell(successor, "execution_count") == 2
@@ -192,8 +192,8 @@ def test_a_batch_size_seen_before_keeps_its_entry() -> None:
 STEPS = st.lists(
     st.sampled_from(
         [
-            *("ask", "answer", "answer_one", "give_back", "release", "step", "serve", "tell"),
-            *("succeed", "succeed_unheard", "succeed_untold"),
+            *("ask", "answer", "answer_one", "give_back", "release", "step", "serve", "send_message"),
+            *("succeed", "succeed_unread", "succeed_uninformed"),
             *(f"die_{number}" for number in range(1, 7)),
         ]
     ),
@@ -217,7 +217,7 @@ def test_batchers_that_die_before_they_serve_lose_nothing(num_deaths: int) -> No
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
+    (item,) = worker.received()
     for _ in range(num_deaths):
         star.succeed()
         ask(client, 1)
@@ -237,20 +237,20 @@ def test_what_a_client_said_to_a_successor_that_died_counts_once(is_part: bool) 
     number = submit(port, MODEL, port.allocate(100), HEADER, 100)
     port.flush()
     star.exchange.step(now_ns=500)
-    (item,) = worker.heard()
-    worker.say(RESPONSE if is_part else DONE, item[B.KEY], item[B.BATCH], 0, result.ref, HEADER)
+    (item,) = worker.received()
+    worker.send(RESPONSE if is_part else DONE, item[B.KEY], item[B.BATCH], 0, result.ref, HEADER)
     star.exchange.step(now_ns=600)
     (reply,) = port.poll()
     star.succeed()
     for _ in range(2):
         port.resubmit()
-    worker.say(HAVE, 0, 0, 0, result.ref)
+    worker.send(HAVE, 0, 0, 0, result.ref)
     star.exchange.resume(now_ns=700)
-    assert FREE not in [record[0] for record in worker.heard()]
+    assert FREE not in [record[0] for record in worker.received()]
     port.release(number, reply.part)
     port.flush()
     star.exchange.step(now_ns=800)
-    assert [record[:4] for record in worker.heard() if record[0] == FREE] == [(FREE, 0, 0, result.ref)]
+    assert [record[:4] for record in worker.received() if record[0] == FREE] == [(FREE, 0, 0, result.ref)]
 
 
 # --- batches whose answers come one by one: decoupled models, executions split for lack of the GPU's memory ---
@@ -261,7 +261,7 @@ def given_a_batch(num: int) -> tuple[Star, End, End, list[tuple[int, ...]]]:
     star, client, worker = one_of_each(BATCHING)
     ask(client, *range(1, num + 1))
     star.exchange.step(now_ns=500)
-    return star, client, worker, worker.heard()
+    return star, client, worker, worker.received()
 
 
 def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> None:
@@ -283,7 +283,7 @@ def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> 
     assert replies(client) == [(4, Reason.NONE)]
     ask(client, 5)
     star.exchange.step(now_ns=900)
-    (fifth,) = worker.heard()
+    (fifth,) = worker.received()
     assert (fifth[B.BATCH], cell(star.model(MODEL), "execution_count")) == (2, 1)
     answer(worker, fifth)
     star.exchange.step(now_ns=1_000)
@@ -292,7 +292,7 @@ def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> 
 
 def test_a_request_that_was_given_back_is_queued_again_though_the_batcher_dies() -> None:
     star, client, worker, (first, second) = given_a_batch(2)
-    worker.say(RESCHEDULE, first[B.KEY], first[B.BATCH])
+    worker.send(RESCHEDULE, first[B.KEY], first[B.BATCH])
     star.exchange.step(now_ns=600)
     star.succeed()
     ask(client, 1, 2)
@@ -300,7 +300,7 @@ def test_a_request_that_was_given_back_is_queued_again_though_the_batcher_dies()
     answer(worker, second)
     star.exchange.step(now_ns=800)
     assert replies(client) == [(2, Reason.NONE)]
-    (again,) = worker.heard()
+    (again,) = worker.received()
     assert (again[B.KEY], again[B.BATCH]) == (first[B.KEY], 2)
     answer(worker, again)
     star.exchange.step(now_ns=900)
@@ -319,11 +319,11 @@ def test_an_answer_that_its_order_kept_back_is_not_executed_again() -> None:
     )
     ask(client, 1, 2)
     star.exchange.step(1_000)
-    first, second = worker.heard()
+    first, second = worker.received()
     worker.begin(first[B.BATCH])
     answer(worker, second)
     star.exchange.step(2_000)
-    assert client.heard() == []
+    assert client.received() == []
 
     star.succeed()
     ask(client, 1, 2)
@@ -331,8 +331,8 @@ def test_an_answer_that_its_order_kept_back_is_not_executed_again() -> None:
     answer(worker, first)
     star.exchange.step(4_000)
 
-    assert not [record for record in worker.heard() if record[0] == BATCH_ITEM]
-    assert sorted([reply[P.NUMBER] for reply in client.heard()]) == [1, 2]
+    assert not [record for record in worker.received() if record[0] == BATCH_ITEM]
+    assert sorted([reply[P.NUMBER] for reply in client.received()]) == [1, 2]
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
@@ -345,8 +345,8 @@ def test_a_successor_looks_unasked_only_into_rings_of_workers_that_it_awaits_som
     assert star.exchange.busy == {}
     star.exchange.succession.expect_worker(WORKER)  # it has no blocks
     star.exchange.step(now_ns=700)
-    worker.say(HAVE, 0, 0, 0, pack_ref(WORKER, 2, 1))
+    worker.send(HAVE, 0, 0, 0, pack_ref(WORKER, 2, 1))
     star.exchange.succession.expect_worker(WORKER)
     star.exchange.step(800, [])
-    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, pack_ref(WORKER, 2, 1))]
+    assert [record[:4] for record in worker.received()] == [(FREE, 0, 0, pack_ref(WORKER, 2, 1))]
     assert star.exchange.busy == {}

@@ -21,17 +21,17 @@ def config(num_slots: int, **batching: Any) -> dict[str, Any]:
 
 
 def ask(client: End, number: int, correlation: int, flags: int = 0, start_ns: int = 100) -> None:
-    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, correlation, flags, start_ns)
+    client.send(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, correlation, flags, start_ns)
 
 
 def items(worker: End) -> list[tuple[int, int, int]]:
     """Of each request: its key without its client's id, the word with flags and slot, its correlation."""
-    found = [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    found = [record for record in worker.received() if record[0] == BATCH_ITEM]
     return [(item[B.KEY] & 0xFFFF, item[B.FLAGS], item[B.CORRELATION]) for item in found]
 
 
 def answer(worker: End, number: int, batch: int, kind: int = DONE, client: int = CLIENT) -> None:
-    worker.say(kind, (client << 40) + number, batch, 0, 0, 0, 600, 610, 620, 630)
+    worker.send(kind, (client << 40) + number, batch, 0, 0, 0, 600, 610, 620, 630)
 
 
 def begun(num_slots: int = 1) -> tuple[Star, End, End]:
@@ -87,7 +87,7 @@ def test_a_sequence_whose_last_request_runs_can_be_joined_no_more() -> None:
     star, client, worker = begun()
     ask(client, 2, NAME, END)
     star.exchange.step(now_ns=650)
-    worker.heard()
+    worker.received()
     star.succeed()
     ask(client, 2, NAME, END)
     star.exchange.resume(now_ns=700)
@@ -123,7 +123,7 @@ def test_requests_of_sequences_wait_for_the_front_ends_that_have_not_spoken(dies
         star.exchange.remove_client(CLIENT + 1, now_ns=900)
     else:
         ask(late, 3, NAME, start_ns=200)
-        star.exchange.succession.hear_late(CLIENT + 1, now_ns=900)
+        star.exchange.succession.receive_late(CLIENT + 1, now_ns=900)
     star.exchange.step(now_ns=900)
     assert items(worker) == [(4 if dies else 3, 1 << 8, NAME)]
 
@@ -160,7 +160,7 @@ def test_a_sequence_that_was_cancelled_while_it_ran_stays_closed() -> None:
     ask(client, 2, NAME)
     star.exchange.step(now_ns=650)
     ask(client, 3, NAME)
-    client.say(2, 3)
+    client.send(2, 3)
     star.exchange.step(now_ns=660)
     assert replies(client) == [(3, Reason.CANCELLED)]
     star.succeed()
@@ -305,7 +305,7 @@ class Play:
 
     def execute(self) -> None:
         """The worker executes a batch."""
-        self.todo += [record for record in self.worker.heard() if record[0] == BATCH_ITEM]
+        self.todo += [record for record in self.worker.received() if record[0] == BATCH_ITEM]
         batch = self.todo[0][B.BATCH] if self.todo else 0
         for item in [item for item in self.todo if item[B.BATCH] == batch]:
             self.todo.remove(item)

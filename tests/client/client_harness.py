@@ -69,7 +69,7 @@ class ClientHarness:
     def batch(self) -> tuple[int, ...]:
         """The one request that the worker is given."""
         self.step()
-        (item,) = self.worker.heard()
+        (item,) = self.worker.received()
         assert item[0] == layout.BATCH_ITEM
         return item
 
@@ -84,6 +84,6 @@ class ClientHarness:
 
     def answer(self, item: tuple[int, ...], array: Any, kind: int = layout.DONE) -> int:
         ref, span = self.write(array)
-        self.worker.say(kind, item[layout.B.KEY], item[layout.B.BATCH], 0, ref, span)
+        self.worker.send(kind, item[layout.B.KEY], item[layout.B.BATCH], 0, ref, span)
         self.step()
         return ref

@@ -98,7 +98,7 @@ def test_beyond_what_may_be_held_answers_are_copies(around: ClientHarness, monke
         values(answers[2])[0] = 1
     answers.clear()
     assert around.is_all_returned()
-    around.worker.heard()
+    around.worker.received()
     told = Told()
     around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
     around.answer(around.batch(), np.zeros(1, np.float32))
@@ -123,7 +123,7 @@ def test_a_models_sentence_is_the_answer(around: ClientHarness) -> None:
     block = around.slab.allocate(10)
     assert block is not None
     block.memory[:2] = b"no"
-    around.worker.say(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], UnavailableError.wire, block.ref, 2)
+    around.worker.send(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], UnavailableError.wire, block.ref, 2)
     around.step()
     error, is_final = told.next()
     assert (type(error), str(error), is_final) == (UnavailableError, "no", True)
@@ -135,7 +135,7 @@ def test_many_answers_to_one_request(around: ClientHarness) -> None:
     item = around.batch()
     for number in range(3):
         around.answer(item, np.full(1, number, np.float32), layout.RESPONSE)
-    around.worker.say(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH])
+    around.worker.send(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH])
     around.step()
     assert [(values(answer).tolist(), is_final) for answer, is_final in (told.next() for _ in range(3))] == [
         ([number], False) for number in range(3)
@@ -151,7 +151,7 @@ def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped(around: ClientH
     assert str(error) == "Request timeout expired: no answer from model 'm' in time"
     around.step()  # the batcher hears of the request and of its end
     assert around.star.exchange.num_open <= 1
-    if items := around.worker.heard():  # it was quicker than the end
+    if items := around.worker.received():  # it was quicker than the end
         around.answer(items[0], np.zeros(1, np.float32))
     assert told.is_empty
 
@@ -209,7 +209,7 @@ def test_threads_get_their_own_answers(around: ClientHarness) -> None:
     while any(thread.is_alive() for thread in threads):
         assert time.monotonic() < end
         around.step()
-        for item in around.worker.heard():
+        for item in around.worker.received():
             if item[0] == layout.BATCH_ITEM:
                 block, span = around.port.slab.open(item[layout.B.BLOCK]), item[layout.B.HEADER]
                 (asked,) = unpack_request(block[span >> 32 :][: span & 0xFFFFFFFF], len(block)).inputs

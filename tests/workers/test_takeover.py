@@ -55,7 +55,7 @@ class Pair:
         assert block is not None
         block.memory[16 : 16 + len(header)] = header
         self._requests[number] = (REQUEST, number, MODEL, block.ref, 16 << 32 | len(header), 1, 0, 0, 0, 0, 0, 100)
-        self.client.say(*self._requests[number])
+        self.client.send(*self._requests[number])
 
     def listen(self) -> None:
         """Obey the next message; where it is of a new batcher, that serves at once."""
@@ -69,7 +69,7 @@ class Pair:
         self.star.succeed()
         self.star.exchange.blocks.add_result(RESULT, WORKER)
         for record in self._requests.values():
-            self.client.say(*record)
+            self.client.send(*record)
         self.supervisor.send(BatcherReplaced())
 
     def grant(self) -> SlabView:
@@ -101,7 +101,7 @@ def test_a_segment_that_is_still_awaited_is_not_freed_by_a_successor(pair: Pair)
     pair.supervisor.send(PayloadReady(RESULT))
     pair.loop.step()
     pair.star.exchange.step(now_ns=800)
-    (reply,) = pair.client.heard()
+    (reply,) = pair.client.received()
     assert (reply[P.NUMBER], reply[P.REASON]) == (1, Reason.NONE)
     pair.loop.step()  # takes back whatever the successor has freed
     assert pair.memory.oversize.refs == [reply[P.BLOCK]]

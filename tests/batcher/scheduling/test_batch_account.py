@@ -2,7 +2,15 @@
 
 import pytest
 
-from shoal.batcher.scheduling.batch_account import MEANINGS, NUM_COUNTED, NUM_TOLD, BatchReason, account, noted, told
+from shoal.batcher.scheduling.batch_account import (
+    MEANINGS,
+    NUM_COUNTED,
+    NUM_LISTED,
+    BatchReason,
+    account,
+    noted,
+    summary,
+)
 from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler
 from tests.batcher.scheduling.bench import D_US, Bench, D, busy
 
@@ -10,7 +18,7 @@ from tests.batcher.scheduling.bench import D_US, Bench, D, busy
 def reasons(bench: Bench) -> list[tuple[int, str]]:
     """Rows and reason of each batch so far."""
     assert isinstance(bench.scheduler, DynamicBatchScheduler)
-    return [(each["rows"], each["reason"]) for each in told(bench.scheduler.account)["last_batches"]]
+    return [(each["rows"], each["reason"]) for each in summary(bench.scheduler.account)["last_batches"]]
 
 
 def test_an_idle_instance() -> None:
@@ -62,8 +70,8 @@ def test_a_request_that_an_instance_died_with() -> None:
 def test_as_much_is_told_as_fits() -> None:
     batches = account()
     batches.extend([noted(3, BatchReason.FULL)] * 10 + [noted(70, BatchReason.NO_GAIN)] * NUM_COUNTED)
-    assert told(batches) == {
+    assert summary(batches) == {
         "reasons": [{"reason": "no_gain", "meaning": MEANINGS[BatchReason.NO_GAIN], "batches": NUM_COUNTED}],
-        "last_batches": [{"rows": 70, "reason": "no_gain"}] * NUM_TOLD,
+        "last_batches": [{"rows": 70, "reason": "no_gain"}] * NUM_LISTED,
     }
     assert set(MEANINGS) == set(BatchReason)

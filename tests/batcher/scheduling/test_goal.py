@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.batcher.scheduling.batch_account import told
+from shoal.batcher.scheduling.batch_account import summary
 from shoal.batcher.scheduling.goal import GoalBatchScheduler, GoalPolicyScheduler
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import from_config
@@ -58,7 +58,7 @@ class Server:
 
     @property
     def last_reason(self) -> str:
-        return str(told(self.scheduler.account)["last_batches"][-1]["reason"])
+        return str(summary(self.scheduler.account)["last_batches"][-1]["reason"])
 
 
 ALL_SIZES = [size for size in range(1, 33) for _ in range(8)]

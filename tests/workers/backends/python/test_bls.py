@@ -164,7 +164,7 @@ def test_a_response_of_which_no_array_can_be_made_is_an_error(around: Around) ->
     block = around.slab.allocate(len(header))
     assert block is not None
     block.memory[: len(header)] = header
-    around.worker.say(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], 0, block.ref, len(header))
+    around.worker.send(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], 0, block.ref, len(header))
     around.step()
     assert around.sentence().startswith("ValueError: ")
 
