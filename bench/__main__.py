@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from bench import flat, grpc_chapter, instructions
-from bench.bench import Bench, say
+from bench.bench import Bench, print_line
 from bench.comparisons import COMPARISONS, WORKLOAD, Comparison
 from bench.document import conditions, markdown, put
 from bench.errors import BenchmarkError
@@ -196,7 +196,7 @@ def measure_isolation(options: argparse.Namespace) -> int:
 
 def _repeat(bench: Bench, num_rounds: int, visits: Sequence[Sequence[Row]]) -> None:
     for number in range(num_rounds):
-        say(f"== round {number + 1} of {num_rounds}, {time.strftime('%H:%M:%S')}")
+        print_line(f"== round {number + 1} of {num_rounds}, {time.strftime('%H:%M:%S')}")
         for rows in visits:
             bench.visit(rows)
 

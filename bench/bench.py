@@ -78,7 +78,7 @@ class Bench:
             with _faults_go_to([row]):
                 if not row.fault:
                     row.samples.append(slices.sample(self._perf, self._folder))
-                    say(f"{row.workload.name:16} {row.peer.name:12} {_brief(row.samples[-1])}")
+                    print_line(f"{row.workload.name:16} {row.peer.name:12} {_brief(row.samples[-1])}")
 
     def _shoot(self, row: Row, port: int) -> Shoot:
         workload = row.workload
@@ -99,7 +99,7 @@ def _faults_go_to(rows: Sequence[Row]) -> Iterator[None]:
     except BenchmarkError as error:
         for row in rows:
             row.fault = row.fault or str(error)
-            say(f"{row.workload.name:16} {row.peer.name:12} {row.fault}")
+            print_line(f"{row.workload.name:16} {row.peer.name:12} {row.fault}")
 
 
 def _check(peer: Peer, model: BenchModel, headers: Mapping[str, str], body: bytes) -> None:
@@ -122,6 +122,6 @@ def _brief(sample: Sample) -> str:
     return f"{rate}  {times}  {cpu}  others {sample.foreign:4.0%}{errors}"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Progress."""
     print(line, file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from bench import measure, repository
-from bench.bench import say
+from bench.bench import print_line
 from bench.client_picture import size, svg
 from bench.client_ways import (
     ALONE,
@@ -128,7 +128,7 @@ def measure_times(places: Places, every: Sequence[BenchModel], num_rounds: int) 
             for _ in range(num_rounds):
                 for name, call in calls.items():
                     times.setdefault((name, array_of(model).nbytes), []).extend(_turn(call))
-        say("  ".join([f"{size(array_of(model).nbytes):>8}", *_told(times, array_of(model).nbytes)]))
+        print_line("  ".join([f"{size(array_of(model).nbytes):>8}", *_told(times, array_of(model).nbytes)]))
     return times
 
 

@@ -98,7 +98,7 @@ class LoadClient:
         self._unsent = memoryview(b"".join([self.request() for _ in range(self._num_at_once)]))
         self._send()
 
-    def hear(self) -> int:
+    def receive(self) -> int:
         """How many answers have come since; asks again after the last."""
         self._send()
         try:
@@ -259,7 +259,7 @@ class Run:
             self.cpu_s += cpu_s - self._mark_s
             self.num_passes += 1
         self._world.reply_to_all()
-        num_answers = sum([each.hear() for each in self._clients])
+        num_answers = sum([each.receive() for each in self._clients])
         if self._num_warm_up:
             self._num_warm_up = max(0, self._num_warm_up - num_answers)
         else:

@@ -131,7 +131,7 @@ class CloudRepository:
         found = self._cache.find(model)
         if found is not None:
             return found
-        with self._told(f"the copy of model '{model.name}' from {self.url}"), self._cache.workplace() as workplace:
+        with self._failing(f"the copy of model '{model.name}' from {self.url}"), self._cache.workplace() as workplace:
             downloads = self._download(model, workplace)
             after = self._model(model.name)
             for path, download in downloads.items():
@@ -150,7 +150,7 @@ class CloudRepository:
         return listing.models[name]
 
     def _objects(self, path: str) -> list[CloudObject]:
-        with self._told(f"the listing of {self.url}"):
+        with self._failing(f"the listing of {self.url}"):
             has_directories = self.url.scheme == "as"  # elsewhere only the names of objects make them
             found = self._connect().find(path, withdirs=has_directories, detail=True, timeout=self._patience.listing_s)
         if len(found) > MAX_OBJECTS:
@@ -273,7 +273,7 @@ class CloudRepository:
         return options | {"connection_timeout": self._patience.connect_s, "read_timeout": self._patience.read_s}
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _failing(self, what: str) -> Iterator[None]:
         """Whatever a cloud's library raises becomes a sentence."""
         try:
             yield

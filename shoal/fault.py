@@ -51,7 +51,7 @@ STEPS = {
         "taken": "shoal.workers.memory:Memory.take",
         "begun": "shoal.workers.memory:Memory.begin",
         "opened": "shoal.workers.loop:Loop._open",
-        "mapped": "shoal.workers.oversize:WorkerOversizeBlocks.hear",
+        "mapped": "shoal.workers.oversize:WorkerOversizeBlocks.receive",
         "written": "shoal.workers.answers:WrittenAnswers.write",
         "pushed": "shoal.shm.ring:RingWriter.push",
         "published": "shoal.shm.ring:RingWriter.publish",

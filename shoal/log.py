@@ -181,7 +181,7 @@ class PatientHandler(TextHandler):
         )
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line to stdout that is not one of the log's; lost if stdout is a full pipe."""
     put(sys.stdout, f"{line}\n")
 

@@ -47,7 +47,7 @@ class Signals:
             elif number == signal.SIGUSR1:
                 self._on_usr1()
             else:
-                log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
+                log.print_line(f"Signal ({number}) received.")  # Triton's line, no log line there either
                 ending = self.second if self.first.done() else self.first
                 if not ending.done():
                     ending.set_result(number)

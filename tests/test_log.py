@@ -179,7 +179,7 @@ log.configure()
 for number in range(500):
     log.logger.warning("%d", number)
 log.logger.warning(log.LaidOutText("long\\n" * 2000))
-log.say("unread")
+log.print_line("unread")
 sys.stdin.read(1)
 log.logger.warning("heard")
 """

@@ -99,7 +99,7 @@ class Loop:
             on(shared.SegmentAnnounced, self._add_segment),
             on(shared.SegmentGone, lambda message: segments.remove(message.owner)),
             on(shared.SegmentMissing, lambda message: segments.remove(message.owner)),
-            *[on(kind, oversize.hear) for kind in shared.PAYLOAD_NEWS],
+            *[on(kind, oversize.receive) for kind in shared.PAYLOAD_NEWS],
             on(shared.BatcherReplaced, lambda _message: memory.tell_blocks()),
             on(shared.LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
             on(shared.LogChanged, lambda message: log.configure(**message.settings)),

@@ -36,7 +36,7 @@ class WorkerOversizeBlocks:
         self._wait_s = wait_s
         #: Whether other threads than the loop's free, too; it alone looks, before it sleeps.
         self.is_shared = False
-        self.listen: Callable[[], None] = lambda: self.hear(channel.receive(shared.PAYLOAD_NEWS)[0])
+        self.listen: Callable[[], None] = lambda: self.receive(channel.receive(shared.PAYLOAD_NEWS)[0])
         self._allocating = threading.Lock()
         self._slabs = WholeSlabs()
         #: By their owner ids, those that hold a result or are kept for the next one; while there are any, `look`.
@@ -88,7 +88,7 @@ class WorkerOversizeBlocks:
 
         listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
-    def hear(self, message: shared.PayloadNews) -> None:
+    def receive(self, message: shared.PayloadNews) -> None:
         """Apply what the supervisor answers about a segment that was asked for; takes the descriptor."""
         if isinstance(message, shared.PayloadReady):
             self._is_ready = self._segment is not None and message.owner == self._segment.header.owner

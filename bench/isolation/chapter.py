@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.bench import say
+from bench.bench import print_line
 from bench.errors import BenchmarkError
 from bench.isolation.figures import Row, Situation, number, table, verdict
 from bench.isolation.site import Checkout, serving
@@ -17,7 +17,7 @@ def measure(situations: Sequence[Situation], checkouts: Sequence[Checkout], num_
     """A row for each situation and checkout; one that fails says so, and the others are measured all the same."""
     rows = {(each, checkout): Row(each, checkout.title, []) for each in situations for checkout in checkouts}
     for round_number in range(num_rounds):
-        say(f"== round {round_number + 1} of {num_rounds}")
+        print_line(f"== round {round_number + 1} of {num_rounds}")
         for situation in situations:
             # A B B A: neither is always the first.
             for checkout in checkouts if round_number % 2 == 0 else checkouts[::-1]:
@@ -35,7 +35,7 @@ def _visit(row: Row, checkout: Checkout, folder: Path) -> None:
                 row.measures.append(situation.measure(site))
         except (BenchmarkError, OSError, ValueError) as error:
             row.fault = f"{type(error).__name__}: {error}"
-    say(f"{situation.name:18} {row.server:12} {_brief(row)}")
+    print_line(f"{situation.name:18} {row.server:12} {_brief(row)}")
 
 
 def _brief(row: Row) -> str:

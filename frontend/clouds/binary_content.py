@@ -18,7 +18,7 @@ def asked_by_content_type(handler: Handler, content_type: str) -> Handler:
     return lambda call: handler(call._replace(headers=_incoming(call.headers, content_type)))
 
 
-def told_by_content_type(handler: Handler, content_type: str) -> Handler:
+def answered_by_content_type(handler: Handler, content_type: str) -> Handler:
     """Like `asked_by_content_type`; responses give the length in their Content-Type, too, and nowhere else."""
     asked = asked_by_content_type(handler, content_type)
     return lambda call: _outgoing(asked(call), content_type)

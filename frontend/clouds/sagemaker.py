@@ -12,7 +12,7 @@ import re
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend import read_json as door
 from shoal.frontend.call import Handler, HandlerCall, Route, administrative
-from shoal.frontend.clouds.binary_content import told_by_content_type
+from shoal.frontend.clouds.binary_content import answered_by_content_type
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
 from shoal.frontend.road.inference import generate, generate_stream, infer
@@ -39,7 +39,7 @@ _FORBIDDEN = re.compile("/*(?:dev|proc|sys)(?:/.*)?")
 #: Headers that are ignored, since SageMaker's requests and responses are never compressed (Triton's).
 _ENCODINGS = frozenset({"content-encoding", "accept-encoding"})
 _INFERENCE = {
-    "infer": told_by_content_type(infer, BINARY_CONTENT),
+    "infer": answered_by_content_type(infer, BINARY_CONTENT),
     "generate": generate,
     "generate_stream": generate_stream,
 }

@@ -28,7 +28,7 @@ from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.road_stream import RoadStream
 from shoal.frontend.grpc.service import MODEL_INFER, MODEL_STREAM_INFER, GrpcCall, Method, check_access, find, run
 from shoal.frontend.response import Response
-from shoal.frontend.road.hang_ups import Tell
+from shoal.frontend.road.hang_ups import Notify
 from shoal.frontend.road.traced_transport import TracedTransport
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.state import ServerState
@@ -90,7 +90,7 @@ class RoadService(grpc.GenericRpcHandler):
                 return self._infer(call, request, context, begun_ns)
             return run(method, call, request)
         except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told
-            refused = _told(error, method)
+            refused = _as_shoal_error(error, method)
         return _abort(context, refused)
 
     def _call(self, method: Method, context: Any) -> GrpcCall:
@@ -138,7 +138,7 @@ class RoadService(grpc.GenericRpcHandler):
                 yield from answers(self._call(method, context), requests, context)
                 return
             except Exception as error:  # noqa: BLE001  the rim, as above
-                refused = _told(error, method)
+                refused = _as_shoal_error(error, method)
             _abort(context, refused)
 
         return guarded
@@ -160,15 +160,15 @@ def _reflect(_call: GrpcCall, requests: Iterable[bytes], _context: Any) -> Itera
 
 
 @contextmanager
-def _called_off(context: Any, tell: Tell) -> Iterator[None]:
+def _called_off(context: Any, notify: Notify) -> Iterator[None]:
     """Meanwhile, the thread that waits for the answer to a call is told when the call's client has gone."""
-    call_off = partial(tell, None)
+    call_off = partial(notify, None)
     if not context.add_callback(call_off):
         call_off()
     yield
 
 
-def _told(error: Exception, method: Method) -> ShoalError:
+def _as_shoal_error(error: Exception, method: Method) -> ShoalError:
     """What the client hears of an error."""
     if isinstance(error, ShoalError):
         return error

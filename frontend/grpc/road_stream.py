@@ -168,7 +168,7 @@ class RoadStream:
             yield from self._ask(waiting.message, (waiting, error))
             return
         except ShoalError as error:
-            yield from self._refuse(_told(prepared, error), error, waiting.ticket)
+            yield from self._refuse(_error_message(prepared, error), error, waiting.ticket)
         else:
             yield from self._in_order(answer, waiting.ticket)
         if reply.is_final:
@@ -194,7 +194,7 @@ class RoadStream:
                 self._forget(number)
                 self._room.release()
                 error = no_answer(self._transport.request_timeout_s)
-                yield from self._refuse(_told(waiting.prepared, error), error, waiting.ticket)
+                yield from self._refuse(_error_message(waiting.prepared, error), error, waiting.ticket)
 
     def _forget(self, number: int) -> None:
         """Forget a request: no thread waits for it any more."""
@@ -225,6 +225,6 @@ class RoadStream:
                 yield ready
 
 
-def _told(prepared: PreparedRequest, error: ShoalError) -> bytes:
+def _error_message(prepared: PreparedRequest, error: ShoalError) -> bytes:
     """The answer that a request has failed."""
     return wire.stream_error(str(error), prepared.id, prepared.entry.name, str(prepared.entry.version))

@@ -290,8 +290,8 @@ _LOG_FIELDS = {bool: ("bool_param", "boolean"), int: ("uint32_param", "int32"), 
 def _trace_setting(call: GrpcCall, request: Message) -> Message:
     trace_settings.check_model(call.state, request.model_name)
     changes = read_changes(_trace_changes(request.settings)) if request.settings else None
-    told = trace_settings.told(call.ask, request.model_name, changes)
-    settings = {name: {"value": value if isinstance(value, list) else [value]} for name, value in told.items()}
+    described = trace_settings.settings_of(call.ask, request.model_name, changes)
+    settings = {name: {"value": value if isinstance(value, list) else [value]} for name, value in described.items()}
     return pb.TraceSettingResponse(settings=settings)
 
 
@@ -308,11 +308,11 @@ def _trace_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
 
 def _log_settings(call: GrpcCall, request: Message) -> Message:
     if request.settings:
-        told = log_settings.change(call.state, call.ask, _log_changes(request.settings))
+        described = log_settings.change(call.state, call.ask, _log_changes(request.settings))
     else:
-        told = log_settings.describe(call.state, call.state.log_settings)
+        described = log_settings.describe(call.state, call.state.log_settings)
     settings = {}
-    for name, value in told.items():
+    for name, value in described.items():
         settings[name] = {_LOG_FIELDS[type(value)][0]: min(value, _MAX_UINT32) if type(value) is int else value}
     return pb.LogSettingsResponse(settings=settings)
 

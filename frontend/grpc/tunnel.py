@@ -42,8 +42,8 @@ def pack_head(
     deadline_ns: int = 0,
 ) -> bytes:
     """What to send in front of the message; pseudo headers are left out of the metadata."""
-    told = {key: value for key, value in metadata.items() if not key.startswith(":")}
-    caller = orjson.dumps([peer, told, encoding, deadline_ns])
+    fields = {key: value for key, value in metadata.items() if not key.startswith(":")}
+    caller = orjson.dumps([peer, fields, encoding, deadline_ns])
     nbytes = _LENGTH_BYTES + len(caller) + message_nbytes
     head = f"POST {path} HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\nContent-Length: {nbytes}\r\n\r\n"
     return head.encode("ascii") + len(caller).to_bytes(_LENGTH_BYTES, "big") + caller

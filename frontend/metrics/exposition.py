@@ -140,14 +140,14 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.QUEUE_AGE, ((version.labels, _queue_age_s(version.row, now_ns)) for version in versions))
     yield from _plain(families.INSTANCES_WANTED, ((each.labels, each.entry.num_instances) for each in versions))
     yield from _plain(families.INSTANCES_UP, ((each.labels, each.entry.num_instances_up) for each in versions))
-    told = gauges or {"instances": (), "front_ends": ()}
-    instances = [(tuple((label, str(each[label])) for label in families.INSTANCE), each) for each in told["instances"]]
+    seen = gauges or {"instances": (), "front_ends": ()}
+    instances = [(tuple((label, str(each[label])) for label in families.INSTANCE), each) for each in seen["instances"]]
     for figure in families.INSTANCE_FAMILIES:
         yield from _figures(figure, instances)
-    yield from _front_ends(told["front_ends"])
+    yield from _front_ends(seen["front_ends"])
     yield from _plain(families.BUILD_INFO, [((("version", __version__),), 1)])
     for figure in families.SERVER_FAMILIES:
-        yield from _figures(figure, [((), told)])
+        yield from _figures(figure, [((), seen)])
 
 
 def _latencies(latency: Latency, version: _Version) -> Iterator[str]:

@@ -68,8 +68,8 @@ class MetricsListener:
 
     def _gauges(self) -> dict[str, Any] | None:
         try:
-            told: dict[str, Any] = self._transport.ask("gauges", {}, GAUGES_TIMEOUT_S)
+            gauges: dict[str, Any] = self._transport.ask("gauges", {}, GAUGES_TIMEOUT_S)
         except ShoalError as error:
             _log.warning("/metrics lacks the supervisor's figures: %s", error)
             return None
-        return told
+        return gauges

@@ -37,7 +37,7 @@ class Caller:
 
 
 #: Called with the caller if it may have hung up, with None if it has.
-Tell = Callable[[Caller | None], None]
+Notify = Callable[[Caller | None], None]
 
 
 class HangUps:
@@ -47,18 +47,18 @@ class HangUps:
         self._poller = select.epoll()
         self._lock = threading.Lock()
         # Changed by watch, under the lock.
-        self._watched: dict[int, tuple[Caller, Tell]] = {}
+        self._watched: dict[int, tuple[Caller, Notify]] = {}
 
     def start(self) -> None:
         """Start the watching thread, a daemon."""
         threading.Thread(target=self._listen, name="shoal-hang-ups", daemon=True).start()
 
     @contextmanager
-    def watch(self, caller: Caller, tell: Tell) -> Iterator[None]:
-        """Within the context, call `tell` from another thread when the caller hangs up."""
+    def watch(self, caller: Caller, notify: Notify) -> Iterator[None]:
+        """Within the context, call `notify` from another thread when the caller hangs up."""
         fd = caller.fileno()
         with self._lock:
-            self._watched[fd] = caller, tell
+            self._watched[fd] = caller, notify
             # Edges only: for the end of the stream, and for the reset. Bytes wake no thread.
             self._poller.register(fd, select.EPOLLRDHUP | select.EPOLLET)
         try:
@@ -78,11 +78,11 @@ class HangUps:
             with self._lock:
                 watched = self._watched.get(fd)
                 if watched is not None:
-                    caller, tell = watched
+                    caller, notify = watched
                     # Checked again: the descriptor may have become another connection's.
                     event = _event(fd)
                     if event:
-                        tell(None if event & _GONE else caller)
+                        notify(None if event & _GONE else caller)
 
 
 def _event(fd: int) -> int:

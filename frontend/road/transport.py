@@ -16,7 +16,7 @@ from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response, no_answer
-from shoal.frontend.road.hang_ups import Caller, Tell
+from shoal.frontend.road.hang_ups import Caller, Notify
 from shoal.frontend.road.held_answers import HeldAnswers
 from shoal.frontend.road.streamed_replies import KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest
@@ -259,7 +259,7 @@ class PortTransport:
 class WatchedTransport:
     """The road's transport for the requests of one caller; in the context of `watch` its hang-up is told."""
 
-    def __init__(self, transport: PortTransport, watch: Callable[[Tell], AbstractContextManager[None]]) -> None:
+    def __init__(self, transport: PortTransport, watch: Callable[[Notify], AbstractContextManager[None]]) -> None:
         self._transport = transport
         self._watch = watch
 

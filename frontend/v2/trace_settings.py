@@ -16,14 +16,14 @@ from shoal.tracer.settings import Changes, read_changes
 def trace_settings(state: ServerState, ask: Ask, model: str) -> Response:
     """What holds for a model, or for all where `model` is ""."""
     check_model(state, model)
-    return json_response(200, told(ask, model, None))
+    return json_response(200, settings_of(ask, model, None))
 
 
 def change_trace_settings(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
     """The same after a change. It is in force in every process before the answer leaves."""
     check_model(state, model)
     changes = read_changes(read_json(body, state.http_max_input_size)) if body else {}
-    return json_response(200, told(ask, model, changes))
+    return json_response(200, settings_of(ask, model, changes))
 
 
 def check_model(state: ServerState, model: str) -> None:
@@ -32,7 +32,7 @@ def check_model(state: ServerState, model: str) -> None:
         raise InvalidArgumentError(f"Request for unknown model : {model}")
 
 
-def told(ask: Ask, model: str, changes: Changes | None) -> dict[str, Any]:
+def settings_of(ask: Ask, model: str, changes: Changes | None) -> dict[str, Any]:
     """What holds for a model after changes, or as it is where there are none to make."""
     answer: dict[str, Any] = ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S)
     return answer

@@ -76,7 +76,7 @@ class AsyncClient:
         news = _Wakeup(asyncio.get_running_loop())
 
         def submit() -> ClientCall:
-            return session.submit(asked, news.tell, is_stream=is_stream)
+            return session.submit(asked, news.notify, is_stream=is_stream)
 
         return await _in_executor(submit) if session.needs_time(asked) else submit(), news
 
@@ -187,7 +187,7 @@ class _Wakeup:
         self._thread = threading.get_ident()
         self._future: asyncio.Future[bool] = loop.create_future()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the coroutine, or let its next `wait` return at once."""
         if threading.get_ident() == self._thread:
             self._settle(True)
@@ -199,7 +199,7 @@ class _Wakeup:
             self._future.set_result(came)
 
     async def wait(self, deadline_s: float) -> bool:
-        """Wait until `tell` is called, unless it was since the last wait. False at the loop's time `deadline_s`."""
+        """Wait until `notify` is called, unless it was since the last wait. False at the loop's time `deadline_s`."""
         timer = self.loop.call_at(deadline_s, self._settle, False)
         try:
             came = await self._future

@@ -47,8 +47,8 @@ class Cache:
                 "give a directory that the server's user can write to as --environment-cache-directory"
             ) from error
 
-    def get(self, key: str, make: Callable[[Path], None], say: Callable[[str], None]) -> Path:
-        """The environment `key`: as it was made before, or as `make` fills an empty directory now. `say` is told where
+    def get(self, key: str, make: Callable[[Path], None], log: Callable[[str], None]) -> Path:
+        """The environment `key`: as it was made before, or as `make` fills an empty directory now. `log` is told where
         another process is about to make it, which is waited for.
 
         Raises what `make` raises. `prepare` comes first.
@@ -57,7 +57,7 @@ class Cache:
         directory, complete = entry / "environment", entry / "complete"
         if complete.exists():
             return directory
-        with self._locked(key, say):
+        with self._locked(key, log):
             if not complete.exists():
                 shutil.rmtree(entry, ignore_errors=True)  # what a killed process has left
                 directory.mkdir(parents=True)
@@ -71,12 +71,12 @@ class Cache:
         return directory
 
     @contextlib.contextmanager
-    def _locked(self, key: str, say: Callable[[str], None]) -> Iterator[None]:
+    def _locked(self, key: str, log: Callable[[str], None]) -> Iterator[None]:
         with open(self.root / f"{key}.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say(f"another process makes environment {key}; waiting for it")
+                log(f"another process makes environment {key}; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -54,11 +54,11 @@ def main(text: str) -> int:
     set_title(f"environment of {name}")
     cache = Cache(Path(order["cache"]))
 
-    def say(line: str) -> None:
+    def log_line(line: str) -> None:
         print(f"model '{order['model']}': {line}", flush=True)  # noqa: T201 - the supervisor passes a worker's output on
 
     try:
-        environment = resolve(Wanted(**order["wanted"]), cache, os.environ, say)
+        environment = resolve(Wanted(**order["wanted"]), cache, os.environ, log_line)
         cache.prepare()
         packages = link_packages(cache.root)
         _log.info("worker %s runs in the environment '%s'", name, environment.directory)

@@ -31,7 +31,7 @@ _WITH_ITS_CHILDREN = ("/bin/sh", "-c", 'trap "kill -9 0" TERM; "$@" & wait $!', 
 
 
 #: Takes a line of an installer's output, or one of ours on its progress.
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Environment(NamedTuple):
@@ -42,13 +42,13 @@ class Environment(NamedTuple):
     directory: Path
 
 
-def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: Say) -> Environment:
-    """Make what is wanted, where it is not there yet; `say` takes the installer's lines. Raises ShoalError that
+def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: Log) -> Environment:
+    """Make what is wanted, where it is not there yet; `log` takes the installer's lines. Raises ShoalError that
     says why it cannot be."""
     if wanted.execution_env and wanted.interpreter:
         raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
     try:
-        path = _interpreter(wanted, cache, environ, say)
+        path = _interpreter(wanted, cache, environ, log)
     except OSError as error:
         raise UnavailableError(f"no environment for this model: {error}") from error
     variables = variables_of(path, environ)
@@ -60,12 +60,12 @@ def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: Say) 
     return Environment(path, variables, interpreter.prefix)
 
 
-def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
+def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     if wanted.execution_env:
         place = Path(wanted.execution_env).absolute()
         if not place.exists():
             raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} '{place}' does not exist")
-        return _python_in(place if place.is_dir() else _unpacked(place, cache, environ, say))
+        return _python_in(place if place.is_dir() else _unpacked(place, cache, environ, log))
     base = Path(sys.executable)
     if wanted.interpreter:
         found = shutil.which(wanted.interpreter, path=environ.get("PATH"))
@@ -74,7 +74,7 @@ def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: 
         base = Path(found).absolute()
     if not wanted.requirements:
         return base
-    return _python_in(_installed(Path(wanted.requirements), base, cache, environ, say))
+    return _python_in(_installed(Path(wanted.requirements), base, cache, environ, log))
 
 
 def _python_in(directory: Path) -> Path:
@@ -88,22 +88,22 @@ def _python_in(directory: Path) -> Path:
     return path
 
 
-def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
+def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     """The environment in an archive, as if it had been installed where it lies now."""
     cache.prepare()
 
     def make(directory: Path) -> None:
-        say(f"unpacking '{archive}'")
+        log(f"unpacking '{archive}'")
         unpack(archive, directory)
         prefixes = directory / "bin" / "conda-unpack"
         if prefixes.exists():  # rewrites what names the directory that the environment was packed in
             python = _python_in(directory)
-            _run([str(python), str(prefixes)], directory, variables_of(python, environ), f"archive '{archive}'", say)
+            _run([str(python), str(prefixes)], directory, variables_of(python, environ), f"archive '{archive}'", log)
 
-    return cache.get(f"archive-{cache.digest(archive)}", make, say)
+    return cache.get(f"archive-{cache.digest(archive)}", make, log)
 
 
-def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
+def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     """A virtual environment of `base` with the packages in a requirements.txt, and numpy."""
     cache.prepare()
     interpreter = ask(base, variables_of(base, environ))
@@ -111,22 +111,22 @@ def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[st
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()
 
     def make(directory: Path) -> None:
-        say(f"installing '{requirements}'")
-        _install(requirements, interpreter, directory, environ, say)
+        log(f"installing '{requirements}'")
+        _install(requirements, interpreter, directory, environ, log)
 
-    return cache.get(f"requirements-{key}", make, say)
+    return cache.get(f"requirements-{key}", make, log)
 
 
-def _install(requirements: Path, base: Interpreter, directory: Path, environ: Mapping[str, str], say: Say) -> None:
+def _install(requirements: Path, base: Interpreter, directory: Path, environ: Mapping[str, str], log: Log) -> None:
     what, place = f"'{requirements}'", requirements.parent  # what it names by relative paths lies there
     create, install = _installers(base, directory, environ)
-    _run(create, place, variables_of(base.path, environ), what, say)
+    _run(create, place, variables_of(base.path, environ), what, log)
     python = directory / "bin" / "python"
     variables = variables_of(python, environ)
     install += ["-r", str(requirements)]
-    _run(install, place, variables, what, say)
+    _run(install, place, variables, what, log)
     if not ask(python, variables).has_numpy:
-        _run([*install, "numpy"], place, variables, what, say)  # from where the file says that packages come from
+        _run([*install, "numpy"], place, variables, what, log)  # from where the file says that packages come from
 
 
 def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -144,7 +144,7 @@ def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) 
     return [*create, "--without-pip"], [path, *pip, "--python", python, "install"]
 
 
-def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], what: str, say: Say) -> None:
+def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], what: str, log: Log) -> None:
     """Run a program and pass on what it prints, line by line. Raises InternalError with its last lines."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with Popen(
@@ -155,7 +155,7 @@ def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], 
         assert process.stdout is not None
         for line in process.stdout:
             last.append(line.rstrip())
-            say(last[-1])
+            log(last[-1])
     if process.returncode:
         words = "\n".join(last)
         raise InternalError(f"the environment of {what} cannot be made: {command[0]} failed with\n{words}")

@@ -93,7 +93,7 @@ class StarClient:
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: responses for which `on_answer` is yet to be called.
-        self._untold: list[tuple[OnAnswer | None, HeldResponse | ShoalError | None, bool]] = []
+        self._undelivered: list[tuple[OnAnswer | None, HeldResponse | ShoalError | None, bool]] = []
         self._looked_ns = 0
 
     # --- submitting, in any thread ---
@@ -216,13 +216,13 @@ class StarClient:
         request = self._open.get(reply.number)
         if request is None:
             return
-        self._untold.append((request.on_answer, self._answer(request, reply), reply.is_final))
+        self._undelivered.append((request.on_answer, self._answer(request, reply), reply.is_final))
         if reply.is_final:
             del self._open[reply.number]
 
     def _look(self) -> float:
         """Pass on responses, and end requests that are late or not wanted; returns the seconds until the next look."""
-        self._tell_answers()
+        self._deliver()
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns >= TICK_S * 1e9:
             self._looked_ns = now_ns
@@ -230,10 +230,10 @@ class StarClient:
         self._release_unused()
         return TICK_S if self._open or self._unused else IDLE_S
 
-    def _tell_answers(self) -> None:
-        untold, self._untold = self._untold, []
-        for on_answer, answer, is_final in untold:
-            _tell(on_answer, answer, is_final)
+    def _deliver(self) -> None:
+        undelivered, self._undelivered = self._undelivered, []
+        for on_answer, answer, is_final in undelivered:
+            _notify(on_answer, answer, is_final)
 
     def _answer(self, request: SubmittedRequest, reply: Reply) -> HeldResponse | ShoalError | None:
         block, header = reply.block, reply.header
@@ -279,11 +279,11 @@ class StarClient:
             with suppress(RingFullError):  # the ring is full: the request is executed in vain
                 self._port.cancel(number)
             self._port.flush()
-        _tell(on_answer, error, True)
+        _notify(on_answer, error, True)
         self._release_unused()
 
 
-def _tell(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
+def _notify(on_answer: OnAnswer | None, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
     if on_answer is not None:
         try:
             on_answer(answer, is_final)

@@ -74,7 +74,7 @@ class ClientOversizeBlocks:
             return news.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             with self._lock:
-                # `hear` removes the entry: if it is gone, the answer has just come.
+                # `receive` removes the entry: if it is gone, the answer has just come.
                 return None if waiting.pop(key, None) is not None else news.get_nowait()
 
     def _late(self, nbytes: int) -> UnavailableError:
@@ -83,7 +83,7 @@ class ClientOversizeBlocks:
             "(--request-timeout-secs)"
         )
 
-    def hear(self, message: shared.PayloadNews) -> None:
+    def receive(self, message: shared.PayloadNews) -> None:
         """Pass on the supervisor's answer about a segment; takes over its descriptor."""
         with self._lock:
             if isinstance(message, shared.PayloadReady):

@@ -62,7 +62,7 @@ class OpenQuestions:
         for number, waiter in waiting.items():
             waiter.put(QuestionAnswered(number, why.wire, str(why)))
 
-    def hear(self, answer: QuestionAnswered) -> None:
+    def receive(self, answer: QuestionAnswered) -> None:
         """Pass on an answer; it is dropped if its thread has given up."""
         with self._lock:
             waiter = self._waiting.pop(answer.question, None)

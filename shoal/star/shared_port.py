@@ -59,8 +59,8 @@ class SharedPort:
         self._questions = OpenQuestions(self._send)
         #: Handlers of messages that answer a thread; `apply` gets the others.
         self.handlers = table(
-            *[on(kind, self._oversize.hear) for kind in shared.PAYLOAD_NEWS],
-            on(QuestionAnswered, self._questions.hear),
+            *[on(kind, self._oversize.receive) for kind in shared.PAYLOAD_NEWS],
+            on(QuestionAnswered, self._questions.receive),
         )
         # Changed under the lock: messages of REPLIES_FIRST that came while a reply waited for its segment.
         self._put_off: list[tuple[ToClient, int]] = []

@@ -62,7 +62,7 @@ class Future:
         self.errors: list[ShoalError] = []
         self.done = False
 
-    def hear(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
+    def deliver(self, answer: HeldResponse | ShoalError | None, is_final: bool) -> None:
         """Add a response or an error; None for an end without either."""
         try:
             if isinstance(answer, HeldResponse):

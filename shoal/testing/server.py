@@ -136,7 +136,7 @@ class Server:
         )
         outgoing = check(entry, ask)
         future = Future(outgoing, self._star.run_until, raise_errors=self._raise_errors)
-        number = self._star.client.submit(outgoing, future.hear, is_call=False)
+        number = self._star.client.submit(outgoing, future.deliver, is_call=False)
         if future.errors:
             raise as_raised(future.errors[0], raise_errors=self._raise_errors)
         future.on_cancel = lambda: self._star.client.cancel(number)

@@ -39,7 +39,7 @@ class Harness:
     def say(self, message: Any) -> None:
         """The supervisor says it, the listening thread passes it on."""
         self.supervisor.send(message)
-        self.blocks.hear(receive(self.channel)[0])
+        self.blocks.receive(receive(self.channel)[0])
 
     def grant(self, request: int, owner: int, *, keep: bool = False) -> SegmentView:
         fd = segment.create(OVERSIZE, owner, 1, Geometry(0, 3 * 4096), sealed=True)

@@ -112,7 +112,7 @@ def test_what_was_awaited_too_long_fails_and_is_given_back_when_it_comes(
         memory.oversize.allocate(12025)
     assert heard(hasty) == ASKED
     grant(hasty)
-    memory.oversize.hear(receive(hasty.worker_channel)[0])
+    memory.oversize.receive(receive(hasty.worker_channel)[0])
     assert heard(hasty) == PayloadReleased(50)
     memory.oversize._wait_s = 10.0
     hasty.supervisor.send(PayloadRefused(request=2, wire=4, sentence="never"))
@@ -128,7 +128,7 @@ def test_a_segment_that_nobody_announces_in_time_is_given_back(
 
     def listen() -> None:
         message = receive(batcher.worker_channel)[0]
-        memory.oversize.hear(message)
+        memory.oversize.receive(message)
         if isinstance(message, PayloadReady):
             now_s[0] += 10.0  # the time is up
 
@@ -151,7 +151,7 @@ def test_other_messages_are_obeyed_while_a_segment_is_awaited(batcher: Batcher) 
         if isinstance(message, SegmentGone):
             others.append(message.owner)
         else:
-            memory.oversize.hear(message)
+            memory.oversize.receive(message)
 
     memory.oversize.listen = obey
     grant(batcher)

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.clouds.binary_content import told_by_content_type
+from shoal.frontend.clouds.binary_content import answered_by_content_type
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 
@@ -25,7 +25,7 @@ def asked(headers: dict[str, str], answer: Response = PLAIN) -> tuple[dict[str, 
         return answer
 
     call = HandlerCall(ServerState(), None, headers, memoryview(b""), "m", None, "")
-    return seen, told_by_content_type(handler, MIME)(call)
+    return seen, answered_by_content_type(handler, MIME)(call)
 
 
 @pytest.mark.parametrize(
