@@ -30,22 +30,22 @@ class Ledger:
         self._loop = loop
         self._star = star
         # Changed by ask: what is under way.
-        self._telling: Task[None] | None = None
+        self._writing: Task[None] | None = None
 
     def ask(self) -> None:
         """Begin, unless it is under way."""
-        if self._telling is None or self._telling.done():
-            self._telling = self._loop.start(self._tell())
+        if self._writing is None or self._writing.done():
+            self._writing = self._loop.start(self._write())
 
-    async def _tell(self) -> None:
+    async def _write(self) -> None:
         """Ask all processes, round by round, for as long as each round may take, and write what they answered."""
         asked = list[tuple[Member, str]]()
         for members in self._star.members():
             for member in members:
                 member.counts = None
                 asked.append((member, title_of(member.pid)))
-            heard = self._star.acknowledgements.announce([(member, LedgerWanted()) for member in members])
-            await first(heard, limit_s=ANSWER_S)
+            acknowledged = self._star.acknowledgements.announce([(member, LedgerWanted()) for member in members])
+            await first(acknowledged, limit_s=ANSWER_S)
         living = [({"title": title, "pid": member.pid}, member.counts) for member, title in asked if member.is_open]
         ledger = {
             "processes": [who | counts for who, counts in living if counts is not None],

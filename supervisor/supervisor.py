@@ -138,7 +138,7 @@ class Supervisor:
             self._models,
             Questions(self._loop, verbs),
             self._front_ends,
-            self._tell_news,
+            self._send_settings,
             self._gives_up,
         )
         guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
@@ -156,7 +156,7 @@ class Supervisor:
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
             on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
-            on(from_batcher.ModelExplained, self._explanations.hear),
+            on(from_batcher.ModelExplained, self._explanations.receive),
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected; the last words of some are not heard
@@ -266,7 +266,7 @@ class Supervisor:
         """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
         self._service.stopping(self._models.versions)
         self._guests.close()
-        self._star.tell_clients(to_client.ServerStopping())
+        self._star.send_to_clients(to_client.ServerStopping())
         await self._front_ends.stop()
         await self._guests.see_off()  # no front end is left: nothing else is in flight
         _log.info("All models are stopped, unloading models")
@@ -311,9 +311,9 @@ class Supervisor:
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
-            self._models.all_versions.tell_batcher()
+            self._models.all_versions.introduce()
             serves = self._star.introduce()
-            self._models.all_versions.tell_batcher_again()
+            self._models.all_versions.introduce_retiring()
             self._loop.start(self._guests.await_word(member, serves))
             return
         try:
@@ -350,12 +350,12 @@ class Supervisor:
         """What /metrics tells beside the batcher's figures."""
         await self._roster.report_metrics(context)
         num_takeovers = max(0, self._batchers.num_active - 1)
-        told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
-        return {**told, "custom": self._metrics.told()}
+        figures = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
+        return {**figures, "custom": self._metrics.values()}
 
-    def _tell_news(self, client: Participant) -> None:
-        self._tracing.tell(client)
-        self._regions.tell(client)
+    def _send_settings(self, client: Participant) -> None:
+        self._tracing.send_to(client)
+        self._regions.send_to(client)
 
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)

@@ -71,7 +71,7 @@ class Tracer:
                         self._collect()
                     self._apply(*self._supervisor.receive(kinds))
         except GONE:
-            self._tell_dropped()
+            self._log_dropped()
             self._collector.close()
 
     def _apply(self, message: Message, seq: int) -> None:
@@ -102,9 +102,9 @@ class Tracer:
         if counts:
             self._supervisor.send(to_tracer.TracesCollected(list(counts.items())))
         if time.monotonic() >= self._next_line_s:
-            self._tell_dropped()
+            self._log_dropped()
 
-    def _tell_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         if self._num_dropped:
             _log.warning("%d traces were dropped, which came faster than they are written", self._num_dropped)
             self._num_dropped = 0

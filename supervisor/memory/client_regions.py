@@ -36,8 +36,8 @@ class ClientRegions:
         """What front ends ask."""
         return {"register_region": self._register, "unregister_region": self._unregister}
 
-    def tell(self, client: Participant) -> None:
-        """A front end has joined."""
+    def send_to(self, client: Participant) -> None:
+        """Send a front end that has joined every registered region."""
         for region in self._regions.values():
             client.member.send(_message(region))
 

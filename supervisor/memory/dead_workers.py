@@ -55,12 +55,12 @@ class DeadWorkers:
     def introductions(self, results_of: Callable[[Participant], Sequence[Message]]) -> list[Message]:
         """What a successor is told before it serves, of workers that may have been given requests: that they get
         nothing more. `results_of` is what it must know of a worker's segments for single payloads."""
-        told: list[Message] = []
+        messages: list[Message] = []
         for worker, _ in self._dead.values():
             if worker.is_ready:
-                told += [worker_joined(worker), WorkerReady(worker.owner), RetireWorker(worker.owner)]
-                told += results_of(worker)
-        return told
+                messages += [worker_joined(worker), WorkerReady(worker.owner), RetireWorker(worker.owner)]
+                messages += results_of(worker)
+        return messages
 
     def _report(self, owner: int, batcher: Member) -> None:
         worker, gone = self._dead[owner]
@@ -76,7 +76,7 @@ class DeadWorkers:
         self._passed_on[worker.owner] = worker
         loans = self._star.loans
         await loans.end_when_read(worker.owner, self._star.joined, self._star.acknowledgements)
-        loans.tell_end(worker.owner)
+        loans.send_end(worker.owner)
         self._release(worker)
         del self._passed_on[worker.owner]
         worker.close()

@@ -40,7 +40,7 @@ class GpuMemory:
     def left(self, number: int, placement: Placement) -> None:
         """A worker has ended. One that was not told to is not measured: what it had is unknown."""
         if self._thread is not None:
-            self._ask(lambda: self._tell(number, placement))
+            self._ask(lambda: self._log_returned(number, placement))
 
     def close(self) -> None:
         """Nothing more will be asked. Waits for what was, but not for a GPU that does not answer."""
@@ -65,7 +65,7 @@ class GpuMemory:
         if used is not None:
             self._before.setdefault(number, (gpu, used))
 
-    def _tell(self, number: int, placement: Placement) -> None:
+    def _log_returned(self, number: int, placement: Placement) -> None:
         if number not in self._before:
             return
         gpu, before = self._before.pop(number)

@@ -46,7 +46,7 @@ class Participants:
         """Front ends that have everything."""
         return [client for client in self.joined if client.is_front_end]
 
-    def tell_clients(self, message: Message) -> None:
+    def send_to_clients(self, message: Message) -> None:
         """Send a message to every client that has joined."""
         for client in self.joined:
             client.member.send(message)
@@ -65,11 +65,11 @@ class Participants:
                 for each in messages:
                     client.member.send(each)
             else:
-                told = recipients if client.is_front_end else briefly
-                told += [(client.member, each) for each in messages]
+                group = recipients if client.is_front_end else briefly
+                group += [(client.member, each) for each in messages]
         return self.acknowledgements.announce(recipients, briefly=briefly)
 
-    def tell_batcher(self, message: Message) -> None:
+    def send_to_batcher(self, message: Message) -> None:
         """Send the batcher, if there is one, a message that need not be acknowledged."""
         if self.batcher is not None:
             self.batcher.send(message)

@@ -38,8 +38,8 @@ class Loans:
         """The segment is gone; returns who must be told."""
         return self._borrowers.pop(owner, ())
 
-    def tell_end(self, owner: int) -> None:
-        """End the loans of a segment: borrowers are told, and not waited for."""
+    def send_end(self, owner: int) -> None:
+        """End the loans of a segment: borrowers are sent SegmentGone, and not waited for."""
         for borrower in self.end(owner):
             borrower.send(SegmentGone(owner))
 
@@ -47,7 +47,7 @@ class Loans:
         self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements
     ) -> Future[None]:
         """The segment is a dead process's: clients read what lies there, and unmap it. When the future is done, those
-        that have asked for it meanwhile are to be told (`tell_end`), and it goes.
+        that have asked for it meanwhile are to be told (`send_end`), and it goes.
 
         Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
         """

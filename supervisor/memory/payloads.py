@@ -36,10 +36,11 @@ class Payloads:
         """How many such segments there have been, how many are gone."""
         return self.segments.counts
 
-    def hear(
+    def receive(
         self, asker: Participant, message: shared.PayloadWanted | shared.PayloadMapped | shared.PayloadReleased
     ) -> None:
-        """A client or a worker wants a segment for one payload, has mapped it, or is done with it."""
+        """Handle a client's or a worker's message: it wants a segment for one payload, has mapped it, or is done with
+        it."""
         if isinstance(message, shared.PayloadWanted):
             self._make(asker, message)
             return
@@ -117,6 +118,6 @@ class Payloads:
             self._release(each)
 
 
-def _announcement(told: OversizeSegment) -> PayloadAnnounced:
+def _announcement(segment: OversizeSegment) -> PayloadAnnounced:
     """To the batcher."""
-    return PayloadAnnounced(told.owner, told.asker, told.model_id == RESULT, told.read_only_fd)
+    return PayloadAnnounced(segment.owner, segment.asker, segment.model_id == RESULT, segment.read_only_fd)

@@ -120,7 +120,7 @@ class Star(Participants):
     async def _free_batcher_memory(self, ended: int, read: Future[None]) -> None:
         """A dead batcher's memory goes when clients have read the answers that lie there."""
         await read
-        self.loans.tell_end(ended)
+        self.loans.send_end(ended)
         self.batcher_memory.close(ended)
 
     def leave_batcher(self, member: Member) -> None:
@@ -140,18 +140,18 @@ class Star(Participants):
         successor = self.batcher
         assert successor is not None
         late = self.joined
-        told: list[Message] = [client_joined(each, is_late=each.is_joined) for each in self.clients.values()]
+        messages: list[Message] = [client_joined(each, is_late=each.is_joined) for each in self.clients.values()]
         for worker in self.workers.values():
             if worker.is_joined:
-                told.append(worker_joined(worker))
+                messages.append(worker_joined(worker))
             if worker.is_ready:
-                told.append(WorkerReady(worker.owner))
+                messages.append(WorkerReady(worker.owner))
             if worker.is_retiring:
-                told.append(RetireWorker(worker.owner))
-            told += self.payloads.results_of(worker)
-        told += self.dead_workers.introductions(self.payloads.results_of)
-        told += self.payloads.requests_to_ensembles()
-        self._introduced = self.acknowledgements.announce([(successor, message) for message in told])
+                messages.append(RetireWorker(worker.owner))
+            messages += self.payloads.results_of(worker)
+        messages += self.dead_workers.introductions(self.payloads.results_of)
+        messages += self.payloads.requests_to_ensembles()
+        self._introduced = self.acknowledgements.announce([(successor, message) for message in messages])
         return self.loop.start(self._resume(successor, late, self._introduced))
 
     async def _resume(self, successor: Member, late: Sequence[Participant], introduced: Future[None]) -> None:
@@ -172,9 +172,9 @@ class Star(Participants):
             caught_up = partial(successor.send, WorkerCaughtUp(worker.owner))
             self.loop.after(self.acknowledgements.announce([(worker.member, BatcherReplaced())]), caught_up)
 
-    async def _await_client(self, client: Participant, successor: Member, heard: Future[None]) -> None:
+    async def _await_client(self, client: Participant, successor: Member, acknowledged: Future[None]) -> None:
         """A client sends a successor what it waits for and what it holds, and acknowledges that."""
-        await heard
+        await acknowledged
         # Else the client is late until it has told the next batcher, or is dead.
         if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
@@ -257,7 +257,7 @@ class Star(Participants):
     async def _free_client(self, client: Participant, forgotten: Future[None]) -> None:
         """Workers unmap a dead client's segments once the batcher has forgotten its requests."""
         await forgotten
-        self.loans.tell_end(client.owner)
+        self.loans.send_end(client.owner)
         self.payloads.release_all(client)
         client.close()
 
@@ -300,12 +300,12 @@ class Star(Participants):
     def admit_worker(self, worker: Participant) -> None:
         """The batcher and all front ends map its memory: batches may go to it."""
         worker.is_ready = True
-        self.tell_batcher(WorkerReady(worker.owner))
+        self.send_to_batcher(WorkerReady(worker.owner))
 
     def retire_worker(self, worker: Participant) -> None:
         """No more batches to it; the batcher says when it has finished those it has."""
         worker.is_retiring = True
-        self.tell_batcher(RetireWorker(worker.owner))
+        self.send_to_batcher(RetireWorker(worker.owner))
 
     def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
         """A worker is dead; `reason` and `detail` are for the replies to what it was executing."""

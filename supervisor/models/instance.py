@@ -205,7 +205,7 @@ class Instance:
                 reason, detail = death.reason, death.detail(self.version.groups, self.placement)
         if worker.participant is not None:
             with contained(self):
-                context.readiness.hear(worker.owner, is_ready=False)
+                context.readiness.receive(worker.owner, is_ready=False)
             with contained(self):
                 context.star.leave_worker(worker.participant, reason, detail)
         if worker.member is not None:

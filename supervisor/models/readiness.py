@@ -46,7 +46,7 @@ class Readiness:
         current = self._rounds.get(model_id) or self._begin(model_id)
         return bool(current.missing) and await shared(current.is_ready)
 
-    def hear(self, owner: int, *, is_ready: bool) -> None:
+    def receive(self, owner: int, *, is_ready: bool) -> None:
         """A worker has answered; one that has gone is not ready."""
         model_id = self._owing.pop(owner, 0)
         current = self._rounds.get(model_id)

@@ -145,7 +145,7 @@ class ServedEnsemble(ServedVersion):
         were_up, has_changed = version.num_instances_up, composing != self._composing
         if has_changed:
             self._compose(composing)
-            self._context.star.tell_batcher(EnsembleRelinked(version.model_id, *self._composition, self.revision))
+            self._context.star.send_to_batcher(EnsembleRelinked(version.model_id, *self._composition, self.revision))
         else:
             self._count()
         if self._is_broken:

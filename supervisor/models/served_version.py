@@ -145,7 +145,7 @@ class ServedVersion:
         version.config = finish_config(version.config, model_io, gpus=self._gpu_ids, default_max_batch_size=int(text))
         version.is_config_final = True
         version.name_groups()
-        self._context.star.tell_batcher(self._batcher_message())
+        self._context.star.send_to_batcher(self._batcher_message())
 
     @property
     def is_there(self) -> bool:
@@ -255,7 +255,7 @@ class ServedVersion:
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
         self.changed()  # clients first: what they refuse, the batcher need not queue
-        self._context.star.tell_batcher(ModelFailed(self.version.model_id))
+        self._context.star.send_to_batcher(ModelFailed(self.version.model_id))
 
     def _forget(self, instance: Instance) -> None:
         for instances in (self.instances, self._leaving):
@@ -282,7 +282,7 @@ class ServedVersion:
         self._previous_groups = version.config["instance_group"]
         version.config = config
         version.name_groups()  # before an instance of a new one can die
-        self._context.star.tell_batcher(InstanceGroupsChanged(version.model_id, version.groups))
+        self._context.star.send_to_batcher(InstanceGroupsChanged(version.model_id, version.groups))
         for instance in [each for each in self.instances if each.placement.identity not in wanted]:
             self.instances.remove(instance)
             self._dismiss(instance)
@@ -361,7 +361,7 @@ class ServedVersion:
         if self.is_there:
             self.version.move(VersionState.UNLOADING)
         self._is_retiring = True
-        self._context.star.tell_batcher(RetireModel(self.version.model_id))
+        self._context.star.send_to_batcher(RetireModel(self.version.model_id))
         self._context.loop.call_after(self._context.options.request_timeout_secs, self._check_drained)
 
     def _check_drained(self) -> None:
@@ -400,25 +400,25 @@ class ServedVersion:
             return
         self._context.rate_limits.dismiss(self.version.model_id)
         if self.version.is_config_final:
-            self._context.star.tell_batcher(ModelRemoved(self.version.model_id))
+            self._context.star.send_to_batcher(ModelRemoved(self.version.model_id))
         if self.version.state is VersionState.UNLOADING:
             self.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self.ended.set_result(None)
         self.changed()
 
-    # --- what the batcher hears ---
+    # --- messages to the batcher ---
 
-    def tell_batcher(self) -> None:
-        """A successor hears of its queue, before it hears of the workers."""
+    def introduce(self) -> None:
+        """Send a successor the version and its queue, before it is sent the workers."""
         if self.version.is_config_final and not self.ended.done():
-            self._context.star.tell_batcher(self._batcher_message())
+            self._context.star.send_to_batcher(self._batcher_message())
         if self.version.is_failed:
-            self._context.star.tell_batcher(ModelFailed(self.version.model_id))
+            self._context.star.send_to_batcher(ModelFailed(self.version.model_id))
 
-    def tell_batcher_again(self) -> None:
-        """What a successor must hear after it has heard of the workers."""
+    def introduce_retiring(self) -> None:
+        """Send a successor that knows the workers that this version is to end, if it is."""
         if self._is_retiring and not self.ended.done():
-            self._context.star.tell_batcher(RetireModel(self.version.model_id))
+            self._context.star.send_to_batcher(RetireModel(self.version.model_id))
 
     def _batcher_message(self) -> Message:
         version = self.version

@@ -121,15 +121,15 @@ class Versions:
         for _ in range(2):
             await star.acknowledgements.announce(star.to_batcher(Ping()))
 
-    def tell_batcher(self) -> None:
-        """A batcher that takes a dead one's place hears of every version that has a queue."""
+    def introduce(self) -> None:
+        """Send a batcher that takes a dead one's place every version that has a queue."""
         for served in self._served.values():
-            served.tell_batcher()
+            served.introduce()
 
-    def tell_batcher_again(self) -> None:
-        """And, once it has heard of the workers, of those that have to end."""
+    def introduce_retiring(self) -> None:
+        """Send it, once it knows the workers, which versions have to end."""
         for served in self._served.values():
-            served.tell_batcher_again()
+            served.introduce_retiring()
 
     def on_drained(self, model_id: int) -> None:
         """The batcher has nothing more for this version."""

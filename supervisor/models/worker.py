@@ -54,7 +54,7 @@ class Worker:
             on(Refused, self._on_refused),
             on(MemoryMapped, lambda message: resolve(self.mapped, message)),
             on(MetricsReported, self._on_metrics),
-            on(ReadyAnswered, lambda message: context.readiness.hear(self.owner, is_ready=message.is_ready)),
+            on(ReadyAnswered, lambda message: context.readiness.receive(self.owner, is_ready=message.is_ready)),
             on(PayloadWanted, self._on_payload),
             on(PayloadMapped, self._on_payload),
             on(PayloadReleased, self._on_payload),
@@ -107,7 +107,7 @@ class Worker:
 
     def _on_payload(self, message: PayloadWanted | PayloadMapped | PayloadReleased) -> None:
         if self.participant is not None:
-            self._context.star.payloads.hear(self.participant, message)
+            self._context.star.payloads.receive(self.participant, message)
 
     def _on_segment_wanted(self, message: SegmentWanted) -> None:
         if self.participant is not None:

@@ -74,7 +74,7 @@ class Batchers:
         """The server serves from now on: keep a second batcher ready, and end an active one that does not turn its
         loop."""
         self._loop.start(self._fill_place())
-        self._hear()
+        self._reset_silence()
         self._loop.every(PING_S, self._look)
 
     async def _fill_place(self) -> None:
@@ -167,27 +167,27 @@ class Batchers:
             return
         self._num_refusals = 0
         self._silence.look(self._loop.now_s(), observe(member.pid))  # what it computed before does not count
-        self._hear()
+        self._reset_silence()
 
     def _look(self, late_s: float) -> None:
         if late_s > PING_S:
-            self._hear()  # this process itself was held up, and with it perhaps the machine: no fault of the batcher's
+            self._reset_silence()  # this process was held up, perhaps with the machine: no fault of the batcher's
         if self.active is None or self.is_stopping:
             return
         if self._silence.look(self._loop.now_s(), observe(self.active.pid)) >= SILENCE_S:
             _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
-            self._hear()
+            self._reset_silence()
             self._kill(self.active.pid)
         else:
-            self._loop.after(self._star.acknowledgements.announce([(self.active, Ping())]), self._hear)
+            self._loop.after(self._star.acknowledgements.announce([(self.active, Ping())]), self._reset_silence)
 
     def _kill(self, pid: int) -> None:
         for child in self._children:
             if child.pid == pid:
                 child.signal(signal.SIGKILL)
 
-    def _hear(self) -> None:
-        self._silence.hear(self._loop.now_s())
+    def _reset_silence(self) -> None:
+        self._silence.reset(self._loop.now_s())
 
     def _leave(self, child: Child, code: int) -> None:
         """A batcher's process has ended. In one go the star lets go of the active one, and the next takes its place."""

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Clients:
-    """All of them. `tell_news` tells a front end what only front ends know; `gives_up` is asked whether the server ends
-    for one that cannot have its memory."""
+    """All of them. `send_settings` tells a front end what only front ends know; `gives_up` is asked whether the server
+    ends for one that cannot have its memory."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class Clients:
         models: Models,
         questions: Questions,
         front_ends: FrontEnds,
-        tell_news: Callable[[Participant], None],
+        send_settings: Callable[[Participant], None],
         gives_up: Callable[[Exception], bool],
     ) -> None:
         self._star = star
         self._models = models
         self._questions = questions
         self._front_ends = front_ends
-        self._tell_news = tell_news
+        self._send_settings = send_settings
         self._gives_up = gives_up
         # Changed as front ends join.
         self._num_refused = 0  # one after the other
@@ -64,7 +64,7 @@ class Clients:
                 await sleep(pause_s)
             else:
                 self._num_refused = 0
-                self._tell_news(client)
+                self._send_settings(client)
                 await self.send_models(client)
                 if member.is_open:
                     self._front_ends.on_client_started()
@@ -109,11 +109,11 @@ class Clients:
 
 def client_handlers(star: Star, questions: Questions, client: Participant) -> Handlers:
     """The handlers of what a client, or a guest, may send."""
-    hear_payload = partial(star.payloads.hear, client)
+    receive_payload = partial(star.payloads.receive, client)
     return table(
         on(QuestionAsked, partial(questions.take, client.member)),
         on(SegmentWanted, lambda message: star.lend_to_client(client, message.owner)),
-        on(PayloadWanted, hear_payload),
-        on(PayloadMapped, hear_payload),
-        on(PayloadReleased, hear_payload),
+        on(PayloadWanted, receive_payload),
+        on(PayloadMapped, receive_payload),
+        on(PayloadReleased, receive_payload),
     )

@@ -205,7 +205,7 @@ class Guests:
         if message.nbytes < 0:
             self._distrust(guest.member, "asked for less than nothing")
         else:
-            self._star.payloads.hear(guest, message)
+            self._star.payloads.receive(guest, message)
 
     def _distrust(self, member: Member, what: str) -> None:
         _log.warning("a client, process %d, %s; its connection is closed", member.pid, what)

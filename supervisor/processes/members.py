@@ -77,7 +77,7 @@ class Member:
 
     def start(self) -> None:
         """Begin to listen to it."""
-        self._loop.on_readable(self._channel.fileno(), lambda: run_in(self.domain, self._hear))
+        self._loop.on_readable(self._channel.fileno(), lambda: run_in(self.domain, self._receive))
 
     def listen(self, handlers: Handlers) -> None:
         """From now on the process may send messages of these types, each of which goes to its handler, beside
@@ -116,7 +116,7 @@ class Member:
     def drain(self) -> None:
         """Handle the messages that the process had sent before it ended; hang up at the first that is malformed."""
         try:
-            while self._hear():
+            while self._receive():
                 """On to the next."""
         except MessageError as error:
             _log.warning("%s is closed: %s", self.title, error)
@@ -172,7 +172,7 @@ class Member:
             _close_all(fds)
         self._loop.on_writable(self._channel.fileno(), None)
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         """Take a message; False where there is none."""
         if not self._is_open:
             return False

@@ -113,7 +113,7 @@ class ChildOutput:
             if self._is_open[stream]:
                 self._take(stream, b"")
                 self._close(stream, pipe)
-        self._tell_dropped(sys.maxsize)
+        self._log_dropped(sys.maxsize)
 
     def _read(self, stream: int) -> None:
         pipe = self._pipes[stream]
@@ -129,16 +129,16 @@ class ChildOutput:
 
     def _take(self, stream: int, data: bytes) -> None:
         now_ns = int(self._loop.now_s() * 1e9)
-        self._tell_dropped(now_ns)
+        self._log_dropped(now_ns)
         had_dropped = self._lines.num_dropped
         file = (sys.stdout, sys.stderr)[stream]
         passed_on = self._lines.feed(stream, data, now_ns, room_of(file))
         if passed_on and not log.put(file, passed_on, patience_ms=0):
             self._lines.num_dropped += passed_on.count(b"\n")
         if self._lines.num_dropped and not had_dropped:
-            self._loop.call_after(1.0, lambda: self._tell_dropped(int(self._loop.now_s() * 1e9)))
+            self._loop.call_after(1.0, lambda: self._log_dropped(int(self._loop.now_s() * 1e9)))
 
-    def _tell_dropped(self, now_ns: int) -> None:
+    def _log_dropped(self, now_ns: int) -> None:
         if num_dropped := self._lines.take_dropped(now_ns):
             _log.warning(
                 "worker %s writes more than %d bytes a second, or than the log takes: %d lines were dropped",

@@ -72,7 +72,7 @@ class RepositoryPoller:
         self._child: Child | None = None
         self._member: Member | None = None
         self._orders: dict[int, OpenOrder] = {}
-        self._heard_s = 0.0
+        self._answered_s = 0.0
 
     def start(self) -> None:
         """Have the process begin its imports."""
@@ -84,7 +84,7 @@ class RepositoryPoller:
     def join(self, member: Member) -> None:
         """The process has connected: it gets what has been asked meanwhile."""
         self._member = member
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         member.listen(self.handlers)
         options = self._options
         member.send(
@@ -161,7 +161,7 @@ class RepositoryPoller:
         sign of life."""
         asked_s, limit_s = self._loop.now_s(), self._options.model_load_timeout_secs
         while not result.done():
-            patience_s = max(asked_s, self._heard_s) + limit_s - self._loop.now_s()
+            patience_s = max(asked_s, self._answered_s) + limit_s - self._loop.now_s()
             if patience_s <= 0:
                 sentence = (
                     "the reader of model repositories was silent for %d s (--model-load-timeout-secs); it is killed"
@@ -174,17 +174,17 @@ class RepositoryPoller:
     # --- answers ---
 
     def _on_found(self, answer: to_poller.ModelFound) -> None:
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         if answer.order in self._orders:
             self._orders[answer.order].found.append(FoundModel.from_message(answer))
 
     def _on_done(self, answer: Answer) -> None:
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         if (order := self._orders.pop(answer.order, None)) is not None and not order.result.done():
             order.result.set_result(order.read(answer, order.found))
 
     def _on_refused(self, answer: to_poller.OrderRefused) -> None:
-        self._heard_s = self._loop.now_s()
+        self._answered_s = self._loop.now_s()
         self._refuse(answer.order, errors.from_wire(answer.wire, answer.sentence))
 
     def _refuse(self, number: int, error: ShoalError) -> None:

@@ -31,8 +31,8 @@ class Silence:
         self._cpu_s = 0.0
         self._silent_s = 0.0
 
-    def hear(self, now_s: float) -> None:
-        """It has given a sign of life, or must be excused."""
+    def reset(self, now_s: float) -> None:
+        """Begin anew: the process has given a sign of life, or must be excused."""
         self._since_s = now_s
         self._silent_s = 0.0
 

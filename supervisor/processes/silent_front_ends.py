@@ -57,7 +57,7 @@ class SilentFrontEnds:
             elif silence.look(now_s, self._observe(member.pid)) >= SILENT_S:
                 _log.error("the front end with pid %d has not moved for %g s; it is killed", member.pid, SILENT_S)
                 if member.kill():
-                    silence.hear(now_s)  # it may take a while to end: that is no reason to say so at every look
+                    silence.reset(now_s)  # it may take a while to end: that is no reason to say so at every look
                 else:
                     _log.error("it cannot be killed, as no file descriptor is left; it is tried again")
             self._silent[member] = missing, silence

@@ -75,7 +75,7 @@ class TracerProcess:
         """Put settings in force. The future is done when what is sent is collected under them, or no tracer runs."""
         self._settings = settings
         if self._member is not None:
-            return self._tell(self._member)
+            return self._send_settings(self._member)
         if not settings or self._is_pausing:
             return _done(self._loop)
         if self._child is None:
@@ -135,17 +135,17 @@ class TracerProcess:
         self._num_started += 1
         member.send(TracerWelcomed(self._log_settings, first_number, self._since_s, options, resource, traces))
         in_force = self._in_force
-        self._loop.after(self._tell(member), lambda: _resolve(in_force))
+        self._loop.after(self._send_settings(member), lambda: _resolve(in_force))
 
-    def _tell(self, member: Member) -> Task[None]:
+    def _send_settings(self, member: Member) -> Task[None]:
         message = TracingChanged([dataclasses.asdict(each) for each in self._settings])
-        heard = self._acknowledgements.announce([(member, message)])
-        return self._loop.start(self._await_tracer(member, self._settings, heard))
+        acknowledged = self._acknowledgements.announce([(member, message)])
+        return self._loop.start(self._await_tracer(member, self._settings, acknowledged))
 
-    async def _await_tracer(self, member: Member, told: Sequence[TraceSetting], heard: Future[None]) -> None:
+    async def _await_tracer(self, member: Member, sent: Sequence[TraceSetting], acknowledged: Future[None]) -> None:
         """A tracer collects under these settings once it has heard of them, and has then written what came before."""
-        await heard
-        if not told and not self._settings and member is self._member:
+        await acknowledged
+        if not sent and not self._settings and member is self._member:
             self._end()
 
     def _end(self) -> None:

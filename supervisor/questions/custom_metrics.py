@@ -44,7 +44,7 @@ class _Counter:
     def leave(self, _instance: int) -> None:
         """What it has counted has happened."""
 
-    def told(self) -> float:
+    def values(self) -> float:
         return self.total
 
 
@@ -67,7 +67,7 @@ class _Gauge:
     def leave(self, instance: int) -> None:
         self.added.pop(instance, None)
 
-    def told(self) -> float:
+    def values(self) -> float:
         return self.value + sum(self.added.values())
 
 
@@ -97,7 +97,7 @@ class _Histogram:
     def leave(self, _instance: int) -> None:
         """What it has observed has happened."""
 
-    def told(self) -> tuple[tuple[float, ...], list[int], float]:
+    def values(self) -> tuple[tuple[float, ...], list[int], float]:
         return self.bounds, self.counts, self.total
 
 
@@ -224,10 +224,10 @@ class CustomMetrics:
             if family is not None and family.series.pop(labels, None) is not None and not family.series:
                 del self._families[name]
 
-    def told(self) -> list[list[Any]]:
+    def values(self) -> list[list[Any]]:
         """[name, kind, description, [[labels, figures], …]] of each family, as msgpack can carry it."""
         return [
-            [name, family.kind, family.description, [[labels, each.told()] for labels, each in family.series.items()]]
+            [name, family.kind, family.description, [[labels, each.values()] for labels, each in family.series.items()]]
             for name, family in sorted(self._families.items())
             if family.series
         ]

@@ -27,16 +27,16 @@ class Explanations:
         self._models = models
         self._read_counters = read_counters
         # Changed by hear and _explain: by model id, what the batcher has told last.
-        self._told: dict[int, dict[str, Any]] = {}
+        self._explained: dict[int, dict[str, Any]] = {}
 
     @property
     def verbs(self) -> dict[str, Verb]:
         """What front ends may ask."""
         return {"explain": self._explain}
 
-    def hear(self, message: ModelExplained) -> None:
+    def receive(self, message: ModelExplained) -> None:
         """The batcher tells of one model version."""
-        self._told[message.model_id] = message.explanation
+        self._explained[message.model_id] = message.explanation
 
     async def _explain(self, arguments: dict[str, Any]) -> dict[str, Any]:
         model, number = self._models.get(arguments["model"]), arguments["version"]
@@ -45,10 +45,10 @@ class Explanations:
         messages = [ExplainModel(each.version.model_id) for each in asked]
         recipients = [recipient for message in messages for recipient in self._star.to_batcher(message)]
         await self._star.acknowledgements.announce(recipients)
-        told = {each: self._told.pop(each.version.model_id, None) for each in asked}
-        if None in told.values():
+        explained_by_id = {each: self._explained.pop(each.version.model_id, None) for each in asked}
+        if None in explained_by_id.values():
             raise UnavailableError("the batcher has been replaced meanwhile; ask again")
-        explained = [{**self._measured(each), **(told.get(each) or _ENSEMBLE)} for each in versions]
+        explained = [{**self._measured(each), **(explained_by_id.get(each) or _ENSEMBLE)} for each in versions]
         return {"model": model.identifier.name, "versions": explained}
 
     def _measured(self, served: ServedVersion) -> dict[str, Any]:

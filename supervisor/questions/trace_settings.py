@@ -40,7 +40,7 @@ class TraceControl:
         setting = self._config.setting
         if setting.level != OFF and setting.fault:
             _log.warning("nothing is traced: %s", setting.fault)
-        self._tell_tracer()
+        self._send_to_tracer()
 
     async def close(self) -> None:
         """No front end is left: have everything written."""
@@ -53,14 +53,14 @@ class TraceControl:
             self._settings.change(model, changes)
             message = self._message()
             await self._star.acknowledgements.announce([(each.member, message) for each in self._star.front_ends])
-            await shared(self._tell_tracer())
+            await shared(self._send_to_tracer())
         return describe(self._settings.of(model), self._config.options)
 
-    def tell(self, client: Participant) -> None:
-        """A front end has joined."""
+    def send_to(self, client: Participant) -> None:
+        """Send a front end that has joined the settings in force."""
         client.member.send(self._message())
 
-    def _tell_tracer(self) -> Future[None]:
+    def _send_to_tracer(self) -> Future[None]:
         return self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on])
 
     def _message(self) -> TraceSettingsChanged:
@@ -74,4 +74,4 @@ class TraceControl:
         """Nothing is left to be collected under a setting: tell those who sample."""
         if self._settings.collected(revision, count):
             for client in self._star.front_ends:
-                self.tell(client)
+                self.send_to(client)

@@ -166,13 +166,13 @@ class StarRig:
 
     def ask(self, process: Process, asker: Participant) -> Any:
         """Ask for a segment for model 3; the answer."""
-        self.star.payloads.hear(asker, PayloadWanted(request=7, nbytes=NBYTES, model_id=3))
+        self.star.payloads.receive(asker, PayloadWanted(request=7, nbytes=NBYTES, model_id=3))
         return process.heard()[-1]
 
     def make(self, process: Process, asker: Participant) -> int:
         """A segment that its writer has mapped and that everybody knows; its owner id."""
         owner = int(self.ask(process, asker).owner)
-        self.star.payloads.hear(asker, PayloadMapped(owner))
+        self.star.payloads.receive(asker, PayloadMapped(owner))
         self.settle()
         return owner
 

@@ -77,7 +77,7 @@ def test_and_when_it_is_gone_everywhere(office: Office, name: str, left: list[st
     # Who joins later hears of those that are left.
     process, client = office.join_client()
     process.heard()
-    office.regions.tell(client)
+    office.regions.send_to(client)
     assert process.heard() == [news(each) for each in left]
 
 

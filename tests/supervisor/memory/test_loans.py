@@ -45,7 +45,7 @@ def test_nothing_waits_for_a_caller(rig: StarRig) -> None:
     worker = rig.star.join_worker(rig.start().member, CONFIG)
     announced = rig.star.announce_worker(worker, 3, PLACEMENT)
     result = int(rig.ask(rig.third, rig.worker_of_3).owner)
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadMapped(result))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadMapped(result))
     rig.star.leave_worker(rig.worker_of_4, Reason.INSTANCE_DIED, 0)
     for each in (rig.batcher, rig.a, rig.b):
         rig.acknowledge(each)
@@ -195,7 +195,7 @@ def test_a_borrowed_payload_takes_room_until_its_borrowers_have_let_go(rig: Star
     assert shared.SegmentAnnounced(owner=owner, segment=FD) not in rig.third.all_heard  # its readers ask
     rig.star.lend(rig.worker_of_4, owner)
     rig.settle()
-    rig.star.payloads.hear(caller, shared.PayloadReleased(owner))
+    rig.star.payloads.receive(caller, shared.PayloadReleased(owner))
     assert rig.fourth.heard() == [shared.SegmentGone(owner)]
     assert isinstance(rig.ask(rig.b, rig.client_b), shared.PayloadRefused)
     assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 0}
@@ -208,7 +208,7 @@ def test_a_dead_borrower_is_not_waited_for(rig: StarRig) -> None:
     process, caller = join_caller(rig)
     owner = rig.make(process, caller)
     rig.star.lend(rig.worker_of_4, owner)
-    rig.star.payloads.hear(caller, shared.PayloadReleased(owner))
+    rig.star.payloads.receive(caller, shared.PayloadReleased(owner))
     rig.star.acknowledgements.gone(rig.fourth.member)
     rig.clock.settle()
     assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}

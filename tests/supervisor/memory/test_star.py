@@ -27,7 +27,7 @@ def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(rig: StarRig)
     answer = rig.ask(rig.a, rig.client_a)
     owner = answer.owner
     assert answer == shared.PayloadGranted(request=7, owner=owner, may_be_kept=False, segment=FD)
-    rig.star.payloads.hear(rig.client_a, shared.PayloadMapped(owner))
+    rig.star.payloads.receive(rig.client_a, shared.PayloadMapped(owner))
     assert fcntl.fcntl(rig.a.fds[-1], F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
     assert rig.a.heard() == [shared.PayloadReady(owner)]
     assert rig.third.heard() == rig.b.heard() == rig.fourth.heard() == rig.batcher.heard() == []
@@ -100,7 +100,7 @@ def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(rig: StarRig) 
 
 def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(rig: StarRig) -> None:
     owner = rig.ask(rig.third, rig.worker_of_3).owner
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadMapped(owner))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadMapped(owner))
     assert rig.a.heard() == rig.b.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
     assert rig.batcher.heard() == [
         PayloadAnnounced(owner=owner, writer=rig.worker_of_3.owner, is_result=True, segment=FD)
@@ -116,12 +116,12 @@ def test_a_front_end_that_joins_later_knows_what_workers_may_have_kept(rig: Star
     result = rig.make(rig.third, rig.worker_of_3)
     late, _ = rig.join_client()
     assert shared.SegmentAnnounced(owner=result, segment=FD) in late.all_heard
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadReleased(result))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadReleased(result))
     assert late.heard() == [shared.SegmentGone(result)]
 
 
 def test_a_writer_is_told_what_it_may_keep(rig: StarRig) -> None:
-    rig.star.payloads.hear(rig.client_a, shared.PayloadWanted(request=8, nbytes=4096, model_id=3))
+    rig.star.payloads.receive(rig.client_a, shared.PayloadWanted(request=8, nbytes=4096, model_id=3))
     (answer,) = rig.a.heard()
     assert answer == shared.PayloadGranted(request=8, owner=answer.owner, may_be_kept=True, segment=FD)
 
@@ -133,10 +133,10 @@ def test_room_comes_back_when_all_readers_have_let_go(rig: StarRig) -> None:
     assert (refusal.request, refusal.wire) == (7, 5)
     assert refusal.sentence.endswith("or raise --shm-oversize-mib")
     assert rig.third.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
-    rig.star.payloads.hear(rig.client_b, shared.PayloadReleased(owner))  # it is not b's to end
+    rig.star.payloads.receive(rig.client_b, shared.PayloadReleased(owner))  # it is not b's to end
     assert rig.third.heard() == []
-    rig.star.payloads.hear(rig.client_a, shared.PayloadReleased(owner))
-    rig.star.payloads.hear(rig.client_a, shared.PayloadReleased(owner))
+    rig.star.payloads.receive(rig.client_a, shared.PayloadReleased(owner))
+    rig.star.payloads.receive(rig.client_a, shared.PayloadReleased(owner))
     assert rig.third.heard() == [shared.SegmentGone(owner)]
     assert isinstance(rig.ask(rig.b, rig.client_b), shared.PayloadRefused)
     rig.acknowledge(rig.third)
@@ -145,8 +145,8 @@ def test_room_comes_back_when_all_readers_have_let_go(rig: StarRig) -> None:
 
 def test_a_worker_that_makes_room_is_answered_when_the_room_is_there(rig: StarRig) -> None:
     kept = rig.make(rig.third, rig.worker_of_3)
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadReleased(kept))
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadReleased(kept))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
     for reader in (rig.batcher, rig.a, rig.b):
         assert rig.third.heard() == []
         rig.acknowledge(reader)
@@ -156,8 +156,8 @@ def test_a_worker_that_makes_room_is_answered_when_the_room_is_there(rig: StarRi
 
 def test_a_worker_waits_a_moment_only_for_room_that_it_makes(rig: StarRig) -> None:
     kept = rig.make(rig.third, rig.worker_of_3)
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadReleased(kept))
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadReleased(kept))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
     rig.clock.pass_time(PATIENCE_S - 0.1)
     assert rig.third.heard() == []
     rig.clock.pass_time(0.2)
@@ -167,8 +167,8 @@ def test_a_worker_waits_a_moment_only_for_room_that_it_makes(rig: StarRig) -> No
 
 def test_a_worker_that_dies_before_it_has_the_room_gets_none(rig: StarRig) -> None:
     kept = rig.make(rig.third, rig.worker_of_3)
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadReleased(kept))
-    rig.star.payloads.hear(rig.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadReleased(kept))
+    rig.star.payloads.receive(rig.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
     rig.star.leave_worker(rig.worker_of_3, Reason.INSTANCE_DIED, 77)
     rig.settle()
     assert rig.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
@@ -240,7 +240,7 @@ def test_memory_of_the_batchers_own_is_made_once_and_anew_for_a_successor(rig: S
 def test_the_batcher_reads_large_requests_to_ensembles_itself(rig: StarRig) -> None:
     rig.star.payloads.ensembles.add(3)
     owner = int(rig.ask(rig.a, rig.client_a).owner)
-    rig.star.payloads.hear(rig.client_a, shared.PayloadMapped(owner))
+    rig.star.payloads.receive(rig.client_a, shared.PayloadMapped(owner))
     assert rig.third.heard() == []
     assert rig.batcher.heard()[-1] == PayloadAnnounced(
         owner=owner, writer=rig.client_a.owner, is_result=False, segment=FD
@@ -248,7 +248,7 @@ def test_the_batcher_reads_large_requests_to_ensembles_itself(rig: StarRig) -> N
 
 
 def test_a_change_is_in_force_once_clients_act_upon_it_and_the_batcher_upon_what_it_was_told(rig: StarRig) -> None:
-    rig.star.tell_batcher(ModelFailed(9))
+    rig.star.send_to_batcher(ModelFailed(9))
     changed = rig.star.announce_to_clients([ModelForgotten("m", "", 1)])
     for process in (rig.a, rig.b):
         assert process.heard() == [ModelForgotten("m", "", 1)]

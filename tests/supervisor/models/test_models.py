@@ -91,7 +91,7 @@ def test_the_end_comes_for_versions_that_wait_for_their_turn_too(version: Versio
 
 def test_a_batcher_that_joins_hears_of_no_version_that_has_just_ended(version: Version) -> None:
     def on_changed() -> None:
-        models.all_versions.tell_batcher()
+        models.all_versions.introduce()
 
     models = models_of(version, on_changed)
     models.load(found("a", 1))

@@ -44,7 +44,7 @@ class Probes:
         return joined
 
     def say(self, worker: Participant, is_ready: bool) -> None:
-        self.readiness.hear(worker.owner, is_ready=is_ready)
+        self.readiness.receive(worker.owner, is_ready=is_ready)
 
 
 @pytest.fixture

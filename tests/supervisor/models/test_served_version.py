@@ -159,8 +159,8 @@ def test_a_batcher_that_takes_over_as_a_version_ends_is_not_told_of_it(pair: Ver
         pair.end(instance)
     told = list(pair.told_batcher())
     assert ModelRemoved(pair.served.version.model_id) in told
-    pair.served.tell_batcher()
-    pair.served.tell_batcher_again()
+    pair.served.introduce()
+    pair.served.introduce_retiring()
     assert pair.told_batcher() == told
 
 

@@ -32,7 +32,7 @@ def seen(pid: int) -> Observed:
 def test_what_counts_as_silence(is_runnable: bool, cpu_share: float, silent_s: float) -> None:
     silence = Silence(10.0)
     silence.look(10.0, Observed(is_runnable, 5.0))
-    silence.hear(10.0)
+    silence.reset(10.0)
     looks = [silence.look(10 + elapsed, Observed(is_runnable, 5 + elapsed * cpu_share)) for elapsed in (0.5, 1.0, 2.0)]
     assert looks == [pytest.approx(silent_s * part) for part in (0.25, 0.5, 1)]
 
@@ -59,7 +59,7 @@ def test_a_process_is_runnable_if_one_of_its_threads_is() -> None:
 def test_a_sign_of_life_ends_it() -> None:
     silence = Silence(0.0)
     assert silence.look(0.9, Observed(False, 0)) == pytest.approx(0.9)
-    silence.hear(1.0)
+    silence.reset(1.0)
     assert silence.look(1.5, Observed(False, 0)) == pytest.approx(0.5)
 
 

@@ -19,8 +19,8 @@ def change(name: Any, kind: Any, what: Any, labels: Any = ()) -> Any:
     return [name, kind, "text", [[labels, what]]]
 
 
-def told(metrics: CustomMetrics) -> dict[str, dict[Any, Any]]:
-    return {name: {tuple(labels): figures for labels, figures in series} for name, _, _, series in metrics.told()}
+def values(metrics: CustomMetrics) -> dict[str, dict[Any, Any]]:
+    return {name: {tuple(labels): figures for labels, figures in series} for name, _, _, series in metrics.values()}
 
 
 def test_counters_add_up_and_outlive_who_counted() -> None:
@@ -28,7 +28,7 @@ def test_counters_add_up_and_outlive_who_counted() -> None:
     metrics.add(MODEL, 1, [change("n", "counter", 2.0, [["a", "x"]])])
     metrics.add(MODEL, 2, [change("n", "counter", 0.5, [["a", "x"]]), change("n", "counter", 1.0, [["a", "y"]])])
     metrics.leave(1)
-    assert metrics.told() == [["n", "counter", "text", [[(("a", "x"),), 2.5], [(("a", "y"),), 1.0]]]]
+    assert metrics.values() == [["n", "counter", "text", [[(("a", "x"),), 2.5], [(("a", "y"),), 1.0]]]]
 
 
 def test_histograms_add_up_where_their_buckets_are_the_same() -> None:
@@ -37,7 +37,7 @@ def test_histograms_add_up_where_their_buckets_are_the_same() -> None:
     metrics.add(MODEL, 2, [change("h", "histogram", [[1, 5], [0, 1, 0], 3.0])])
     metrics.add(MODEL, 2, [change("h", "histogram", [[1, 6], [9, 9, 9], 9.0])])
     metrics.leave(2)
-    assert told(metrics) == {"h": {(): ((1, 5), [1, 1, 2], 23.0)}}
+    assert values(metrics) == {"h": {(): ((1, 5), [1, 1, 2], 23.0)}}
 
 
 def test_a_gauge_is_what_was_set_last_and_what_was_added_since() -> None:
@@ -49,7 +49,7 @@ def test_a_gauge_is_what_was_set_last_and_what_was_added_since() -> None:
         (2, (None, -3.0), 5.0),
     ]:
         metrics.add(MODEL, instance, [change("g", "gauge", what)])
-        assert told(metrics) == {"g": {(): value}}
+        assert values(metrics) == {"g": {(): value}}
 
 
 def test_what_a_dead_instance_had_added_to_a_gauge_goes_and_what_it_had_set_stays() -> None:
@@ -59,7 +59,7 @@ def test_what_a_dead_instance_had_added_to_a_gauge_goes_and_what_it_had_set_stay
     metrics.leave(1)
     metrics.leave(1)
     metrics.leave(3)
-    assert told(metrics) == {"in_flight": {(): 1.0}, "size": {(): 9.0}}
+    assert values(metrics) == {"in_flight": {(): 1.0}, "size": {(): 9.0}}
 
 
 def test_series_go_with_the_last_model_that_has_a_part_in_them() -> None:
@@ -68,10 +68,10 @@ def test_series_go_with_the_last_model_that_has_a_part_in_them() -> None:
     metrics.add(OTHER, 2, [change("shared", "counter", 1.0), change("shared", "counter", 1.0, [["o", ""]])])
     metrics.forget(MODEL)
     metrics.leave(1)
-    assert told(metrics) == {"shared": {(): 2.0, (("o", ""),): 1.0}}
+    assert values(metrics) == {"shared": {(): 2.0, (("o", ""),): 1.0}}
     metrics.forget(OTHER)
     metrics.forget(5)
-    assert metrics.told() == []
+    assert metrics.values() == []
 
 
 def test_a_series_that_is_deleted_goes_with_the_last_instance_that_has_it() -> None:
@@ -82,11 +82,11 @@ def test_a_series_that_is_deleted_goes_with_the_last_instance_that_has_it() -> N
     ended = [change("shared", "counter", None), change("in_flight", "gauge", None), change("none", "gauge", None)]
     metrics.add(MODEL, 1, ended)
     metrics.add(MODEL, 1, ended)
-    assert told(metrics) == {"shared": {(): 3.0}, "in_flight": {(): 1.0}}
+    assert values(metrics) == {"shared": {(): 3.0}, "in_flight": {(): 1.0}}
     metrics.add(MODEL, 2, ended)
-    assert told(metrics) == {"shared": {(): 3.0}, "in_flight": {(): 0.0}}  # the other model's
+    assert values(metrics) == {"shared": {(): 3.0}, "in_flight": {(): 0.0}}  # the other model's
     metrics.forget(OTHER)
-    assert metrics.told() == []
+    assert metrics.values() == []
     assert metrics.has_reported(2)
     assert not metrics.has_reported(3)
 
@@ -95,10 +95,10 @@ def test_a_deleted_name_may_be_of_another_kind_at_once() -> None:
     metrics = CustomMetrics(())
     metrics.add(MODEL, 1, [change("n", "counter", 1.0)])
     metrics.add(MODEL, 1, [change("n", "counter", None), change("n", "gauge", (4.0, 0.0))])
-    assert told(metrics) == {"n": {(): 4.0}}
+    assert values(metrics) == {"n": {(): 4.0}}
     metrics.forget(MODEL)
     metrics.add(MODEL, 1, [change("n", "gauge", None)])
-    assert metrics.told() == []
+    assert metrics.values() == []
 
 
 def test_a_name_has_one_kind_and_the_servers_names_are_its_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +106,7 @@ def test_a_name_has_one_kind_and_the_servers_names_are_its_own(caplog: pytest.Lo
     metrics.add(MODEL, 1, [change("n", "counter", 1.0)])
     for _ in range(2):
         metrics.add(OTHER, 2, [change("n", "gauge", (1.0, 0.0)), change("nv_inference_count", "counter", 1.0)])
-    assert told(metrics) == {"n": {(): 1.0}}
+    assert values(metrics) == {"n": {(): 1.0}}
     assert [record.getMessage() for record in caplog.records] == [
         "/metrics does not show all of a model's metric family 'n': another model has made it a counter, not a gauge",
         "/metrics does not show all of a model's metric family 'nv_inference_count': the server has a family of that "
@@ -119,11 +119,11 @@ def test_a_model_has_so_many_series_and_no_more(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         for instance, ids in ((1, range(600)), (2, range(500, 1100))):
             metrics.add(MODEL, instance, [change("n", "counter", 1.0, [["id", str(each)]]) for each in ids])
-    assert len(told(metrics)["n"]) == MAX_SERIES
-    assert told(metrics)["n"][("id", "550"),] == 2.0
+    assert len(values(metrics)["n"]) == MAX_SERIES
+    assert values(metrics)["n"][("id", "550"),] == 2.0
     assert len(caplog.records) == 1
     metrics.add(OTHER, 3, [change("n", "counter", 1.0, [["id", "other"]])])
-    assert len(told(metrics)["n"]) == MAX_SERIES + 1
+    assert len(values(metrics)["n"]) == MAX_SERIES + 1
 
 
 def test_a_family_of_which_nothing_is_shown_is_no_family() -> None:
@@ -131,8 +131,8 @@ def test_a_family_of_which_nothing_is_shown_is_no_family() -> None:
     metrics.add(MODEL, 1, [change("n", "counter", 1.0, [["id", str(each)]]) for each in range(MAX_SERIES)])
     metrics.add(MODEL, 1, [change("late", "counter", 1.0), ["empty", "counter", "text", []]])
     metrics.add(OTHER, 2, [change("late", "gauge", (1.0, 0.0)), change("empty", "gauge", (2.0, 0.0))])
-    assert told(metrics)["late"] == {(): 1.0}
-    assert told(metrics)["empty"] == {(): 2.0}
+    assert values(metrics)["late"] == {(): 1.0}
+    assert values(metrics)["empty"] == {(): 2.0}
     metrics.forget(MODEL)
     metrics.forget(OTHER)
     assert metrics._families == {}
@@ -188,7 +188,7 @@ def test_what_is_no_report_is_refused_whole_and_said_once(families: Any, caplog:
             metrics.add(MODEL, 1, families)
             if isinstance(families, list):
                 metrics.add(MODEL, 1, [change("good", "counter", 1.0), *families])
-    assert metrics.told() == []
+    assert metrics.values() == []
     assert len(caplog.records) == 1
     assert (
         caplog.records[0]
@@ -196,14 +196,14 @@ def test_what_is_no_report_is_refused_whole_and_said_once(families: Any, caplog:
         .startswith("/metrics does not show all of a model's metrics: what instance 1 says is no report of any, by ")
     )
     metrics.add(MODEL, 1, [change("good", "counter", 1.0)])
-    assert told(metrics) == {"good": {(): 1.0}}
+    assert values(metrics) == {"good": {(): 1.0}}
 
 
 def test_a_label_comes_once_and_in_any_order() -> None:
     metrics = CustomMetrics(())
     for labels in ([["a", "x"], ["b", "y"]], [["b", "y"], ["a", "x"]], [["a", "z"], ["b", "y"], ["a", "x"]]):
         metrics.add(MODEL, 1, [change("n", "counter", 1.0, labels)])
-    assert told(metrics) == {"n": {(("a", "x"), ("b", "y")): 3.0}}
+    assert values(metrics) == {"n": {(("a", "x"), ("b", "y")): 3.0}}
 
 
 #: (instance, what it does, the figure); a report of what has changed comes in between, or does not.
@@ -249,7 +249,7 @@ def test_the_total_does_not_depend_on_when_was_reported(steps: list[tuple[int, s
         sum(2 < each <= 5 for each in observed),
         sum(each > 5 for each in observed),
     ]
-    shown = told(metrics)
+    shown = values(metrics)
     assert (shown["c"], shown["h"]) == ({(): counted}, {(): ((2, 5), counts, sum(observed))})
 
 
@@ -266,4 +266,4 @@ def test_a_gauge_of_one_instance_is_what_the_instance_says(steps: list[tuple[int
             gauge.set(figure)
         else:
             metrics.add(MODEL, 1, registry.take_changes())
-            assert told(metrics)["g"] == {(): gauge.value()}
+            assert values(metrics)["g"] == {(): gauge.value()}

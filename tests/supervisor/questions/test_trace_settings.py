@@ -111,7 +111,7 @@ def test_nothing_is_traced_and_no_process_there_until_somebody_wants_it(tracing:
     tracing.tracing.start()
     assert tracing.tracer is None
     num_fds = len(tracing.rig.a.fds)
-    tracing.tracing.tell(tracing.rig.client_a)
+    tracing.tracing.send_to(tracing.rig.client_a)
     (told,) = tracing.rig.a.heard()
     assert (type(told), told.settings[""]["level"]) == (TraceSettingsChanged, 0)
     assert len(tracing.rig.a.fds) == num_fds
@@ -208,7 +208,7 @@ def test_on_again_after_off_goes_on_in_the_same_file(tracing: TracingHarness) ->
 def test_what_the_command_line_wants_is_traced_from_the_start_and_written_at_the_end(tmp_path: Path) -> None:
     tracing = TracingHarness(tmp_path, ("", "level", "TIMESTAMPS"), ("triton", "log-frequency", "9"))
     tracing.tracing.start()
-    tracing.tracing.tell(tracing.rig.client_a)
+    tracing.tracing.send_to(tracing.rig.client_a)
     tracing.trace("a")
     tracing.run_until(lambda: tracing.tracer is not None)
     tracing.close()
