@@ -23,8 +23,7 @@ from shoal.shm.slab import Block
 from shoal.workers.memory import Memory
 from shoal.workers.plans import Column, OutputLayout, OutputLayouts
 from shoal.workers.requests import Request, Share, is_wanted, log_prefix
-from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender
-from shoal.workers.response_sender import UnheardResponseSender as Unheard
+from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender, WarmupResponseSender
 from shoal.workers.response_sender import WrittenResponseSender as Written
 from shoal.workers.sentences import sentence_bytes
 from shoal.workers.tensors import Array, Output
@@ -123,7 +122,7 @@ class Answers:
 
     def sender(self, request: Request) -> ResponseSender:
         """From now on this request is answered by the sender alone, by any thread, before or after execute returns."""
-        sender = Unheard(functools.partial(self.fail, request.position))
+        sender = WarmupResponseSender(functools.partial(self.fail, request.position))
         self.senders = {**self.senders, request.position: sender}
         return sender
 
@@ -133,7 +132,7 @@ class Answers:
     def wait_for_senders(self) -> None:
         """Wait until all requests that are left to senders have ended; their ends are not reported."""
         for sender in tuple(self.senders.values()):
-            assert isinstance(sender, Unheard), "a warm-up's"
+            assert isinstance(sender, WarmupResponseSender), "a warm-up's"
             sender.wait()
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
@@ -334,15 +333,15 @@ class WrittenAnswers(Answers):
         offset, parts = self._nbytes, []
         self.spans = spans = self._some_spans()
         self.statuses = statuses = dict[int, int]()
-        told: dict[ShoalError, int] = {}  # once each, however many requests share it
+        written: dict[ShoalError, int] = {}  # once each, however many requests share it
         for position, error in self._errors.items():
-            if error not in told:
+            if error not in written:
                 part = sentence_bytes(error)
-                told[error] = pack_span(offset, len(part))
+                written[error] = pack_span(offset, len(part))
                 parts.append(part)
                 offset += len(part)
             statuses[position] = error.wire
-            spans[position] = told[error]
+            spans[position] = written[error]
         return b"".join(parts)
 
     def _write(self, block: Block, sentences: bytes) -> int:

@@ -100,7 +100,7 @@ class Loop:
             on(shared.SegmentGone, lambda message: segments.remove(message.owner)),
             on(shared.SegmentMissing, lambda message: segments.remove(message.owner)),
             *[on(kind, oversize.receive) for kind in shared.PAYLOAD_NEWS],
-            on(shared.BatcherReplaced, lambda _message: memory.tell_blocks()),
+            on(shared.BatcherReplaced, lambda _message: memory.report_blocks()),
             on(shared.LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
             on(shared.LogChanged, lambda message: log.configure(**message.settings)),
             on(ReportMetrics, self._report_metrics),
@@ -186,7 +186,7 @@ class Loop:
     def step(self) -> int:
         """Run every batch that has come. Returns how many executions that took. Raises DeviceLostError like `run`."""
         memory = self._memory
-        executed = num_told = 0
+        executed = num_sent = 0
         rung_ns = time.monotonic_ns()
         while (records := memory.take()) is not None:
             while records:
@@ -198,12 +198,12 @@ class Loop:
                 del records[:num]
                 executed += 1
                 if end_ns - rung_ns > RING_AFTER_NS:
-                    rung_ns, num_told = end_ns, executed
+                    rung_ns, num_sent = end_ns, executed
                     memory.ring()
             if self._loss is not None:
                 memory.ring()
                 raise DeviceLostError
-        if num_told < executed:  # or the batcher would be woken a second time, for nothing
+        if num_sent < executed:  # or the batcher would be woken a second time, for nothing
             memory.ring()
         return executed
 

@@ -59,7 +59,7 @@ SEGMENT_AFTER_S = 0.01
 #: clients release without ringing is seen only then (ours).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 #: What is done under the lock once several threads are at work.
-_SHARED = ("take", "drain", "allocate", "allocate_for_errors", "free", "push", "publish", "tell_blocks", "count")
+_SHARED = ("take", "drain", "allocate", "allocate_for_errors", "free", "push", "publish", "report_blocks", "count")
 
 
 class Memory:
@@ -106,7 +106,7 @@ class Memory:
         self.lock = threading.RLock()
         self._is_shared = False
         #: Changed by several threads: blocks that the batcher was told of and that have not been freed.
-        self._said: set[int] = set()
+        self._reported: set[int] = set()
         # The odd unit of a slab is kept back, so that an error can be told when clients hold everything else; of an
         # even slab nothing is, because it would split the largest block.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
@@ -121,7 +121,7 @@ class Memory:
         with self.lock:
             if self._is_shared:
                 return
-            self._said.update((*self.slab.taken_refs, *self.oversize.refs))
+            self._reported.update((*self.slab.taken_refs, *self.oversize.refs))
             self.push = self._push_and_note
             for name in _SHARED:
                 setattr(self, name, _locked(self.lock, getattr(self, name)))
@@ -135,7 +135,7 @@ class Memory:
         InternalError. A request is cancelled if the worker knew so at the fork.
         """
         self.lock = threading.RLock()  # a thread of the worker may have held it
-        for name in (*_SHARED, "say", "wait_for", "moved"):
+        for name in (*_SHARED, "send_record", "wait_for", "moved"):
             setattr(self, name, _refuse)
         self._is_shared, self.drain = True, lambda: None  # type: ignore[method-assign]
 
@@ -221,7 +221,7 @@ class Memory:
         has come back since."""
         awaited_nbytes, num_joins = self._awaited_in_vain
         if nbytes >= awaited_nbytes and self.slab.num_joins == num_joins:
-            self._try_say(want_record(ROOM))
+            self._try_send(want_record(ROOM))
             return None
         block = self.wait_for(lambda: self.allocate(nbytes), self._loops_batch, SEGMENT_AFTER_S, ROOM)
         if block is None:
@@ -277,18 +277,18 @@ class Memory:
                 if now_s >= want_s:
                     # Clients' RELEASEs wait in their rings until the batcher reads them. The supervisor's death ends
                     # this process by signal.
-                    self._try_say(want_record(urgency))
+                    self._try_send(want_record(urgency))
                     want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
                 poller.poll(min(want_s, deadline_s) - now_s)
 
-    def say(self, record: Record) -> bool:
-        """Show the batcher a record at once, for threads beside the loop's, which half of the ring is kept for.
+    def send_record(self, record: Record) -> bool:
+        """Send the batcher a record at once, for threads beside the loop's, which half of the ring is kept for.
 
         May wait for room; False where there is none for too long.
         """
-        return bool(self._try_say(record) or self.wait_for(lambda: self._try_say(record)))
+        return bool(self._try_send(record) or self.wait_for(lambda: self._try_send(record)))
 
-    def _try_say(self, record: Record) -> bool | None:
+    def _try_send(self, record: Record) -> bool | None:
         with self.lock:
             if self._writer.num_free <= self._num_reserved:
                 self.ring()
@@ -301,7 +301,7 @@ class Memory:
     def _push_and_note(self, record: Record) -> None:
         self._writer.push(record)
         if len(record) > D.BLOCK:
-            self._said.add(record[D.BLOCK])
+            self._reported.add(record[D.BLOCK])
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
         """A block at once: an ordinary one, else the spare one, else None."""
@@ -315,7 +315,7 @@ class Memory:
         if not self.slab.free(ref):
             self.oversize.free(ref)
         if self._is_shared:
-            self._said.discard(ref)
+            self._reported.discard(ref)
 
     def drain(self) -> None:
         """Apply all records of the batcher. Raises LayoutError for an invalid one."""
@@ -339,14 +339,14 @@ class Memory:
         if num_taken:
             self._words[TAKEN_WORD] += num_taken
 
-    def tell_blocks(self) -> None:
-        """Tell a new batcher of every block that has not been freed; it frees those without holders.
+    def report_blocks(self) -> None:
+        """Report to a new batcher every block that has not been freed; it frees those without holders.
 
         But not of one that another thread is still writing: it is told of that with the response.
         """
         refs = {*self.slab.taken_refs, *self.oversize.refs}
         if self._is_shared:
-            refs &= self._said
+            refs &= self._reported
         if self._spare is not None:
             refs.discard(self._spare.ref)
         try:

@@ -90,7 +90,7 @@ class ParsedRequest:
 class Request:
     """One request of a batch."""
 
-    __slots__ = ("_hears_cancel", "_inputs", "_tensors", "block", "parsed", "position", "record")
+    __slots__ = ("_inputs", "_is_key_cancelled", "_tensors", "block", "parsed", "position", "record")
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class Request:
         block: memoryview,
         tensors: Mapping[str, Array | memoryview] | None,
         record: Sequence[int],
-        hears_cancel: Callable[[int], bool],
+        is_key_cancelled: Callable[[int], bool],
     ) -> None:
         self.position = position  # within the batch
         self.parsed = parsed
         self.block = block
         self.record = record  # its BATCH_ITEM
-        self._hears_cancel = hears_cancel
+        self._is_key_cancelled = is_key_cancelled
         # Changed by the first look at them: a batch of several is gathered without an array for each.
         self._tensors = tensors
         self._inputs: dict[str, Array] | None = None
@@ -204,7 +204,7 @@ class Request:
 
     def is_cancelled(self) -> bool:
         """Whether the client does not wait any more, as far as is known now."""
-        return self._hears_cancel(self.key)
+        return self._is_key_cancelled(self.key)
 
 
 class RequestReader:
@@ -217,11 +217,11 @@ class RequestReader:
     def __init__(
         self,
         signature: Signature,
-        hears_cancel: Callable[[int], bool] = lambda _key: False,
+        is_key_cancelled: Callable[[int], bool] = lambda _key: False,
         open_block: OpenBlock = NO_BLOCKS,
     ) -> None:
         self._signature = signature
-        self._hears_cancel = hears_cancel
+        self._is_key_cancelled = is_key_cancelled
         self._open_block = open_block
         # Changed by open.
         self._parsed = Memo[bytes, ParsedRequest]("request_form", MAX_PARSED)
@@ -232,16 +232,16 @@ class RequestReader:
         this model."""
         parsed = self._parsed.entries.get(header)
         if parsed is not None and parsed.end <= len(block):
-            return Request(position, parsed, block, None, record, self._hears_cancel)
+            return Request(position, parsed, block, None, record, self._is_key_cancelled)
         open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
         if (parsed := self._lent_parsed.entries.get(header)) is not None:
-            return Request(position, parsed, block, parsed.open_lent(block, open_lent), record, self._hears_cancel)
+            return Request(position, parsed, block, parsed.open_lent(block, open_lent), record, self._is_key_cancelled)
         parsed, tensors = parse_request(header, block, self._signature, open_lent)
         if parsed.may_repeat and len(header) <= MAX_PARSED_BYTES:
             self._lent_parsed.keep(header, parsed)
         if parsed.is_plain and len(header) <= MAX_PARSED_BYTES:
             self._parsed.keep(header, parsed)
-        return Request(position, parsed, block, tensors, record, self._hears_cancel)
+        return Request(position, parsed, block, tensors, record, self._is_key_cancelled)
 
 
 def parse_request(

@@ -77,7 +77,7 @@ class ResponseSender(ABC):
         """Whether the request has not had its end."""
 
 
-class UnheardResponseSender(ResponseSender):
+class WarmupResponseSender(ResponseSender):
     """The sender of a request without a client, as in a warm-up: only its errors are kept."""
 
     def __init__(self, failed: Callable[[ShoalError], None]) -> None:
@@ -142,13 +142,13 @@ class OpenBatches:
         """Have the other thread do it. Waits for nothing, and may interrupt itself, as finalizers do."""
         self._later.put(work)
 
-    def say(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
-        """Tell the batcher, then do what is to be done `then`.
+    def send_record(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
+        """Send the batcher a record, then do what is to be done `then`.
 
-        What there is no room for in time is said later, however long that takes: it would never be sent again.
+        A record for which there is no room in time is sent later, however long that takes: no other would follow it.
         """
-        if not self.memory.say(words):
-            self.later(lambda: self.say(words, then))
+        if not self.memory.send_record(words):
+            self.later(lambda: self.send_record(words, then))
         elif then is not None:
             then()
 
@@ -199,7 +199,7 @@ class OpenBatch:
 
     def end(self, last: tuple[int, ...]) -> None:
         """Tell the batcher of the end of one of its requests."""
-        self._batches.say(last, self._ended)
+        self._batches.send_record(last, self._ended)
 
     def _ended(self) -> None:
         batches = self._batches
@@ -214,7 +214,7 @@ class OpenBatch:
             if batches.must_wake and not batches.num_open:
                 batches.memory.bell.ring()
         if ready is not None:
-            batches.say(ready)
+            batches.send_record(ready)
 
 
 class OneAnswer(Protocol):
@@ -266,7 +266,7 @@ class WrittenResponseSender(ResponseSender):
                 answers = self._make_answers()
                 answers.add_outputs(self._request, outputs, parameters)
                 ref = answers.write()
-                self._say(0, ref, answers.spans[0], final=final)
+                self._send_response(0, ref, answers.spans[0], final=final)
             except UnavailableError as error:
                 self.fail(error)
                 raise
@@ -278,7 +278,7 @@ class WrittenResponseSender(ResponseSender):
             answers = self._make_answers()
             answers.fail_all(error)
             ref = answers.write_errors()
-            self._say(error.wire, ref, answers.spans[0], final=final)
+            self._send_response(error.wire, ref, answers.spans[0], final=final)
 
     def fail_later(self, error: ShoalError) -> None:
         self._batch.later(functools.partial(self.fail, error))
@@ -286,7 +286,7 @@ class WrittenResponseSender(ResponseSender):
     def finish(self) -> None:
         with self._turn:
             if self._is_open:
-                self._say(0, NO_BLOCK, 0, final=True)
+                self._send_response(0, NO_BLOCK, 0, final=True)
 
     def reschedule(self) -> None:
         with self._turn:
@@ -320,7 +320,7 @@ class WrittenResponseSender(ResponseSender):
                 f"the client has not read {WINDOW} responses of the request for too long; it gets no more of them"
             )
 
-    def _say(self, status: int, ref: int, span: int, *, final: bool) -> None:
+    def _send_response(self, status: int, ref: int, span: int, *, final: bool) -> None:
         batch, now_ns = self._batch, time.monotonic_ns()
         self._memory.moved(batch.number, now_ns)
         input_end_ns = batch.input_end_ns or batch.start_ns
@@ -333,7 +333,7 @@ class WrittenResponseSender(ResponseSender):
             with self._memory.lock:
                 self._memory.windows[ref] = self._window
                 self._window.add(ref)
-        if not self._memory.say(record):
+        if not self._memory.send_record(record):
             with self._memory.lock:
                 self._memory.take_back(ref)  # no record names it, so the batcher would not free it
             raise UnavailableError("the batcher has not read the worker's ring for too long")

@@ -170,11 +170,11 @@ def test_of_a_block_that_another_thread_is_filling_a_new_batcher_hears_with_its_
     memory.share()
     said, unsaid, freed = [block for _ in range(3) if (block := memory.allocate(5000)) is not None]
     for block in (said, freed):
-        assert memory.say((RESPONSE, 2, 1, 0, block.ref))
+        assert memory.send_record((RESPONSE, 2, 1, 0, block.ref))
     memory.free(freed.ref)
     batcher.reader.drain()
-    memory.tell_blocks()
+    memory.report_blocks()
     assert {record[4] for record in batcher.reader.drain()} == {known.ref, said.ref}
-    assert memory.say((RESPONSE, 2, 1, 0, unsaid.ref))
-    memory.tell_blocks()
+    assert memory.send_record((RESPONSE, 2, 1, 0, unsaid.ref))
+    memory.report_blocks()
     assert {record[4] for record in batcher.reader.drain() if record[0] == HAVE} == {known.ref, said.ref, unsaid.ref}

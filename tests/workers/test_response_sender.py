@@ -17,7 +17,7 @@ from shoal.shm.slab import taken_nbytes
 from shoal.workers.answers import Answers
 from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request
-from shoal.workers.response_sender import MAX_OPEN_BATCHES, WINDOW, ResponseSender, UnheardResponseSender
+from shoal.workers.response_sender import MAX_OPEN_BATCHES, WINDOW, ResponseSender, WarmupResponseSender
 from tests.workers.sending import DONE, READY, RESCHEDULE, RESPONSE, Sending, heard, output, rung, started, value
 from tests.workers.worker_harness import CONFIG, PAIR, Batcher, loop_of, rows
 
@@ -311,7 +311,7 @@ def test_nobody_hears_a_warm_up() -> None:
     answers = Answers(2, OutputLayouts(Signature.from_config(CONFIG)))
     request: Any = type("", (), {"position": 1})
     sender = answers.sender(request)
-    assert isinstance(sender, UnheardResponseSender)
+    assert isinstance(sender, WarmupResponseSender)
     sender.send(output(1), final=False)
     assert sender.is_open
     sender.fail(InternalError("oh"))

@@ -108,14 +108,14 @@ def test_a_block_that_comes_back_is_taken_before_a_segment_is_made(batcher: Batc
     loop, supervisor = loop_of(batcher, VARIABLE), Supervisor(batcher, max_segments=0)
     memory = loop._memory
     held = [memory.allocate(16384) for _ in range(4)]
-    say = memory._try_say
+    send_record = memory._try_send
 
     def said(record: tuple[int, ...]) -> bool | None:
         if record == (WANT, 0, 0, ROOM) and (block := held.pop()) is not None:
             batcher.free(block.ref)  # its reader has given it back at once
-        return say(record)
+        return send_record(record)
 
-    memory._try_say = said  # type: ignore[method-assign]
+    memory._try_send = said  # type: ignore[method-assign]
     assert run(loop, batcher, 16000) == (0, 3)
     assert supervisor.asked == []
 
@@ -158,15 +158,15 @@ def test_where_there_is_no_segment_either_the_slowest_readers_are_given_up(batch
     memory = loop._memory
     held = [memory.allocate(16384) for _ in range(4)]
     said: list[int] = []
-    say = memory._try_say
+    send_record = memory._try_send
 
     def note(record: tuple[int, ...]) -> bool | None:
         said.append(record[3])
         if record[3] == ROOM_NOW and held and (block := held.pop()) is not None:
             batcher.free(block.ref)
-        return say(record)
+        return send_record(record)
 
-    memory._try_say = note  # type: ignore[method-assign]
+    memory._try_send = note  # type: ignore[method-assign]
     assert run(loop, batcher, 16000) == (0, 3)
     assert len(supervisor.asked) == 1
     assert said[0] == ROOM
@@ -178,14 +178,14 @@ def test_a_large_result_waits_for_another_of_its_kind_to_come_back(batcher: Batc
     assert run(loop, batcher, 40_000) == (0, 50)
     (ref,) = loop._memory.oversize.refs
     memory = loop._memory
-    say = memory._try_say
+    send_record = memory._try_send
 
     def said(record: tuple[int, ...]) -> bool | None:
         if record == (WANT, 0, 0, ROOM_NOW):
             batcher.free(ref)
-        return say(record)
+        return send_record(record)
 
-    memory._try_say = said  # type: ignore[method-assign]
+    memory._try_send = said  # type: ignore[method-assign]
     assert run(loop, batcher, 40_000) == (0, 50)  # in the same segment
     assert len(supervisor.asked) == 2
 

@@ -32,18 +32,18 @@ class Collected:
     def send(self, outputs: Sequence[Output], parameters: Any = None, *, final: bool) -> None:
         if self.refuse is not None:
             raise self.refuse
-        self._say([array.tolist() for _, _, array in outputs], parameters, final=final)
+        self._send_response([array.tolist() for _, _, array in outputs], parameters, final=final)
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
-        self._say(type(error), str(error), final=final)
+        self._send_response(type(error), str(error), final=final)
 
     def fail_later(self, error: ShoalError) -> None:
-        self._say("later", type(error), str(error), final=True)
+        self._send_response("later", type(error), str(error), final=True)
 
     def finish(self) -> None:
-        self._say(final=True)
+        self._send_response(final=True)
 
-    def _say(self, *words: Any, final: bool) -> None:
+    def _send_response(self, *words: Any, final: bool) -> None:
         assert self.is_open
         self.said.append((*words, final))
         self.is_open = not final

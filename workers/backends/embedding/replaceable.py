@@ -40,7 +40,7 @@ class Replaceable(Generic[T]):
         self._current: T | None = None
         self._stamp: tuple[int, ...] = ()
         self._is_good = False
-        self._told: tuple[int, ...] = ()  # the stamp of the refused file that the log has named
+        self._logged: tuple[int, ...] = ()  # the stamp of the refused file that the log has named
 
     @property
     def current(self) -> T:
@@ -71,9 +71,9 @@ class Replaceable(Generic[T]):
         except ShoalError as error:
             if self._current is None:
                 raise type(error)(f"{self._what}: {error}") from error
-            if stamp != self._told:
+            if stamp != self._logged:
                 _log.error("%s is served as it was, the new one is refused: %s", self._what, error)
-            self._told = stamp
+            self._logged = stamp
             if isinstance(error, UnavailableError):
                 self._stamp = ()
             return False

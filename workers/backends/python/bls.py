@@ -224,7 +224,7 @@ class BlsCall:
         if isinstance(answer, ShoalError):
             self._fail(answer, is_final)
         else:
-            self._tell(response, is_final or response is None)
+            self._deliver(response, is_final or response is None)
 
     def _fail(self, error: ShoalError, is_final: bool) -> None:
         if self._client.now_ns() >= self._deadline_ns and self._calls_itself():
@@ -232,9 +232,9 @@ class BlsCall:
                 f"{error}; model '{self._caller}' has called itself, and its only instance waits for that call. Give "
                 "it more instances, or make execute a coroutine that awaits async_exec()"
             )
-        self._tell(InferenceResponse(error=as_triton_error(error)), is_final)
+        self._deliver(InferenceResponse(error=as_triton_error(error)), is_final)
 
-    def _tell(self, response: InferenceResponse | None, is_final: bool) -> None:
+    def _deliver(self, response: InferenceResponse | None, is_final: bool) -> None:
         on_response = self._on_response
         if is_final:
             self._client.give_back(self._refs)

@@ -92,7 +92,7 @@ def _hashed(path: Path) -> bytes:
     return digest.digest()
 
 
-def build(order: Order, target: Path, cache: Path, tell: Callable[[str], None]) -> None:
+def build(order: Order, target: Path, cache: Path, report: Callable[[str], None]) -> None:
     """Put the engine at `target`, and tell a person where it comes from. Raises ShoalError."""
     if order.max_batch_size < 1:
         raise InvalidArgumentError(f"--max-batch-size must be at least 1, got {order.max_batch_size}")
@@ -107,9 +107,9 @@ def build(order: Order, target: Path, cache: Path, tell: Callable[[str], None]) 
         raise UnsupportedError(f"engines are built on the GPU that they are for, and there is none: {error}") from error
     kept = cache / f"{cache_key(order, device, tensorrt.__version__)}.plan"
     if kept.exists():
-        tell(f"Taken from the cache: {kept}")
+        report(f"Taken from the cache: {kept}")
     else:
-        tell(f"Building an engine for {device} with TensorRT {tensorrt.__version__}; this may take minutes")
+        report(f"Building an engine for {device} with TensorRT {tensorrt.__version__}; this may take minutes")
         cache.mkdir(parents=True, exist_ok=True)
         _replace(kept, _serialized(tensorrt, order))
     _replace(target, kept.read_bytes())

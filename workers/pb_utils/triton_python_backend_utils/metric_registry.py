@@ -222,15 +222,15 @@ class MetricRegistry:
             changed, self._changed = self._changed, {}
             families: dict[RegisteredFamily, list[Any]] = {}
             for family, labels, change in ended:
-                _told(families, family).append([labels, change])
+                _changes_of(families, family).append([labels, change])
             for (name, labels), series in changed.items():
-                _told(families, self._families[name]).append([labels, series.take()])
+                _changes_of(families, self._families[name]).append([labels, series.take()])
             return list(families.values())
 
 
-def _told(families: dict[RegisteredFamily, list[Any]], family: RegisteredFamily) -> list[Any]:
-    told = families.setdefault(family, [family.name, family.kind.value, family.description, []])
-    changes: list[Any] = told[3]
+def _changes_of(families: dict[RegisteredFamily, list[Any]], family: RegisteredFamily) -> list[Any]:
+    described = families.setdefault(family, [family.name, family.kind.value, family.description, []])
+    changes: list[Any] = described[3]
     return changes
 
 
