@@ -19,7 +19,7 @@ from bench.server import ask
 from bench.workloads import Request
 
 SETTLE_S = 20.0  # at most
-#: A guest whose connection the server has closed comes again after so long: closing must not make it a flood.
+#: A connection that the server has closed comes again after so long: closing must not make it a flood.
 RETURN_S = 5.0
 TICK_S = 0.05
 SIP_BYTES, SIP_S = 4096, 1.0
@@ -42,11 +42,11 @@ def content_length(head: bytes | bytearray) -> int | None:
 
 @dataclass(slots=True)
 class QuietConnection:
-    """One connection of the crowd."""
+    """One of many connections on which the server has nothing, or little, to do."""
 
     socket: socket.socket
     unsent: memoryview
-    # Changed by the crowd's thread.
+    # Changed by the thread of QuietConnections.
     begins: bytes = b""  # the first bytes that it was answered
     is_registered: bool = True  # False: a slow reader, which looks when it is its turn
     is_gone: bool = False
@@ -66,10 +66,10 @@ class QuietConnections:
         self._sips = sips
         self._stays = stays
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="crowd")
+        self._thread = threading.Thread(target=self._run, name="quiet connections")
         # Changed by the thread, read by others after it has ended.
         self._selector = selectors.DefaultSelector()
-        self._guests: list[QuietConnection] = []
+        self._connections: list[QuietConnection] = []
         self._settled = threading.Event()
         self._fault = ""
         self._next_to_sip = 0
@@ -88,9 +88,9 @@ class QuietConnections:
     def __exit__(self, kind: object, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        answered = sum(guest.begins.startswith(b"HTTP/1.1 200 ") for guest in self._guests)
-        for guest in self._guests:
-            guest.socket.close()
+        answered = sum(connection.begins.startswith(b"HTTP/1.1 200 ") for connection in self._connections)
+        for connection in self._connections:
+            connection.socket.close()
         self._selector.close()
         if kind is None and self._fault:
             raise BenchmarkError(self._fault)
@@ -100,8 +100,8 @@ class QuietConnections:
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
-            while len(self._guests) < self._size and not self._stop.is_set():
-                self._guests.append(self._arrive())
+            while len(self._connections) < self._size and not self._stop.is_set():
+                self._connections.append(self._arrive())
                 self._step(0)
             next_sip_s = time.monotonic()
             while not self._stop.is_set():
@@ -120,77 +120,77 @@ class QuietConnections:
     def _is_settled(self) -> bool:
         """Whether the server has done what the openings ask of it, and only bears the crowd from now on."""
         asks = self._sips or self._stays
-        return not any(guest.unsent or (asks and not guest.begins) for guest in self._guests)
+        return not any(connection.unsent or (asks and not connection.begins) for connection in self._connections)
 
     def _arrive(self) -> QuietConnection:
-        connection = socket.socket()
+        sock = socket.socket()
         if self._sips:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SIP_BYTES)
-        connection.settimeout(SETTLE_S)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SIP_BYTES)
+        sock.settimeout(SETTLE_S)
         try:
-            connection.connect(("127.0.0.1", self._port))
+            sock.connect(("127.0.0.1", self._port))
         except OSError:
-            connection.close()
+            sock.close()
             raise
-        connection.setblocking(False)
-        guest = QuietConnection(connection, memoryview(self._opening))
+        sock.setblocking(False)
+        connection = QuietConnection(sock, memoryview(self._opening))
         events = selectors.EVENT_WRITE if self._sips else selectors.EVENT_READ | selectors.EVENT_WRITE
-        self._selector.register(connection, events, guest)
-        return guest
+        self._selector.register(sock, events, connection)
+        return connection
 
     def _step(self, timeout_s: float) -> None:
         for key, events in self._selector.select(timeout_s):
-            guest: QuietConnection = key.data
+            connection: QuietConnection = key.data
             try:
                 if events & selectors.EVENT_WRITE:
-                    guest.unsent = guest.unsent[guest.socket.send(guest.unsent) :]
-                    if not guest.unsent:
-                        self._wait(guest)
+                    connection.unsent = connection.unsent[connection.socket.send(connection.unsent) :]
+                    if not connection.unsent:
+                        self._wait(connection)
                 if events & selectors.EVENT_READ:
-                    self._read(guest, _READ_BYTES)
+                    self._read(connection, _READ_BYTES)
             except OSError:
-                self._leave(guest)
+                self._leave(connection)
 
-    def _wait(self, guest: QuietConnection) -> None:
+    def _wait(self, connection: QuietConnection) -> None:
         """The opening has been sent."""
         if self._sips:
-            self._selector.unregister(guest.socket)
-            guest.is_registered = False
+            self._selector.unregister(connection.socket)
+            connection.is_registered = False
         else:
-            self._selector.modify(guest.socket, selectors.EVENT_READ, guest)
+            self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
 
-    def _read(self, guest: QuietConnection, nbytes: int) -> None:
-        data = guest.socket.recv(nbytes)
-        guest.begins = guest.begins or data
+    def _read(self, connection: QuietConnection, nbytes: int) -> None:
+        data = connection.socket.recv(nbytes)
+        connection.begins = connection.begins or data
         if not data:
-            self._leave(guest)
+            self._leave(connection)
 
     def _let_sip(self) -> None:
         """A few of them at a time, in turns: all at once would take the cores for longer than any request does."""
         for _ in range(math.ceil(self._size * TICK_S / SIP_S)):
-            guest = self._guests[self._next_to_sip]
+            connection = self._connections[self._next_to_sip]
             self._next_to_sip = (self._next_to_sip + 1) % self._size
-            if not guest.is_registered and not guest.is_gone:
+            if not connection.is_registered and not connection.is_gone:
                 try:
-                    self._read(guest, SIP_BYTES)
+                    self._read(connection, SIP_BYTES)
                 except BlockingIOError:
                     continue  # not answered yet
                 except OSError:
-                    self._leave(guest)
+                    self._leave(connection)
 
-    def _leave(self, guest: QuietConnection) -> None:
-        if guest.is_registered:
-            self._selector.unregister(guest.socket)
-        guest.socket.close()
-        guest.unsent = memoryview(b"")
-        guest.is_gone, guest.is_registered = True, False
-        guest.returns_at_s = time.monotonic() + RETURN_S
+    def _leave(self, connection: QuietConnection) -> None:
+        if connection.is_registered:
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+        connection.unsent = memoryview(b"")
+        connection.is_gone, connection.is_registered = True, False
+        connection.returns_at_s = time.monotonic() + RETURN_S
         self.num_closed += 1
 
     def _let_return(self, now_s: float) -> None:
-        for index, guest in enumerate(self._guests):
-            if guest.is_gone and guest.returns_at_s <= now_s:
-                self._guests[index] = self._arrive()
+        for index, connection in enumerate(self._connections):
+            if connection.is_gone and connection.returns_at_s <= now_s:
+                self._connections[index] = self._arrive()
 
 
 class RepeatedRequest:
@@ -201,7 +201,7 @@ class RepeatedRequest:
         self._request = request
         self._right = right
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bodies")
+        self._thread = threading.Thread(target=self._run, name="repeated request")
         # Changed by the thread, read by others after it has ended.
         self._fault = ""
         self.num_answered = 0

@@ -107,14 +107,14 @@ class MessageBuffers:
         self._nbytes += len(block.memory)
         return MessageBuffer(block, message_offset(first_raw_offset(begun)), nbytes)
 
-    def hand_out(self, target: MessageBuffer) -> None:
+    def hand_out(self, buffer: MessageBuffer) -> None:
         """The message is complete: its block is the caller's."""
-        self._nbytes -= len(target.block.memory)
+        self._nbytes -= len(buffer.block.memory)
 
-    def discard(self, target: MessageBuffer) -> None:
-        """The rest of the message will not come."""
-        self.hand_out(target)
-        self._port.slab.free(target.block.ref)
+    def discard(self, buffer: MessageBuffer) -> None:
+        """Free the block of a message whose rest will not come."""
+        self.hand_out(buffer)
+        self._port.slab.free(buffer.block.ref)
 
 
 class UnfinishedMessages:
