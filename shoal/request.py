@@ -80,7 +80,7 @@ class InferResponse(NamedTuple):
 
 def pack_request(request: InferRequest) -> bytes:
     """The header of a request, for the block its inputs lie in."""
-    layout: bytes = msgpack.packb((request.inputs, request.requested_outputs), use_bin_type=True)
+    layout = _packed((request.inputs, request.requested_outputs))
     return layout_head(len(layout)) + layout + pack_options(request.id, request.parameters, request.sequence)
 
 
@@ -92,7 +92,16 @@ def layout_head(nbytes: int) -> bytes:
 def pack_options(id_: str, parameters: Parameters, sequence: Sequence = NO_SEQUENCE) -> bytes:
     """The options in a request's header."""
     options = (id_, parameters) if sequence == NO_SEQUENCE else (id_, parameters, sequence)
-    return msgpack.packb(options, use_bin_type=True)  # type: ignore[no-any-return]
+    return _packed(options)
+
+
+def pack_id(id_: str) -> bytes:
+    """The id as it stands between the parts that `around_id` returns."""
+    return _packed(id_)
+
+
+def _packed(value: object) -> bytes:
+    return msgpack.packb(value, use_bin_type=True)  # type: ignore[no-any-return]
 
 
 #: The options of a request that has none, which is usual.

@@ -254,7 +254,7 @@ class RequestReader:
 def parse_request(
     layout: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
 ) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
-    """The form of a layout, and the tensors where they lie.
+    """The parsed layout, and the tensors where they lie.
 
     Raises InternalError if the header is damaged or not for this model.
     """

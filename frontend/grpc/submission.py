@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from struct import Struct
 from typing import NamedTuple
 
-import msgpack
-
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError
 from shoal.frontend.grpc import infer, wire
@@ -24,7 +22,7 @@ from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy
 from shoal.frontend.state import ServerState
 from shoal.memo import Memo
-from shoal.request import InferResponse, TensorRef, around_id
+from shoal.request import InferResponse, TensorRef, around_id, pack_id
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
@@ -76,7 +74,7 @@ class MessageTemplate:
     def place(self, id_nbytes: int) -> InBlock:
         """The layout of such a request with an id of `id_nbytes` bytes."""
         head, tail = self.header
-        packed = _packed(" " * id_nbytes)
+        packed = pack_id(" " * id_nbytes)
         head += packed[: len(packed) - id_nbytes]
         spans = [(offset, nbytes) for _, _, _, offset, nbytes in self.refs]
         spans.append((self.header_offset, len(head)))
@@ -290,10 +288,6 @@ class GrpcSubmission:
 
 
 _NO_DATA = memoryview(b"")
-
-
-def _packed(id_: str) -> bytes:
-    return msgpack.packb(id_)  # type: ignore[no-any-return]
 
 
 def _model_field(message: bytes | memoryview) -> bytes:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import NamedTuple
 
-import msgpack
-
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend.header_forwarding import NOTHING, forwarded
@@ -31,7 +29,7 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import prepare, render
 from shoal.memo import Memo
-from shoal.request import InferResponse, TensorRef, around_id
+from shoal.request import InferResponse, TensorRef, around_id, pack_id
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
@@ -49,7 +47,7 @@ _MAX_RESPONSES = 256
 _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 #: Head and JSON of a request are known as one where they are at most this long.
 _MAX_PREFIX = 8192
-#: What a Form is kept by: model, JSON without its id, place of the first tensor, and number of bytes behind the JSON.
+#: The key of a template: model, JSON without its id, place of the first tensor, and number of bytes behind the JSON.
 _Key = tuple[int, bytes, int, int]
 #: The first bytes of a response's JSON, and those of a response with binary tensors.
 _ID_MEMBER = b'{"id":"%b",'
@@ -76,8 +74,8 @@ class RequestTemplate:
     response_heads: dict[bytes, "ResponseHead"]  # key: the worker's packed InferResponse
 
 
-class Identified(NamedTuple):
-    """A request with an id of its own, and the template that it has without it."""
+class IdentifiedRequest(NamedTuple):
+    """A request with an id of its own, and the template that it has without the id."""
 
     template: RequestTemplate | JsonTemplate
     id: bytes
@@ -115,7 +113,7 @@ class KnownPrefix:
 
 
 #: What a lane keeps of a request until its reply comes.
-Submitted = PreparedRequest | RequestTemplate | JsonTemplate | Identified
+Submitted = PreparedRequest | RequestTemplate | JsonTemplate | IdentifiedRequest
 
 
 class Submission:
@@ -210,7 +208,7 @@ class Submission:
         if template is None:
             return None
         if id_:
-            return self._submit_template(template, head, body, block, start_ns, id_), Identified(template, id_)
+            return self._submit_template(template, head, body, block, start_ns, id_), IdentifiedRequest(template, id_)
         if raw:
             self._remember(raw + body[: head.json_length], head, entry, template)
         return self._submit_template(template, head, body, block, start_ns), template
@@ -239,7 +237,7 @@ class Submission:
         memory[template.header_offset : template.header_offset + len(header)] = header
         span = pack_span(template.header_offset, len(header))
         number = submit_block(self._port, template.prepared, block, span, start_ns)
-        return number, Identified(template, id_) if id_ else template
+        return number, IdentifiedRequest(template, id_) if id_ else template
 
     def has_large_responses(self, head: Head) -> bool:
         """Whether the model that a request is for has given a response that is worth compressing."""
@@ -330,11 +328,11 @@ class Submission:
             json = asked.responses.get(header)
             text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
             return None if text is None else [JSON_HEAD % len(text) + text]
-        if type(asked) is Identified:
+        if type(asked) is IdentifiedRequest:
             return self._known_response_with_id(asked, header, block)
         return None
 
-    def _known_response_with_id(self, asked: Identified, header: bytes, block: memoryview) -> Chunks | None:
+    def _known_response_with_id(self, asked: IdentifiedRequest, header: bytes, block: memoryview) -> Chunks | None:
         template, id_ = asked
         if type(template) is JsonTemplate:
             json = template.responses.get(header)
@@ -368,7 +366,7 @@ class Submission:
             rendered = render(prepared, answer.response, answer.block)
         except ShoalError as error:
             return error_response(error)
-        if type(asked) is Identified:
+        if type(asked) is IdentifiedRequest:
             bare = render(asked.template.prepared, answer.response, answer.block)
             self._keep_response(asked.template, answer.header, answer.response, bare)
         else:
@@ -414,7 +412,7 @@ def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
 def with_id(template: RequestTemplate | JsonTemplate, id_: bytes) -> bytes:
     """The packed InferRequest of this template with an id."""
     in_front, behind = template.around_id
-    return b"".join((in_front, msgpack.packb(id_.decode()), behind))
+    return b"".join((in_front, pack_id(id_.decode()), behind))
 
 
 def body_offset(head: Head) -> int:

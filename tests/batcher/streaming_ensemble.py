@@ -3,8 +3,9 @@
 from typing import Any
 
 from shoal.shm.layout import DONE, RESPONSE, B
-from tests.batcher.ensemble_star import ADD, DOUBLE, FP32, EnsembleStar, ensemble, packed, step
+from tests.batcher.ensemble_star import ADD, DOUBLE, FP32, EnsembleStar, ensemble, step
 from tests.batcher.star import End
+from tests.request_headers import packed
 
 #: `double` streams here: each of its answers goes through `add`, with the request's own tensor.
 STREAM = ensemble(step("Xx", "Ya"), step("Aa Bx", "Yy"))

@@ -15,12 +15,12 @@ from tests.batcher.ensemble_star import (
     SECOND,
     EnsembleStar,
     ensemble,
-    packed,
     step,
     tensor,
 )
 from tests.batcher.star import BATCHER
 from tests.batcher.streaming_ensemble import STREAM, Streams, streaming
+from tests.request_headers import packed
 
 
 def parts(star: EnsembleStar) -> list[tuple[int, list[int], int]]:

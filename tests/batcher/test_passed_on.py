@@ -14,12 +14,11 @@ from tests.batcher.ensemble_star import (
     EnsembleStar,
     config,
     ensemble,
-    packed,
     step,
     tensor,
 )
 from tests.batcher.star import CLIENT
-from tests.request_headers import request_header
+from tests.request_headers import packed, request_header
 
 
 def test_an_equal_header_in_another_block_means_another_tensor() -> None:

@@ -163,7 +163,7 @@ def test_requests_that_differ_in_their_options_share_what_is_known_of_their_tens
         reader.open(0, block_of(1), request_header(id_, inputs, [], *options))
         for id_, *options in (("a", {}), ("", {"key": 5}), ("b", {"key": 6}, ["s", 3]), ("", {}))
     ]
-    assert first.parsed is second.parsed is third.form is last.form
+    assert first.parsed is second.parsed is third.parsed is last.parsed
     assert [one.id for one in (first, second, third, last)] == ["a", "", "b", ""]
     assert [one.parameters for one in (first, second, third, last)] == [{}, {"key": 5}, {"key": 6}, {}]
     assert [(one.correlation_id, one.flags) for one in (first, third, last)] == [(0, 0), ("s", 3), (0, 0)]
