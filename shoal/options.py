@@ -182,7 +182,7 @@ class ServerOptions:
 
     # Shared memory.
     allow_client_shm: bool = False  # tensors may lie in clients' own objects in /dev/shm; Triton's
-    shm_client_slab_mib: int = 64  # MiB of requests per front-end process; ours: one request of http_max_input_size
+    shm_client_slab_mib: int = 64  # most MiB of requests per front-end process; ours: one of http_max_input_size
     shm_worker_slab_mib: int = 64  # MiB of results per instance at most, the size depends on the model; ours
     client_socket: str | None = None  # socket for clients on this host; None: by user and HTTP port; "": none; ours
     client_count: int = 64  # clients at once; each costs the supervisor five descriptors of 1024; ours

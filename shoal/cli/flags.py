@@ -296,7 +296,7 @@ SHARED_MEMORY = (
     honour(
         "allow-client-shm", BOOLEAN, "tensors may lie in shared memory of the clients, which the server opens by name"
     ),
-    honour("shm-client-slab-mib", integer(1, 4095), "MiB of requests per front-end process"),
+    honour("shm-client-slab-mib", integer(1, 4095), "most MiB of requests per front-end process"),
     honour("shm-worker-slab-mib", integer(1, 4095), "MiB of results per instance, at most"),
     honour(
         "client-socket",
