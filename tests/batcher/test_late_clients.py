@@ -1,4 +1,4 @@
-"""A batcher dies while a client cannot say again what is open: everybody else is served, and that client loses nothing.
+"""A batcher dies while a client cannot send its open requests again: others are served, and that client loses nothing.
 
 As in test_takeover.py the dead one is an exchange that is not called any more.
 """
@@ -93,36 +93,36 @@ def test_what_its_ring_says_before_it_has_heard_is_read_when_it_has() -> None:
 SCHEDULES: dict[str, tuple[dict[str, object], str]] = {
     "an answer that the dead batcher had sent": (
         BATCHING,
-        "ask_late step answer die_1 hear step answered:late1,late1 freed: release step freed:1",
+        "ask_late step answer die_1 receive step answered:late1,late1 freed: release step freed:1",
     ),
     "an answer that the dead batcher had sent and noted": (
         BATCHING,
-        "ask_late step answer die_2 hear step answered:late1 freed: release step freed:1",
+        "ask_late step answer die_2 receive step answered:late1 freed: release step freed:1",
     ),
     "an answer outlives a successor that dies before the client has spoken": (
         SINGLE,
-        "ask_late step answer succeed succeed hear step answered:late1 release step freed:1",
+        "ask_late step answer succeed succeed receive step answered:late1 release step freed:1",
     ),
     "an answer outlives a successor, with batching": (
         BATCHING,
-        "ask_late step answer succeed succeed hear step answered:late1 release step freed:1",
+        "ask_late step answer succeed succeed receive step answered:late1 release step freed:1",
     ),
     "an answer comes between what its client sends again and the release": (
         BATCHING,
-        "ask_late step given:late1 succeed_untold say answer step answered:late1"
-        " release hear step answered: freed:1 given: open:0",
+        "ask_late step given:late1 succeed_uninformed send answer step answered:late1"
+        " release receive step answered: freed:1 given: open:0",
     ),
     "a request that is given back meanwhile is queued when its client sends it again": (
         BATCHING,
-        "ask_late step given:late1 succeed_untold give_back step given: open:0 hear step given:late1",
+        "ask_late step given:late1 succeed_uninformed give_back step given: open:0 receive step given:late1",
     ),
     "a block that it holds": (
         BATCHING,
-        "ask_late step answer step answered:late1 succeed step freed: hear step freed: release step freed:1",
+        "ask_late step answer step answered:late1 succeed step freed: receive step freed: release step freed:1",
     ),
     "a block that it may hold and has released": (
         BATCHING,
-        "ask_late step answer step answered:late1 release succeed step freed: hear step freed:1",
+        "ask_late step answer step answered:late1 release succeed step freed: receive step freed:1",
     ),
 }
 

@@ -23,12 +23,13 @@ from tests.submitted import submit
 SCHEDULES: dict[str, tuple[dict[str, object], str]] = {
     "what a worker has stays with it": (
         SINGLE,
-        "ask ask step given:1 succeed_untold given: answer step answered:1 given:2"
+        "ask ask step given:1 succeed_uninformed given: answer step answered:1 given:2"
         " answer step answered:2 success_count:2",
     ),
     "what was published while no batcher read": (
         BATCHING,
-        "ask ask ask step answer succeed_untold collect answered:1,2,3 given:1,2,3 execution_count:1 pending_count:0",
+        "ask ask ask step answer succeed_uninformed collect answered:1,2,3 given:1,2,3 execution_count:1"
+        " pending_count:0",
     ),
     "what a client sends before it knows of the successor does not hide what it sends again": (
         BATCHING,
@@ -42,16 +43,17 @@ SCHEDULES: dict[str, tuple[dict[str, object], str]] = {
     "a release that the dead batcher did not read": (SINGLE, "ask step answer step answered:1 release succeed freed:1"),
     "a worker that was executing names its blocks once all is answered": (
         SINGLE,
-        "ask ask step answer step given:1,2 release succeed_untold answer step freed: tell step freed:1",
+        "ask ask step answer step given:1,2 release succeed_uninformed answer step freed: send_message step freed:1",
     ),
     "a batcher that dies before it serves": (SINGLE, "ask step replace answer resume collect answered:1"),
     "three that die before they serve": (
         SINGLE,
-        "ask step replace say_again replace say_again replace answer resume collect answered:1",
+        "ask step replace send_again replace send_again replace answer resume collect answered:1",
     ),
     "a request that was given back": (
         BATCHING,
-        "ask ask step given:1,2 give_back step succeed_untold answer step answered:2 given:1 answer step answered:1",
+        "ask ask step given:1,2 give_back step succeed_uninformed answer step answered:2 given:1"
+        " answer step answered:1",
     ),
     "an instance that gave its only request back is idle": (
         SINGLE,

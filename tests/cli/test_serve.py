@@ -262,7 +262,7 @@ def test_export_needs_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("shoal.tracer.command_line.version", missing)
+    monkeypatch.setattr("importlib.metadata.version", missing)
     assert refusal("--trace-config=mode=opentelemetry") == (
         "--trace-config mode=opentelemetry needs opentelemetry-sdk, which is not installed; install it with: "
         "pip install 'shoal[opentelemetry]'"

@@ -3,25 +3,21 @@
 from hashlib import blake2b
 from typing import Any
 
-import msgpack
 import pytest
 
 from shoal.star.request_digest import lent_request_digest, request_digest
+from tests.request_headers import packed, request_header
 
 FP32, BYTES = 11, 13  # their wire numbers
 X, Y = ("X", FP32, (1, 2), 0, 8), ("Y", FP32, (1, 2), 64, 8)
 DATA = b"abcdefgh".ljust(64, b".") + b"ABCDEFGH"
 
 
-def packed(value: object) -> bytes:
-    return msgpack.packb(value)  # type: ignore[no-any-return]
-
-
 def digest(
     *inputs: tuple[Any, ...], id_: str = "", outputs: tuple[str, ...] = (), data: bytes = DATA, start: int = 1000,
     sequence: tuple[Any, int] | None = None, **parameters: Any,
 ) -> tuple[int, int]:  # fmt: skip
-    header = packed((id_, inputs or (X, Y), outputs, parameters, *([sequence] if sequence else [])))
+    header = request_header(id_, inputs or (X, Y), outputs, parameters, *([sequence] if sequence else []))
     memory = bytearray(8192)
     memory[: len(data)] = data
     memory[start : start + len(header)] = header
@@ -84,11 +80,11 @@ def test_a_request_of_a_sequence_has_no_equal(sequence: tuple[Any, int]) -> None
 def test_a_request_is_the_same_wherever_its_inputs_lie() -> None:
     blocks = {7: memoryview(DATA[64:]), 9: memoryview(b"...." + DATA[:8])}
     lent = ("Y", FP32, (1, 2), 0, 8, 7), ("X", FP32, (1, 2), 4, 8, 9)
-    header = packed(("another", lent, (), {}))
+    header = request_header("another", lent, (), {})
     assert lent_request_digest(header, blocks.get) == digest()
     blocks[7] = memoryview(DATA)
     assert lent_request_digest(header, blocks.get) != digest()
-    sequence = packed(("", lent, (), {}, (1, 1)))
+    sequence = request_header("", lent, (), {}, (1, 1))
     assert lent_request_digest(sequence, blocks.get) == (0, 0)
 
 
@@ -96,6 +92,6 @@ def test_the_batcher_does_not_stand_still_for_the_digest_of_large_inputs() -> No
     uint8, mib = 2, 1 << 20
     blocks = {7: memoryview(bytes(mib))}
     lent = ("X", uint8, (mib,), 0, mib, 7)
-    assert lent_request_digest(packed(("", [lent], (), {})), blocks.get) != (0, 0)
+    assert lent_request_digest(request_header("", [lent], (), {}), blocks.get) != (0, 0)
     one_more = ("Y", uint8, (1,), 0, 1, 7)
-    assert lent_request_digest(packed(("", [lent, one_more], (), {})), blocks.get) == (0, 0)
+    assert lent_request_digest(request_header("", [lent, one_more], (), {}), blocks.get) == (0, 0)
