@@ -9,6 +9,7 @@ import select
 import socket
 import ssl
 
+from shoal.frontend.doors import MAX_ACCEPTED
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.grpc.tls_socket import TlsSocket
@@ -19,8 +20,9 @@ _log = logging.getLogger("shoal")
 #: For this many connections that a lane may have, one client may be in its handshake (ours). One client more, and the
 #: oldest handshake is closed: clients that stall must not keep others waiting.
 _CONNECTIONS_PER_HANDSHAKE = 10
-#: Steps of handshakes in one pass of the loop (ours); further ones wait for the next pass, which comes at once.
-_MAX_STEPS = 16
+#: Steps of handshakes in one pass of the loop: a handshake has two, so they keep up with the connections that a pass
+#: accepts. Further steps wait for the next pass, which comes at once.
+_MAX_STEPS = 2 * MAX_ACCEPTED
 #: The log has one line for all handshakes that failed within this time.
 _LOG_S = 1.0
 

@@ -13,7 +13,8 @@ from typing import Any
 _RECORD_BYTES = 16 * 1024
 #: Bytes that OpenSSL is given at once, either way: it keeps memory for as many until the connection ends (ours).
 _PIECE_BYTES = 32 * 1024
-#: What one call receives; no connection keeps anything here, so that one of them serves all, in a process's one thread.
+#: Where a call receives ciphertext: one buffer for all connections, since a lane has one thread and no call leaves
+#: anything in it.
 _RECEIVED = memoryview(bytearray(512 * 1024))
 
 
@@ -93,9 +94,10 @@ class TlsSocket(socket.socket):
     def recvmsg_into(
         self, buffers: Iterable[Any], _ancbufsize: int = 0, _flags: int = 0, /
     ) -> tuple[int, list[Any], int, Any]:
-        """Decrypt into these buffers, in this order, of which the first is not empty; `recv` says what else it does.
+        """Like `recv`, into these buffers, in this order; returns their number of bytes first.
 
-        They have room for more than a record, since a part of one may have come before.
+        The first buffer is not empty. Together they have room for more than a record, a part of which may have come
+        before; nothing is received that has no place.
         """
         room = sum(map(len, buffers)) - _RECORD_BYTES
         nbytes = super().recv_into(_RECEIVED, min(room, len(_RECEIVED)))
