@@ -226,7 +226,7 @@ class GrpcLane(Lane[GrpcConnection]):
             self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
         return call
 
-    # --- methods for calls (Desk) ---
+    # --- methods for calls (CallLane) ---
 
     def has_output(self, connection: GrpcConnection) -> None:
         if not connection.is_dirty:

@@ -30,8 +30,8 @@ _LOG_S = 1.0
 class TlsLane(GrpcLane):
     """Every gRPC connection of one process, over TLS."""
 
-    def __init__(self, front_end: FrontEnd, host: GunicornHandle, context: ssl.SSLContext) -> None:
-        super().__init__(front_end, host)
+    def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle, context: ssl.SSLContext) -> None:
+        super().__init__(front_end, gunicorn)
         self._context = context
         self._max_handshakes = max(1, self._max_connections // _CONNECTIONS_PER_HANDSHAKE)
         # Changed by every pass of the loop.
