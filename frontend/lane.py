@@ -18,9 +18,9 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
 
     protocol: ClassVar[str] = "http"
 
-    def make_lane(self, front_end: FrontEnd, host: GunicornHandle) -> Lane[Any]:
+    def make_lane(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> Lane[Any]:
         """The lane that this worker runs."""
-        return HttpLane(front_end, host)
+        return HttpLane(front_end, gunicorn)
 
     def load_wsgi(self) -> None:
         """Do nothing: a lane has no WSGI application."""

@@ -34,10 +34,10 @@ class GrpcLaneWorker(LaneWorker):
 
     protocol = "grpc"
 
-    def make_lane(self, front_end: FrontEnd, host: GunicornHandle) -> GrpcLane:
+    def make_lane(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> GrpcLane:
         """A lane for plain text, or for TLS."""
         if _TLS_CONTEXT is None:
-            return GrpcLane(front_end, host)
+            return GrpcLane(front_end, gunicorn)
         from shoal.frontend.grpc.tls_lane import TlsLane  # here: as above
 
-        return TlsLane(front_end, host, _TLS_CONTEXT)
+        return TlsLane(front_end, gunicorn, _TLS_CONTEXT)

@@ -9,7 +9,7 @@ import select
 import socket
 import ssl
 
-from shoal.frontend.doors import MAX_ACCEPTED
+from shoal.frontend.connection_sources import MAX_ACCEPTED
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.grpc.tls_socket import TlsSocket
