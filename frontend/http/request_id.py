@@ -11,7 +11,7 @@ def cut_id(json: bytes) -> tuple[bytes, bytes]:
     """The JSON without the value of its first member `id`, and that value, at most MAX_ID_BYTES of ASCII.
 
     JSON that has none, or an unusual one, is returned as it is, with b"". What is returned with an id is not JSON any
-    more, so it equals no other request's.
+    more. A client may send the same bytes, without an id; they must be refused, so keys must tell the two apart.
     """
     found = _ID.search(json) if b'"id"' in json else None
     if found is None:

@@ -47,8 +47,11 @@ _MAX_RESPONSES = 256
 _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 #: Head and JSON of a request are known as one where they are at most this long.
 _MAX_PREFIX = 8192
-#: The key of a template: model, JSON without its id, place of the first tensor, and number of bytes behind the JSON.
-_Key = tuple[int, bytes, int, int]
+#: The key of a template: model, JSON without its id, place of the first tensor, number of bytes behind the JSON, and
+#: whether no id was cut out of the JSON.
+_Key = tuple[int, bytes, int, int, bool]
+#: The key of a template of JSON alone: model, skeleton, and whether no id was cut out.
+_JsonKey = tuple[int, json_template.Skeleton, bool]
 #: The first bytes of a response's JSON, and those of a response with binary tensors.
 _ID_MEMBER = b'{"id":"%b",'
 _BINARY_HEAD = (
@@ -124,7 +127,7 @@ class Submission:
         self._port = port
         # Changed by submit: templates, and known requests by prefix.
         self._templates = Memo[_Key, RequestTemplate]("http_form", _MAX_TEMPLATES)
-        self._json_templates = Memo[tuple[int, json_template.Skeleton], JsonTemplate]("http_json_form", _MAX_TEMPLATES)
+        self._json_templates = Memo[_JsonKey, JsonTemplate]("http_json_form", _MAX_TEMPLATES)
         self._known = Memo[bytes, KnownPrefix]("http_prefix", _MAX_TEMPLATES)
         # Changed by response: ids of the models that have given a response worth compressing.
         self._large: set[int] = set()
@@ -217,7 +220,7 @@ class Submission:
         """Submit a small body that is all JSON. Raises ShoalError."""
         json, id_ = cut_id(body)
         skeleton, arrays = json_template.split(json)
-        key = (entry.model_id, skeleton)
+        key = (entry.model_id, skeleton, not id_)
         template = self._json_templates.entries.get(key)
         limit = self._state.http_max_input_size
         tensors = None if template is None else json_template.decode(template, arrays, limit)
@@ -432,4 +435,4 @@ def _key(entry: ModelEntry, head: Head, body: memoryview) -> tuple[_Key, bytes]:
     """By which a template is kept, and the request's id, which is no part of it."""
     json_length = head.json_length or 0
     json, id_ = cut_id(bytes(body[:json_length]))
-    return (entry.model_id, json, aligned(json_length), len(body) - json_length), id_
+    return (entry.model_id, json, aligned(json_length), len(body) - json_length, not id_), id_

@@ -139,3 +139,24 @@ def test_only_the_first_of_requests_that_count_with_ids_is_parsed(star: Star, ta
     # The first shows what a request is, the second what its answer is.
     assert requests_known == [False, True, True, True, True]
     assert answers_known == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("tail", [None, ONE], ids=["json", "binary"])
+@pytest.mark.parametrize(
+    ("known", "damaged"),
+    [
+        (b'"id":"7"', b'"id":'),
+        (b'"id": "7"', b'"id": '),
+        (b'"parameters":{"id":5}', b'"parameters":{"id":"7"5}'),
+        ('"id":"é"'.encode(), '"id":"7""é"'.encode()),
+    ],
+)
+def test_damaged_json_is_refused_though_it_equals_a_known_request_s_but_for_an_id(
+    star: Star, known: bytes, damaged: bytes, tail: bytes | None
+) -> None:
+    tensor = NUMBERS if tail is None else binary("A", "FP32", [1, 2], 8)
+    outcome_on_the_lane(star, inputs(tensor, more=b"," + known), tail, received=False)
+    json = inputs(tensor, more=b"," + damaged)
+    expected = outcome_on_the_road(star, json, tail)
+    assert issubclass(expected[0], ShoalError)
+    assert outcome_on_the_lane(star, json, tail, received=False) == expected
