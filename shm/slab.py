@@ -63,9 +63,9 @@ class Slab:
         self._taken: dict[int, int] = {}
         #: Free bytes, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT
-        self._freed_since_join = False
+        self._grown_since_join = False
         #: Number of times that free blocks were joined: an `allocate` that finds no block joins them if a block was
-        #: freed since the last time.
+        #: freed or memory was added since the last time.
         self.num_joins = 0
 
     @property
@@ -139,7 +139,7 @@ class Slab:
         self._generations[unit] += _NEXT_GENERATION  # publishes: every reference to the block is stale
         self._free[order].append(unit)
         self.free_nbytes += _NBYTES[order]
-        self._freed_since_join = True
+        self._grown_since_join = True
         return True
 
     def prepare(self) -> None:
@@ -154,6 +154,7 @@ class Slab:
             return False
         add_blocks(self._free, start, end)
         self._num_added = end
+        self._grown_since_join = True
         return True
 
     def _split(self, order: int) -> int | None:
@@ -170,10 +171,11 @@ class Slab:
         return unit
 
     def _join(self) -> bool:
-        """Merge free neighbours of equal size, smallest first. False if no block was freed since the last call."""
-        if not self._freed_since_join:
+        """Merge free neighbours of equal size, smallest first. False if nothing was freed or added since the last
+        call."""
+        if not self._grown_since_join:
             return False
-        self._freed_since_join = False
+        self._grown_since_join = False
         self.num_joins += 1
         free = self._free
         for order in range(len(free) - 1):

@@ -181,6 +181,12 @@ def test_a_large_block_brings_its_pages_at_once(small_beginning: Segment) -> Non
     assert slab.allocate(9 * 4096) is None
 
 
+def test_the_largest_block_is_there_though_its_pages_come_in_pieces(small_beginning: Segment) -> None:
+    slab = Slab(small_beginning)
+    assert slab.largest_nbytes == 8 * 4096
+    assert len(taken(slab, 8 * 4096).memory) == 8 * 4096
+
+
 def test_memory_is_added_at_rest_while_less_than_half_is_free(small_beginning: Segment) -> None:
     slab = Slab(small_beginning)
     present = []
@@ -348,8 +354,9 @@ def test_a_whole_slab_is_one_block_of_any_size(segment_pair: MakePair, num_units
 class SlabMachine(RuleBasedStateMachine):
     """Blocks against a set of units; every live block carries its own reference as a pattern to its last byte."""
 
-    def __init__(self, pair: tuple[Segment, SegmentView]) -> None:
+    def __init__(self, pair: tuple[Segment, SegmentView], num_present: int) -> None:
         super().__init__()
+        pair[0].present_nbytes = SLAB + num_present * 4096  # as at the slab's beginning
         self.slab, self.view = Slab(pair[0]), SlabView(pair[1])
         self.live: dict[int, range] = {}
         self.stale: list[int] = []
@@ -414,6 +421,8 @@ class SlabMachine(RuleBasedStateMachine):
             assert self.slab.free(block.ref)
 
 
-def test_blocks_are_disjoint_aligned_and_come_back(memory: tuple[Segment, SegmentView]) -> None:
-    factory = cast("type[RuleBasedStateMachine]", lambda: SlabMachine(memory))  # hypothesis takes any factory
+@pytest.mark.parametrize("num_present", [1, 2, 4, 8, NUM_UNITS])
+def test_blocks_are_disjoint_aligned_and_come_back(memory: tuple[Segment, SegmentView], num_present: int) -> None:
+    # hypothesis takes any factory
+    factory = cast("type[RuleBasedStateMachine]", lambda: SlabMachine(memory, num_present))
     run_state_machine_as_test(factory, settings=settings(max_examples=30))
