@@ -82,7 +82,8 @@ def join(name: str) -> FrontEnd:
     fault.install("road" if name == "road" else "lane")
     place, welcome, seq = take_place(FrontEndConnected)
     log.configure(**welcome.log)
-    settings: dict[str, Any] = {**welcome.state}
+    assert welcome.settings is not None, "this process is a front end"
+    settings: dict[str, Any] = {**welcome.settings}
     settings["grpc"] = GrpcSettings(**settings["grpc"])
     settings["metrics_config"] = MetricsConfig(**settings["metrics_config"])
     are_allowed = settings.pop("allow_client_shm")

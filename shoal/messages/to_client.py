@@ -53,7 +53,7 @@ class ClientWelcomed(Message):
     request_timeout_s: float
     answer_timeout_s: float  # for questions, in seconds
     log: shared.LogSettings
-    state: FrontEndSettings
+    settings: FrontEndSettings | None  # None: the process runs users' code, which must not read secrets among them
     segment: Fd  # its own, writable
     link: Fd  # written by the batcher
     bell: Fd  # its own

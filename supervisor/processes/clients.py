@@ -94,7 +94,7 @@ class Clients:
         await self._star.await_batcher(known)
         if member.is_open:
             try:
-                await self._star.welcome(client, self._front_ends.welcome())
+                await self._star.welcome(client, self._front_ends.welcome(is_caller=client.is_caller))
             except OSError:
                 self._star.leave_client(client)
                 raise

@@ -160,41 +160,46 @@ class FrontEnds:
         """The number of processes that answer clients when all run: lanes and road."""
         return sum(arbiter.num_processes for arbiter in self._arbiters)
 
-    def welcome(self) -> Callable[..., ClientWelcomed]:
-        """A function that builds the first message to a front end from the front end's place in the star."""
+    def welcome(self, *, is_caller: bool = False) -> Callable[..., ClientWelcomed]:
+        """A function that builds the first message to a client from the client's place in the star. A caller is not a
+        front end: it is sent none of their settings."""
         options = self._options
         return partial(
             ClientWelcomed,
             log=self._log_settings,
-            state=FrontEndSettings(
-                server_id=options.id,
-                strict_readiness=options.strict_readiness,
-                http_max_input_size=options.http_max_input_size,
-                max_request_bytes=options.max_request_bytes,
-                endpoints=self._endpoints,
-                log_file=options.log_file,
-                header_forward_pattern=options.http_header_forward_pattern,
-                restrictions=options.http_restricted_api,
-                grpc=asdict(GrpcSettings.of(options)),
-                model_control_mode=options.model_control_mode,
-                allow_remote_admin=options.allow_remote_admin,
-                allow_client_shm=options.allow_client_shm,
-                allow_gpu_metrics=options.allow_gpu_metrics,
-                allow_cpu_metrics=options.allow_cpu_metrics,
-                metrics_interval_ms=options.metrics_interval_ms,
-                metrics_config=asdict(options.metrics_config),
-                sagemaker_ping_mode=options.sagemaker_ping_mode,
-                sagemaker_default_model=options.sagemaker_default_model,
-                sagemaker_inference_type=options.sagemaker_inference_type,
-                vertex_ai_default_model=self._vertex_ai_model,
-                vertex_ai_predict_route=options.vertex_ai_predict_route,
-                vertex_ai_health_route=options.vertex_ai_health_route,
-                has_repositories=self._has_repositories,
-            ),
+            settings=None if is_caller else self._settings(),
             model_namespacing=options.model_namespacing,
             max_in_flight=options.max_in_flight,
             request_timeout_s=options.request_timeout_secs,
             answer_timeout_s=options.model_load_timeout_secs + ANSWER_SLACK_S,
+        )
+
+    def _settings(self) -> FrontEndSettings:
+        options = self._options
+        return FrontEndSettings(
+            server_id=options.id,
+            strict_readiness=options.strict_readiness,
+            http_max_input_size=options.http_max_input_size,
+            max_request_bytes=options.max_request_bytes,
+            endpoints=self._endpoints,
+            log_file=options.log_file,
+            header_forward_pattern=options.http_header_forward_pattern,
+            restrictions=options.http_restricted_api,
+            grpc=asdict(GrpcSettings.of(options)),
+            model_control_mode=options.model_control_mode,
+            allow_remote_admin=options.allow_remote_admin,
+            allow_client_shm=options.allow_client_shm,
+            allow_gpu_metrics=options.allow_gpu_metrics,
+            allow_cpu_metrics=options.allow_cpu_metrics,
+            metrics_interval_ms=options.metrics_interval_ms,
+            metrics_config=asdict(options.metrics_config),
+            sagemaker_ping_mode=options.sagemaker_ping_mode,
+            sagemaker_default_model=options.sagemaker_default_model,
+            sagemaker_inference_type=options.sagemaker_inference_type,
+            vertex_ai_default_model=self._vertex_ai_model,
+            vertex_ai_predict_route=options.vertex_ai_predict_route,
+            vertex_ai_health_route=options.vertex_ai_health_route,
+            has_repositories=self._has_repositories,
         )
 
     def on_client_started(self) -> None:

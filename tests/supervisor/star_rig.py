@@ -5,12 +5,12 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from shoal.control import Channel
 from shoal.messages.message import Message, descriptors
 from shoal.messages.shared import PayloadMapped, PayloadWanted
-from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
+from shoal.messages.to_client import ClientWelcomed
 from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.options import ServerOptions
 from shoal.placement import Placement
@@ -32,7 +32,7 @@ WELCOME = partial(
     request_timeout_s=1.0,
     answer_timeout_s=1.0,
     log={},
-    state=cast(FrontEndSettings, {}),
+    settings=None,
 )
 #: And of its place.
 PLACE = {"correlation_key": b"", "segment": FD, "link": FD, "bell": FD, "batcher_bell": FD, "counters": FD}

@@ -60,7 +60,7 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     guests = Guests(
         rig.loop, rig.star, OPTIONS, Questions(rig.loop, {}), lambda _guest: None, Descriptors(num_open, lambda: 999)
     )
-    nothing: Any = SimpleNamespace(welcome=lambda: WELCOME)
+    nothing: Any = SimpleNamespace(welcome=lambda **_: WELCOME)
     clients = Clients(rig.star, nothing, Questions(rig.loop, {}), nothing, lambda _client: None, lambda _error: True)
     join = {"front end": clients.join_front_end, "caller": clients.join_caller, "guest": guests._join}
     rig.star.leave_batcher(rig.batcher.member)

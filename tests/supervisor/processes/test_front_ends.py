@@ -117,9 +117,16 @@ def test_a_road_without_endpoints_accepts_nothing(run: Callable[..., Running]) -
 
 def test_no_address_leads_to_the_road_s_endpoint_for_grpc(run: Callable[..., Running]) -> None:
     running = run()
-    state = running.front_ends.welcome()(**PLACE).state
-    assert sorted(state["endpoints"].values()) == ["http", "metrics"]
-    assert state["grpc"]["keepalive_time"] == 7_200_000
+    settings = running.front_ends.welcome()(**PLACE).settings
+    assert settings is not None
+    assert sorted(settings["endpoints"].values()) == ["http", "metrics"]
+    assert settings["grpc"]["keepalive_time"] == 7_200_000
+
+
+def test_a_model_s_process_is_not_sent_the_secrets_of_restricted_apis(run: Callable[..., Running]) -> None:
+    front_ends = run(http_restricted_api={"model-repository": ("admin-key", "secret")}).front_ends
+    assert "secret" in str(front_ends.welcome()(**PLACE))
+    assert "secret" not in str(front_ends.welcome(is_caller=True)(**PLACE))
 
 
 def test_the_files_of_tls_are_for_the_lanes_of_grpc(run: Callable[..., Running]) -> None:
