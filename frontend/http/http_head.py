@@ -18,6 +18,9 @@ from shoal.memo import memoized
 #: gunicorn's limits for a line and for the number of lines, here for the whole head: a longer one is left to the road.
 MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
+#: Longer lines of a head (tokens, cookies), and the framing of a longer head, are parsed each time, so that a client
+#: cannot fill the memos with megabytes (ours).
+_MAX_KEPT_LINE, _MAX_KEPT_HEAD = 256, 1024
 
 _REQUEST_LINE = re.compile(rb"(GET|POST|HEAD) (/[!-~]*) HTTP/1\.1")
 _FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")  # no underscores: WSGI's, not a client's
@@ -50,18 +53,19 @@ def parse_head(raw: bytes) -> Head | None:
     return _parse(raw) if len(raw) <= MAX_HEAD_BYTES else None
 
 
-@memoized("http_head", 512)  # clients send the same head again and again; at most 4 MiB of them
+@memoized("http_head", 512)  # clients send the same head again and again; at most 9 MiB of them, parsed
 def _parse(raw: bytes) -> Head | None:
     # Where a head is new, most of its lines are not: a trace's or a request's id has one of its own.
     first, *lines = raw.split(b"\r\n")
-    line = _request_line(first)
+    line = (_request_line if len(first) <= _MAX_KEPT_LINE else _request_line.__wrapped__)(first)
     if line is None or lines[-2:] != [b"", b""]:
         return None
     headers = _fields(lines[:-2])
     if headers is None or "host" not in headers or not headers.keys().isdisjoint(_ROAD_FIELDS):
         return None
     find = headers.get
-    framing = _framing(
+    framing_of = _framing if len(raw) <= _MAX_KEPT_HEAD else _framing.__wrapped__
+    framing = framing_of(
         find("content-length", "0"),
         find("inference-header-content-length"),
         find("connection", "keep-alive"),
@@ -117,7 +121,7 @@ def _fields(lines: Sequence[bytes]) -> dict[str, str] | None:
     if len(lines) > MAX_FIELDS:
         return None
     for line in lines:
-        field = _field(line)
+        field = (_field if len(line) <= _MAX_KEPT_LINE else _field.__wrapped__)(line)
         if field is None:
             return None
         name, value = field

@@ -5,6 +5,7 @@ property is not "what is wrong is refused" but "what is accepted, gunicorn accep
 """
 
 import runpy
+import tracemalloc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -382,3 +383,18 @@ def test_hostile_input_is_read_once(before: bytes, filling: bytes, judge: Judge)
     filled = before + filling * ((8190 - len(before)) // len(filling))
     for raw in (filled, filled[:-4] + b"\r\n\r\n"):
         assert_gunicorn_agrees(raw, judge)
+
+
+def test_a_client_cannot_fill_the_memos_with_long_lines() -> None:
+    """What is kept is the heads, each with its fields' text; of their lines, and of what was made of them, nothing."""
+    long = b"a" * 8000
+    tracemalloc.start()
+    try:
+        for number in range(1100):
+            for line in (b"X-%d: %b" % (number, long), b"Accept-Encoding: %d%b" % (number, long)):
+                assert parse_head(get(line)) is not None
+            assert parse_head(b"GET /v2?%d%b HTTP/1.1\r\nHost: x\r\n\r\n" % (number, long)) is not None
+        kept_nbytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_nbytes < 9 << 20
