@@ -13,6 +13,9 @@ from typing import Any
 _RECORD_BYTES = 16 * 1024
 #: Bytes that OpenSSL is given at once, either way: it keeps memory for as many until the connection ends (ours).
 _PIECE_BYTES = 32 * 1024
+#: Most bytes of a record beside its data (ours; a record has 22 to 30), and most bytes of a client's records beyond data
+#: and that: an update of keys takes 27 bytes and 12 µs, so that a flood of them takes nearly all of a lane's time.
+_OVERHEAD_BYTES, _MAX_IDLE_BYTES = 64, 32 * 1024
 #: Where a call receives ciphertext: one buffer for all connections, since a lane has one thread and no call leaves
 #: anything in it.
 _RECEIVED = memoryview(bytearray(512 * 1024))
@@ -23,7 +26,7 @@ class TlsSocket(socket.socket):
     BlockingIOError where nothing can be received or sent now, another OSError where the connection is broken."""
 
     __slots__ = (
-        "_incoming", "_num_sealed", "_outgoing", "_tls", "_unsent", "handshake_ends_s", "has_spoken",
+        "_incoming", "_num_idle", "_num_sealed", "_outgoing", "_tls", "_unsent", "handshake_ends_s", "has_spoken",
     )  # fmt: skip
 
     def __init__(self, accepted: socket.socket, context: ssl.SSLContext, handshake_ends_s: float) -> None:
@@ -36,6 +39,7 @@ class TlsSocket(socket.socket):
         # Changed by every method.
         self.has_spoken = False  # the client has sent something
         self._unsent = memoryview(b"")  # ciphertext that the socket has not taken
+        self._num_idle = 0  # bytes received, of late, beyond data and what its records take
         self._num_sealed = 0  # plaintext bytes in it, of which `sendmsg` has not said yet that they were sent
 
     # --- the handshake ---
@@ -129,6 +133,10 @@ class TlsSocket(socket.socket):
                         with suppress(OSError):
                             super().shutdown(socket.SHUT_RD)
                         return pieces
+        num_used = sum(map(len, pieces)) + _OVERHEAD_BYTES * len(pieces)
+        self._num_idle = max(0, self._num_idle + nbytes - num_used)
+        if self._num_idle > _MAX_IDLE_BYTES:
+            raise ConnectionAbortedError("the client sends records that carry no data")
         if self._outgoing.pending and not self._flush() and len(self._unsent) > 2 * _PIECE_BYTES:
             raise ConnectionAbortedError("the client does not read the alerts that answer what it sends")
         if not pieces:

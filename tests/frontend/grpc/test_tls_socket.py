@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from shoal.frontend.grpc.tls_socket import TlsSocket
 from shoal.tls import server_context
@@ -138,6 +141,51 @@ def test_bytes_that_are_no_record_are_an_error(certificates: Certificates) -> No
         can(ours)
         with pytest.raises(ssl.SSLError):
             ours.recv(65536)
+
+
+class KeyUpdates:
+    """Records of TLS 1.3 that only update the client's keys (RFC 8446, section 4.6.3), made by hand: Python's ssl makes
+    none."""
+
+    def __init__(self, client: ssl.SSLSocket, secrets: Path) -> None:
+        """`secrets` is the log of the client's secrets; the client has sent no data yet."""
+        lines = (line.split() for line in secrets.read_text().splitlines())
+        self._secret = next(bytes.fromhex(line[2]) for line in lines if line[0] == "CLIENT_TRAFFIC_SECRET_0")
+        suite = client.cipher()
+        assert suite is not None
+        assert suite[0] == "TLS_AES_256_GCM_SHA384"
+
+    def _derived(self, label: bytes, nbytes: int) -> bytes:
+        label = b"tls13 " + label
+        info = nbytes.to_bytes(2, "big") + bytes((len(label),)) + label + b"\0"
+        return HKDFExpand(hashes.SHA384(), nbytes, info).derive(self._secret)
+
+    def make(self, asks_for_another: int) -> bytes:
+        """The next record; with 1, the server must update its keys, too."""
+        head, update = b"\x17\3\3\0\x16", b"\x18\0\0\1" + bytes((asks_for_another,)) + b"\x16"
+        record = head + AESGCM(self._derived(b"key", 32)).encrypt(self._derived(b"iv", 12), update, head)
+        self._secret = self._derived(b"traffic upd", 48)
+        return record
+
+
+@pytest.mark.parametrize("asks_for_another", [0, 1])
+def test_a_client_may_update_its_keys_but_not_all_the_time(
+    certificates: Certificates, threads: ThreadPoolExecutor, tmp_path: Path, asks_for_another: int
+) -> None:
+    accepted, client = plain_ends()
+    context = client_of(certificates)
+    context.keylog_filename = str(tmp_path / "secrets")
+    wrapping = threads.submit(partial(context.wrap_socket, client, server_hostname="localhost"))
+    with shaken(accepted, server(certificates)) as ours, wrapping.result(60) as wrapped:
+        updates = KeyUpdates(wrapped, tmp_path / "secrets")
+        with socket.socket(fileno=wrapped.detach()) as bare:
+            bare.sendall(b"".join(updates.make(asks_for_another) for _ in range(1000)))  # of 27 bytes each
+            can(ours)
+            with pytest.raises(BlockingIOError):
+                ours.recv(27_000)
+            bare.sendall(b"".join(updates.make(asks_for_another) for _ in range(1000)))
+            with pytest.raises(ConnectionAbortedError, match="no data"):
+                receive(ours, 1)
 
 
 # --- handshakes ---
