@@ -179,7 +179,7 @@ def unpack_lent_layout(
     try:
         inputs = []
         for row in rows:
-            (lender,) = row[5:] or (0,)
+            (lender,) = _checked(tuple, row)[5:] or (0,)
             inputs.append(LentTensorRef(*_tensor_ref(row[:5], nbytes_of(_checked(int, lender))), lender))
         return tuple(inputs), outputs
     except (ValueError, TypeError) as error:

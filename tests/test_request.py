@@ -17,6 +17,7 @@ from shoal.request import (
     layout_head,
     pack_request,
     pack_response,
+    unpack_lent_request,
     unpack_request,
     unpack_response,
 )
@@ -169,6 +170,25 @@ def test_a_damaged_request_header_is_an_internal_error_or_believable(header: byt
     assert type(request.requested_outputs) is tuple
     assert all(type(name) is str for name in request.requested_outputs)
     assert_parameters_are_believable(request.parameters)
+
+
+@given(lies(st.lists(ROW), st.lists(st.text())))
+def test_a_damaged_header_with_lent_tensors_is_an_internal_error_or_believable(layout: bytes) -> None:
+    try:
+        _, tensors = unpack_lent_request(joined(layout, NO_OPTIONS), lambda _ref: BLOCK_NBYTES)
+    except InternalError as error:
+        assert str(error).startswith("a request header in shared memory is damaged: ")
+        return
+    assert_tensors_are_believable(tuple([TensorRef(*tensor[:5]) for tensor in tensors]))
+    assert all(type(tensor.ref) is int for tensor in tensors)
+
+
+@pytest.mark.parametrize("row", [{}, {"IN": 1}, "IN", 7, None])
+def test_a_lent_tensor_that_is_no_row_is_refused_by_its_type(row: Any) -> None:
+    # From Python 3.12 on a dict looks a slice up, and raises KeyError.
+    header = joined(packed([[row], []]), NO_OPTIONS)
+    with pytest.raises(InternalError, match=f"{type(row).__name__} in place of tuple"):
+        unpack_lent_request(header, lambda _ref: BLOCK_NBYTES)
 
 
 @given(NOISE | lies(st.lists(ROW), PARAMETERS))
