@@ -94,10 +94,10 @@ def make_participant(
     """A participant with fresh segments and a bell. `promised_nbytes` of /dev/shm are for other segments that have no
     pages there yet. Raises OutOfSharedMemoryError, or OSError without descriptors."""
     with ExitStack() as undo:
-        sealed = sealed or not segment.fits_dev_shm(promised_nbytes + own.nbytes)
-        segment_fd = create_segment(kind, owner, own, sealed=sealed)
+        segment_fd = create_segment(kind, owner, own, sealed=sealed, promised_nbytes=promised_nbytes)
         undo.callback(os.close, segment_fd)
-        link_fd = create_segment(layout.LINK, owner, link, sealed=False)
+        promised_nbytes += segment.unreserved_nbytes(segment_fd)
+        link_fd = create_segment(layout.LINK, owner, link, sealed=False, promised_nbytes=promised_nbytes)
         undo.callback(os.close, link_fd)
         read_only_fd = segment.read_only(segment_fd)
         undo.callback(os.close, read_only_fd)
@@ -137,8 +137,10 @@ def read_only(*fds: int) -> Iterator[list[int]]:
         yield made
 
 
-def create_segment(kind: int, owner: int, geometry: Geometry, *, sealed: bool, lazy: bool = False) -> int:
-    """Make a segment; returns its descriptor. A segment that does not fit into /dev/shm (Docker gives it 64 MB) is a
-    memfd, which that limit does not concern."""
-    sealed = sealed or not segment.fits_dev_shm(geometry.nbytes)
+def create_segment(
+    kind: int, owner: int, geometry: Geometry, *, sealed: bool, lazy: bool = False, promised_nbytes: int = 0
+) -> int:
+    """Make a segment; returns its descriptor. A segment that does not fit into /dev/shm (Docker gives it 64 MB) beside
+    `promised_nbytes` is a memfd, which that limit does not concern."""
+    sealed = sealed or not segment.fits_dev_shm(promised_nbytes + geometry.nbytes)
     return segment.create(kind, owner, 1, geometry, sealed=sealed, lazy=lazy)

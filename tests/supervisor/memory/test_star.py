@@ -12,9 +12,10 @@ from shoal.messages import shared
 from shoal.messages.to_batcher import BatcherActivated, BatcherMemoryMade, ModelFailed, PayloadAnnounced, WorkerDied
 from shoal.messages.to_client import ModelForgotten
 from shoal.reasons import Reason
-from shoal.shm import segment
+from shoal.shm import layout, segment
+from shoal.shm.layout import Geometry
 from shoal.supervisor.descriptors import Descriptors, num_open
-from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.participant import Participant, make_participant
 from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.members import PATIENCE_S
@@ -214,6 +215,31 @@ def test_owner_ids_come_round_and_skip_who_is_there(rig: StarRig) -> None:
     assert 0 not in owners
     assert (taken | {held}).isdisjoint(owners)
     assert sorted(owners[1:]) == owners[1:]
+
+
+def is_memfd(fd: int) -> bool:
+    return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+
+
+def test_memory_of_the_batchers_own_is_not_in_dev_shm_which_may_be_full_when_it_grows(rig: StarRig) -> None:
+    rig.star.give_batcher_memory()
+    fd = rig.star.batcher_memory.find(rig.star.batcher_memory.owner)
+    assert fd is not None
+    assert is_memfd(fd)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_link_is_not_made_of_what_a_slab_was_promised(
+    rig: StarRig, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    own, link = Geometry(8, 2 * segment.FIRST_SLAB_NBYTES), Geometry(8, 0)
+    later = own.nbytes - segment.first_nbytes(layout.CLIENT, own)
+    # What /dev/shm has left for the segment, then for the link: of the former's bytes some have no pages yet.
+    room = iter([5 + own.nbytes, 5 + later + link.nbytes - missing])
+    monkeypatch.setattr(segment, "fits_dev_shm", lambda nbytes: nbytes <= next(room))
+    made = make_participant(99, rig.a.member, layout.CLIENT, own, link, sealed=False, promised_nbytes=5)
+    assert (is_memfd(made.segment_fd), is_memfd(made.link_fd)) == (False, bool(missing))
+    made.close()
 
 
 def test_memory_of_the_batchers_own_is_made_once_and_anew_for_a_successor(rig: StarRig) -> None:
