@@ -43,8 +43,8 @@ _CAN_POPULATE = _can_populate()
 
 
 def first_nbytes(kind: int, geometry: Geometry) -> int:
-    """The bytes of a segment that have pages from the beginning: all of one that has no Slab, or where the kernel
-    cannot add pages later."""
+    """The bytes of a segment that have pages from the beginning, beside its last page: all of one that has no Slab, or
+    where the kernel cannot add pages later."""
     if kind not in _HAVE_SLABS or not _CAN_POPULATE:
         return geometry.nbytes
     return geometry.slab_offset + min(geometry.slab_nbytes, FIRST_SLAB_NBYTES)
@@ -67,7 +67,7 @@ def create(
             os.ftruncate(fd, geometry.nbytes)
         else:
             os.posix_fallocate(fd, 0, first_nbytes(kind, geometry))
-            os.ftruncate(fd, geometry.nbytes)
+            os.posix_fallocate(fd, geometry.nbytes - layout.PAGE, layout.PAGE)
         os.pwrite(fd, layout.pack_header(kind, owner, epoch, geometry), 0)
     except OSError as error:
         os.close(fd)
@@ -141,7 +141,7 @@ class Segment(Mapping):
         super().__init__(memory)
         self._memory = memory
         # Changed by make_present.
-        #: The bytes from the start that may be written to.
+        #: The bytes from the start that may be written to; so may the last page.
         self.present_nbytes = len(memory)
 
     @classmethod
@@ -157,7 +157,8 @@ class Segment(Mapping):
         if populate and _CAN_POPULATE:
             header = segment.header
             segment.present_nbytes = 0
-            if not segment.make_present(first_nbytes(header.kind, Geometry(header.ring_capacity, header.slab_nbytes))):
+            first = first_nbytes(header.kind, Geometry(header.ring_capacity, header.slab_nbytes))
+            if not (segment._populate(len(segment.bytes) - layout.PAGE, layout.PAGE) and segment.make_present(first)):
                 raise OutOfSharedMemoryError(
                     f"no memory for the first pages of a segment of {len(segment.bytes)} bytes"
                 )
@@ -166,13 +167,18 @@ class Segment(Mapping):
     def make_present(self, nbytes: int) -> bool:
         """Make the pages of the first `nbytes` bytes present, which takes 0.5 ms for each MiB. False if there is no
         memory for them."""
-        start = self.present_nbytes // mmap.PAGESIZE * mmap.PAGESIZE
-        if nbytes > start:
-            try:
-                self._memory.madvise(_MADV_POPULATE_WRITE, start, nbytes - start)
-            except OSError:
+        if nbytes > self.present_nbytes:
+            if not self._populate(self.present_nbytes, nbytes - self.present_nbytes):
                 return False
             self.present_nbytes = nbytes
+        return True
+
+    def _populate(self, start: int, nbytes: int) -> bool:
+        whole = start // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            self._memory.madvise(_MADV_POPULATE_WRITE, whole, start + nbytes - whole)
+        except OSError:
+            return False
         return True
 
 

@@ -50,16 +50,19 @@ class Slab:
         self._first = header.owner << UNIT_BITS  # of all references, without their generations
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
         self._generations = _generations(segment)
-        self._num_units = num_units = header.slab_nbytes // UNIT
+        num_units = header.slab_nbytes // UNIT
         max_order = max(0, num_units.bit_length() - parts.bit_length())
         #: The largest block this slab can ever hand out, in bytes.
         self.largest_nbytes = UNIT << max_order if num_units else 0
         # Changed by allocate and free: per order, first units of free blocks; reference → order of allocated blocks.
         self._segment = segment
+        #: Units that can be added: all but an odd last one, which is there from the beginning (as a worker's spare).
+        self._num_units = num_units - num_units % 2
         #: Units from the first that have been added: a power of two, or all.
-        self._num_added = min(num_units, (segment.present_nbytes - header.slab_offset) // UNIT)
+        self._num_added = min(self._num_units, (segment.present_nbytes - header.slab_offset) // UNIT)
         self._free: list[list[int]] = [[] for _ in range(max_order + 1)]
         add_blocks(self._free, 0, self._num_added)
+        add_blocks(self._free, self._num_units, num_units)
         self._taken: dict[int, int] = {}
         #: Free bytes, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT

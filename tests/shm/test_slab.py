@@ -151,7 +151,7 @@ def test_blocks_that_are_added_later_are_as_large(start: int, end: int, blocks: 
 
 @pytest.fixture
 def small_beginning(segment_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> Segment:
-    """Two units of 13 have pages."""
+    """Two units of 13 and the last have pages."""
     monkeypatch.setattr("shoal.shm.segment.FIRST_SLAB_NBYTES", 2 * 4096)
     return segment_pair(WORKER, OWNER, Geometry(0, NUM_UNITS * 4096))[0]
 
@@ -168,7 +168,7 @@ def test_pages_come_as_blocks_are_handed_out(small_beginning: Segment) -> None:
         block = taken(slab, 4096)
         block.memory[:] = b"x" * 4096
         grown.append(present_units(small_beginning))
-    assert grown == [2, 2, 4, 4, 8, 8, 8, 8, 13, 13, 13, 13, 13]
+    assert grown == [2, 2, 2, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12]  # the odd unit is there from the beginning
     assert slab.allocate(1) is None
     assert (slab.num_taken, slab.free_nbytes) == (13, 0)
 
@@ -189,6 +189,7 @@ def test_the_largest_block_is_there_though_its_pages_come_in_pieces(small_beginn
 
 def test_memory_is_added_at_rest_while_less_than_half_is_free(small_beginning: Segment) -> None:
     slab = Slab(small_beginning)
+    taken(slab, 4096)  # the odd unit
     present = []
     for _ in range(6):
         slab.prepare()
@@ -196,13 +197,14 @@ def test_memory_is_added_at_rest_while_less_than_half_is_free(small_beginning: S
         taken(slab, 4096)
     slab.prepare()
     # Two of two, three of four, five of eight are taken.
-    assert [*present, present_units(small_beginning)] == [2, 2, 4, 8, 8, 13, 13]
+    assert [*present, present_units(small_beginning)] == [2, 2, 4, 8, 8, 12, 12]
 
 
 def test_without_memory_for_more_pages_a_slab_has_what_it_has(
     small_beginning: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slab = Slab(small_beginning)
+    taken(slab, 4096)  # the odd unit
     blocks = [taken(slab, 4096), taken(slab, 4096)]
     with monkeypatch.context() as patch:
         patch.setattr(small_beginning, "make_present", lambda _nbytes: False)
@@ -213,6 +215,18 @@ def test_without_memory_for_more_pages_a_slab_has_what_it_has(
         slab.prepare()
     assert len(taken(slab, 4096).memory) == 4096
     assert present_units(small_beginning) == 4
+
+
+@pytest.mark.parametrize("num_present", [2, 4, 8, 17])
+def test_a_spare_of_one_unit_costs_no_part_wherever_the_pages_begin(
+    segment_pair: MakePair, monkeypatch: pytest.MonkeyPatch, num_present: int
+) -> None:
+    monkeypatch.setattr("shoal.shm.segment.FIRST_SLAB_NBYTES", num_present * 4096)
+    slab = Slab(segment_pair(WORKER, OWNER, Geometry(0, 17 * 4096))[0], 4)
+    spare = taken(slab, 4096)
+    spare.memory[:] = b"x" * 4096
+    assert spare.ref >> 20 & 0xFFFFF == 16
+    assert all(slab.allocate(4 * 4096) for _ in range(4))
 
 
 def test_in_parts_one_small_block_costs_one_large_one(segment_pair: MakePair) -> None:
