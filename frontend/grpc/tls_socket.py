@@ -13,8 +13,8 @@ from typing import Any
 _RECORD_BYTES = 16 * 1024
 #: Bytes that OpenSSL is given at once, either way: it keeps memory for as many until the connection ends (ours).
 _PIECE_BYTES = 32 * 1024
-#: Most bytes of a record beside its data (ours; a record has 22 to 30), and most bytes of a client's records beyond data
-#: and that: an update of keys takes 27 bytes and 12 µs, so that a flood of them takes nearly all of a lane's time.
+#: Most bytes of a record beside its data (ours; a record has 22 to 30), and most bytes of a client's records beyond
+#: data and that: an update of keys takes 27 bytes and 12 µs, so that a flood of them takes nearly all of a lane's time.
 _OVERHEAD_BYTES, _MAX_IDLE_BYTES = 64, 32 * 1024
 #: Where a call receives ciphertext: one buffer for all connections, since a lane has one thread and no call leaves
 #: anything in it.
