@@ -1,6 +1,6 @@
 """A handler's response: status, headers, chunks; and the two usual kinds of it, JSON and errors.
 
-Pure: does not depend on Flask, gunicorn or sockets. A chunk may be a view of a worker's block, so whoever sends the
+Pure: does not depend on Flask, gunicorn or sockets. A chunk may be a view of a worker's block, so the sender of the
 response must call `close` exactly once: after the last chunk has been sent, or when it is certain that it will not be.
 Front-end processes only.
 """

@@ -84,7 +84,7 @@ class Router:
         """The handler for a request that is not restricted, or its refusal; `target` is as it stands in the request
         line.
 
-        HEAD has the handler of GET (RFC 9110, section 9.3.2); whoever sends the response leaves the body out.
+        HEAD has the handler of GET (RFC 9110, section 9.3.2); the sender of the response leaves the body out.
         """
         matched = self._match(path_of(target))
         if matched is None:
@@ -117,7 +117,7 @@ def dispatch(
     headers: Mapping[str, str],
     body: memoryview,
 ) -> Response:
-    """The response to one request, for any server. Whoever sends it must call its `close`."""
+    """The response to one request, for any server. Its sender must call its `close`."""
     found = HTTP.admit(state, method, target, headers)
     return found if isinstance(found, Response) else answer(found, state, transport, headers, body)
 

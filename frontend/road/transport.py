@@ -89,7 +89,7 @@ class PortTransport:
     def __init__(self, front_end: FrontEnd) -> None:
         self._port = front_end.place.port
         self.request_timeout_s = front_end.place.request_timeout_s
-        #: The port with its listening thread, which whoever made this object must start.
+        #: The port with its listening thread, which the caller of the constructor must start.
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
         self._lock = self.shared.lock
         # Changed under the lock: the waiting threads' queues by requests' numbers; the copies for slow clients.
