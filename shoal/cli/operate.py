@@ -47,7 +47,7 @@ class OperatingParser(Parser):
         )
         self.add_argument("--url", help=argparse.SUPPRESS)
         self.add_argument("--header", action="append", default=[], type=_header, help=argparse.SUPPRESS)
-        self.add_argument("--timeout", type=_seconds, default=float(timeout_s), help=argparse.SUPPRESS)
+        self.add_argument("--timeout", type=seconds, default=float(timeout_s), help=argparse.SUPPRESS)
         self.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
         self.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
 
@@ -100,11 +100,12 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time of up to a day. Raises ArgumentTypeError for any other text."""
     try:
-        seconds = float(text)
+        value = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86400:
+        value = 0.0
+    if not 0 < value <= 86400:
         raise argparse.ArgumentTypeError(f"expected seconds, up to a day, got '{text}'")
-    return seconds
+    return value

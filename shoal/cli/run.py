@@ -1,20 +1,20 @@
 """The verb `run`: one request to a model, without a server. `run_inputs.py` makes the request's inputs."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.request_arguments import count, name_and_value, parameter
+from shoal.cli.response_text import PrintedResponse, as_json, as_text
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
     from shoal.testing import Response, Server
-    from shoal.workers.tensors import Array
 
 EXIT_DONE, EXIT_MISUSED, EXIT_FAILED = 0, 1, 2
 
@@ -71,31 +71,18 @@ def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="shoal run", usage=_USAGE, add_help=False)
     parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("--input", action="append", default=[], type=_pair)
+    parser.add_argument("--input", action="append", default=[], type=name_and_value)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--sample", choices=("zeros", "ones", "random"))
     parser.add_argument("--output", action="append", default=[])
-    parser.add_argument("--parameter", action="append", default=[], type=_pair)
+    parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
     parser.add_argument("--version", type=int)
     parser.add_argument("--load", action="append", default=[])
-    parser.add_argument("--repeat", type=_count)
+    parser.add_argument("--repeat", type=count)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--traceback", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     return parser
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"expected <name>=<value>, got '{text}'")
-    return name, value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of times, got '{text}'")
-    return int(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -113,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
         with Server(model, [*arguments.load, model.name], raise_errors=arguments.traceback) as server:
             config = server.config(model.name, arguments.version)
             requests = read_requests(config, arguments.input, arguments.data, arguments.sample)
-            parameters = {key: _parameter(value) for key, value in arguments.parameter}
+            parameters = {key: parameter(value) for key, value in arguments.parameter}
             for number, request in enumerate(requests):
                 said = {**request.parameters, **parameters}
                 if "sequence_batching" in config and "sequence_id" not in said:
@@ -127,14 +114,6 @@ def _run(arguments: argparse.Namespace) -> int:
             print("What the model calls is loaded from beside it: --load <model>.", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_DONE
-
-
-def _parameter(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, (bool, int, float)) else text
 
 
 def _ask(
@@ -155,7 +134,10 @@ def _ask(
         )
         times_ms.append((time.perf_counter() - start_s) * 1e3)
     for response in responses:
-        print(as_json(response) if arguments.json else as_text(response))
+        printed = PrintedResponse(
+            response.model_name, str(response.model_version), response.outputs, response.parameters, response.id
+        )
+        print(as_json(printed) if arguments.json else as_text(printed))
     if arguments.repeat:
         times_ms.sort()
         print(
@@ -163,43 +145,3 @@ def _ask(
             f"slowest {times_ms[-1]:.3f} ms",
             file=sys.stderr,
         )
-
-
-def as_json(response: "Response") -> str:
-    """A response as POST …/infer would answer it, on one line."""
-    outputs = [
-        {"name": name, "datatype": _datatype(array), "shape": list(array.shape), "data": _plain(array).ravel().tolist()}
-        for name, array in response.outputs.items()
-    ]
-    said = {"id": response.id} if response.id else {}
-    model = {"model_name": response.model_name, "model_version": str(response.model_version)}
-    more = {"parameters": response.parameters} if response.parameters else {}
-    return json.dumps({**said, **model, **more, "outputs": outputs}, ensure_ascii=False)
-
-
-def as_text(response: "Response") -> str:
-    """A response for a person: each output's name, datatype and shape, then its values, long ones shortened."""
-    import numpy as np
-
-    lines = []
-    for name, array in response.outputs.items():
-        lines.append(f"{name}  {_datatype(array)} {list(array.shape)}")
-        with np.printoptions(precision=6, suppress=True, threshold=200, linewidth=116):
-            lines += [f"  {line}" for line in str(_plain(array)).splitlines()]
-    lines += [f"{key} = {value}" for key, value in response.parameters.items()]
-    return "\n".join(lines) or "a response without outputs"
-
-
-def _plain(array: "Array") -> "Array":
-    """The array with its strings as text, if it has strings."""
-    if array.dtype != object:
-        return array
-    texts = array.copy()
-    texts.ravel()[:] = [each.decode(errors="replace") for each in array.ravel()]
-    return texts
-
-
-def _datatype(array: "Array") -> str:
-    from shoal.datatypes import ALL
-
-    return next(datatype.name for datatype in ALL if datatype.dtype == array.dtype)

@@ -52,6 +52,12 @@ class Server:
         """host:port, as tritonclient wants it."""
         return f"127.0.0.1:{self.http_port}"
 
+    @property
+    def client_socket(self) -> str:
+        """The path of the socket that `shoal.Client` connects to, as the log has named it."""
+        (path,) = re.findall(rb'clients on this host find the server at ([^"]+)"', self.log)
+        return str(path.decode())
+
     def read_on(self) -> None:
         """Read what the log says by now, which is lost where nobody reads it for long."""
         assert self.process.stdout is not None

@@ -18,7 +18,17 @@ EXAMPLES = SHOWN.findall((ROOT / "README.md").read_text())
 
 
 def test_the_readme_shows_commands_and_a_client() -> None:
-    assert [language for language, _, _, _ in EXAMPLES] == ["sh", "python", "sh", "sh", "python", "sh", "sh", "sh"]
+    assert [language for language, _, _, _ in EXAMPLES] == [
+        "sh",
+        "python",
+        "sh",
+        "sh",
+        "python",
+        "sh",
+        "sh",
+        "sh",
+        "sh",
+    ]
 
 
 @pytest.mark.parametrize(("language", "code", "kind", "output"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
@@ -32,8 +42,9 @@ def test_example_prints_what_the_readme_shows(
         output = output.replace("/etc/systemd/system", str(tmp_path))
     command = ["sh", "-ec", code] if language == "sh" else [sys.executable, "-c", code]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SHOAL_CLIENT_SOCKET": samples.client_socket}
     printed = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PATH": path}, check=True, capture_output=True, text=True, timeout=60
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=60
     ).stdout
     if kind == "json":
         assert json.loads(printed) == json.loads(output)

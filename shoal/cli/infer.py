@@ -1,0 +1,150 @@
+"""The verb `infer`: one request to a running server, through shared memory, HTTP or gRPC.
+
+The inputs are read as the verb `run` reads them (run_inputs.py), by the configuration that the server serves.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.operate import EXIT_DONE, EXIT_MISUSED, EXIT_NO_ANSWER, EXIT_REFUSED, seconds
+from shoal.cli.request_arguments import count, name_and_value, parameter
+from shoal.cli.response_text import PrintedResponse, as_json, as_text
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
+
+if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal.cli.run_inputs import RunRequest
+    from shoal.client.result import Result
+    from shoal.client.sync import Client
+
+_USAGE = "shoal infer <model> [<input>=<value> …] [options]"
+_HELP = """\
+Ask a model of a running server once. Without --url the request goes through the shared memory of this user's server on
+this machine; with one, over the network.
+
+Examples:
+  shoal infer simple --sample ones
+  shoal infer text_classification text='school of fish'
+  shoal infer digits image=@digit.npy --output label
+  shoal infer digits --data model_repository/digits/request.json --url http://gpu-1:8000
+  shoal infer repeat IN=[4,2] DELAY=[500,500] WAIT=0    # a model that streams: each response as it comes
+
+Options:
+  <input>=<value>             a tensor: JSON, @file.json, @file.npy, plain text for a BYTES input, or @file, whose bytes
+                              become one element of it (an image, say). What has no batch dimension gets one of 1
+  --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, or just
+                              {"<name>": <value>, …}; several are sent one after the other
+  --sample zeros|ones|random  values for every input that is not given, with the sizes of the configuration (-1 = 1)
+  --output <name>             only this output; repeat it for several
+  --parameter <key>=<value>   a request parameter, a number, true or false, or else a text; repeat it for several
+  --version <number>          which version of the model (default: the one that the server chooses)
+  --url <url>                 http://host:port, grpc://host:port, or the path of the server's socket
+                              (default: $SHOAL_URL, or this user's server on this machine)
+  --timeout <seconds>         how long to wait for each response (default: 60)
+  --repeat <count>            ask so many times, and print how long it took
+  --json                      print JSON, as POST …/infer answers; a line for each response
+  --help                      print this and exit
+
+Exit codes: 0 done; 1 the command is wrong; 2 the server refused; 3 no answer.
+"""
+#: Parameters that are arguments of a request to a sequence, not parameters of the model.
+_SEQUENCE_ARGUMENTS = ("sequence_id", "sequence_start", "sequence_end", "priority")
+
+
+def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Send the request and print its responses; returns the exit code."""
+    try:
+        arguments = _parser().parse_args(list(argv))
+        if arguments.help:
+            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
+            return EXIT_DONE
+        if arguments.model is None:
+            raise CommandLineError("Which model? 'shoal models' lists those of a server.")
+        _infer(arguments, arguments.url or environ.get("SHOAL_URL"))
+    except CommandLineError as error:
+        print(f"{error}\nUsage: {_USAGE}\n'shoal infer --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+    except (ConnectionLostError, TimedOutError) as error:
+        print(error, file=sys.stderr)
+        if isinstance(error, ConnectionLostError):
+            print("  shoal serve --model-repository <directory>            starts one", file=sys.stderr)
+            print("  shoal infer … --url http://<host>:<port>              asks another", file=sys.stderr)
+        return EXIT_NO_ANSWER
+    except ShoalError as error:
+        print(f"{error.words}: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    return EXIT_DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="shoal infer", usage=_USAGE, add_help=False)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    parser.add_argument("--input", action="append", default=[], type=name_and_value)  # as `shoal run` takes it
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--sample", choices=("zeros", "ones", "random"))
+    parser.add_argument("--output", action="append", default=[])
+    parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
+    parser.add_argument("--version", default="")
+    parser.add_argument("--url")
+    parser.add_argument("--timeout", type=seconds, default=60.0)
+    parser.add_argument("--repeat", type=count, default=1)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    return parser
+
+
+def _infer(arguments: argparse.Namespace, place: str | None) -> None:
+    from shoal import Client
+    from shoal.cli.run_inputs import InputError, read_requests
+
+    with Client(_with_scheme(place)) as client:
+        config = client.model_config(arguments.model, version=arguments.version)
+        try:
+            given = [*arguments.inputs, *arguments.input]
+            requests = read_requests(config, given, arguments.data, arguments.sample)
+        except InputError as error:
+            raise CommandLineError(str(error)) from None
+        is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+        times_ms: list[float] = []
+        for _ in range(arguments.repeat):
+            start_s = time.perf_counter()
+            for request in requests:
+                for result in _results(client, request, arguments, is_decoupled=is_decoupled):
+                    printed = PrintedResponse(
+                        result.model_name, result.model_version, result, result.parameters, request.id
+                    )
+                    print(as_json(printed) if arguments.json else as_text(printed), flush=True)
+            times_ms.append((time.perf_counter() - start_s) * 1e3)
+    if arguments.repeat > 1:
+        times_ms.sort()
+        print(
+            f"{len(times_ms)} times: fastest {times_ms[0]:.3f} ms, median {times_ms[len(times_ms) // 2]:.3f} ms, "
+            f"slowest {times_ms[-1]:.3f} ms",
+            file=sys.stderr,
+        )
+
+
+def _results(
+    client: "Client", request: "RunRequest", arguments: argparse.Namespace, *, is_decoupled: bool
+) -> "Iterator[Result]":
+    """The responses to one request, as they come."""
+    parameters = {**request.parameters, **{key: parameter(value) for key, value in arguments.parameter}}
+    more: dict[str, Any] = {key: parameters.pop(key) for key in _SEQUENCE_ARGUMENTS if key in parameters}
+    more |= {"version": arguments.version, "timeout": arguments.timeout, "request_id": request.id}
+    outputs = arguments.output or request.outputs or None
+    if is_decoupled:
+        yield from client.stream(arguments.model, request.inputs, outputs, parameters=parameters, **more)
+    else:
+        yield client.infer(arguments.model, request.inputs, outputs, parameters=parameters, **more)
+
+
+def _with_scheme(place: str | None) -> str | None:
+    """The place of a server: host:port means http://host:port, as in the other verbs' --url; a path is a socket's."""
+    if place is None or "://" in place or "/" in place:
+        return place
+    return f"http://{place}"

@@ -1,0 +1,60 @@
+"""A response as the verbs `run` and `infer` print it: as text for a person, or as the JSON of POST …/infer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal.workers.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedResponse:
+    """A response of a model. `outputs` are arrays by name; BYTES tensors are arrays of bytes objects."""
+
+    model_name: str
+    model_version: str
+    outputs: Mapping[str, "Array"]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+
+def as_json(response: PrintedResponse) -> str:
+    """A response as POST …/infer would answer it, on one line."""
+    outputs = [
+        {"name": name, "datatype": _datatype(array), "shape": list(array.shape), "data": _plain(array).ravel().tolist()}
+        for name, array in response.outputs.items()
+    ]
+    said = {"id": response.id} if response.id else {}
+    model = {"model_name": response.model_name, "model_version": response.model_version}
+    more = {"parameters": response.parameters} if response.parameters else {}
+    return json.dumps({**said, **model, **more, "outputs": outputs}, ensure_ascii=False)
+
+
+def as_text(response: PrintedResponse) -> str:
+    """A response for a person: each output's name, datatype and shape, then its values, long ones shortened."""
+    import numpy as np
+
+    lines = []
+    for name, array in response.outputs.items():
+        lines.append(f"{name}  {_datatype(array)} {list(array.shape)}")
+        with np.printoptions(precision=6, suppress=True, threshold=200, linewidth=116):
+            lines += [f"  {line}" for line in str(_plain(array)).splitlines()]
+    lines += [f"{key} = {value}" for key, value in response.parameters.items()]
+    return "\n".join(lines) or "a response without outputs"
+
+
+def _plain(array: "Array") -> "Array":
+    """The array with its strings as text, if it has strings."""
+    if array.dtype != object:
+        return array
+    texts = array.copy()
+    texts.ravel()[:] = [each.decode(errors="replace") for each in array.ravel()]
+    return texts
+
+
+def _datatype(array: "Array") -> str:
+    from shoal.datatypes import ALL
+
+    return next(datatype.name for datatype in ALL if datatype.dtype == array.dtype)

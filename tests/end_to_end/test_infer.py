@@ -1,0 +1,110 @@
+"""`shoal infer`: a request from the shell to a running server, by each way in, and every mistake explained."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from tests.end_to_end.server import SAMPLES, Server
+
+SUMS = "OUTPUT0  FP32 [4]\n  [2. 2. 2. 2.]\nOUTPUT1  FP32 [4]\n  [0. 0. 0. 0.]\n"
+
+
+@pytest.fixture(params=["shared memory", "http", "grpc"])
+def place(request: pytest.FixtureRequest, samples: Server) -> str:
+    """The server, as --url names it."""
+    urls = {"http": samples.url, "grpc": f"grpc://127.0.0.1:{samples.grpc_port}"}
+    return urls.get(request.param, samples.client_socket)
+
+
+def infer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command."""
+    code = main(["infer", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_answer_is_printed_for_a_person(capsys: pytest.CaptureFixture[str], place: str) -> None:
+    assert infer(capsys, "add_sub", "--sample", "ones", "--url", place) == (0, SUMS, "")
+
+
+def test_the_answer_is_printed_for_a_program(capsys: pytest.CaptureFixture[str], place: str) -> None:
+    request = str(SAMPLES / "digits" / "request.json")
+    code, printed, _ = infer(capsys, "digits", "--data", request, "--output", "label", "--json", "--url", place)
+    assert code == 0
+    answer = json.loads(printed)
+    assert answer["outputs"] == [{"name": "label", "datatype": "INT64", "shape": [1, 1], "data": [2]}]
+    assert (answer["model_name"], answer["model_version"]) == ("digits", "1")
+
+
+def test_texts_and_repetitions(capsys: pytest.CaptureFixture[str], place: str) -> None:
+    asked = "text_classification", "text=school of fish", "--output=label", "--repeat=2", f"--url={place}"
+    code, printed, times = infer(capsys, *asked)
+    assert (code, printed) == (0, "label  BYTES [1, 1]\n  [['music']]\n" * 2)
+    assert times.startswith("2 times: fastest ")
+
+
+def test_a_stream_is_printed_as_it_comes(samples: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "repeat", "IN=[4,2]", "DELAY=[0,0]", "WAIT=0", "--output", "OUT", "--json"
+    for place in (samples.client_socket, f"grpc://127.0.0.1:{samples.grpc_port}"):
+        code, printed, _ = infer(capsys, *asked, "--url", place)
+        assert code == 0
+        assert [json.loads(line)["outputs"][0]["data"] for line in printed.splitlines()] == [[4], [2]]
+    code, printed, complaint = infer(capsys, *asked, "--url", samples.url)
+    assert (code, printed) == (2, "")
+    assert complaint.startswith("Unsupported: HTTP has no stream of tensors: ask model 'repeat' at a grpc:// URL")
+
+
+def test_sequences(samples: Server, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    said = "--parameter=sequence_id=7", "--parameter=sequence_start=true", "--parameter=sequence_end=true"
+    code, printed, _ = infer(capsys, "simple_sequence", "INPUT=[[3]]", *said, "--url", place)
+    assert (code, printed) == (0, "OUTPUT  INT32 [1, 1]\n  [[4]]\n")
+
+
+def test_what_the_server_refuses(capsys: pytest.CaptureFixture[str], place: str) -> None:
+    code, printed, complaint = infer(capsys, "whale", "x=1", "--url", place)
+    assert (code, printed) == (2, "")
+    assert complaint.startswith("Not found: Request for unknown model: 'whale' is not found")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "Which model? 'shoal models' lists those of a server."),
+        (["add_sub"], "missing input 'INPUT0' (FP32, shape [4]); missing input 'INPUT1' (FP32, shape [4])."),
+        (["add_sub", "X=1"], "'X' is no input of model 'add_sub', which takes 'INPUT0' (FP32, shape [4]), 'INPUT1'"),
+        (["add_sub", "INPUT0=[1,2]", "--sample=ones"], "Input 'INPUT0' (FP32, shape [4]) is given in shape [2]."),
+        (["add_sub", "INPUT0"], "expected <name>=<value>, got 'INPUT0'"),
+        (["add_sub", "--timeout=never"], "expected seconds, up to a day, got 'never'"),
+        (["add_sub", "--nonsense"], "--nonsense"),
+    ],
+    ids=["no model", "no input", "unknown input", "shape", "no value", "timeout", "flag"],
+)
+def test_mistakes(samples: Server, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    code, printed, complaint = infer(capsys, *arguments, "--url", samples.client_socket)
+    assert (code, printed) == (1, "")
+    assert sentence in complaint
+    assert complaint.endswith("'shoal infer --help' explains it.\n")
+
+
+def test_no_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for place in ("127.0.0.1:1", "grpc://127.0.0.1:1", str(tmp_path / "sock")):
+        code, printed, complaint = infer(capsys, "simple", "--sample=ones", "--url", place)
+        assert (code, printed) == (3, ""), place
+        assert "shoal serve --model-repository" in complaint
+
+
+def test_help_needs_neither_a_server_nor_numpy() -> None:
+    script = (
+        "import sys; from shoal.cli import main; code = main(['infer', '--help']);"
+        "print(code, sorted({'numpy', 'google', 'flask', 'shoal.supervisor'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("Usage: shoal infer <model>")
+    assert done.stdout.endswith("0 []\n")
