@@ -5,6 +5,7 @@ directory as the repository. Triton's sentences do not say so; this advice follo
 poller.
 """
 
+import os
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError
@@ -13,6 +14,13 @@ from shoal.model_config.load import CONFIG_FILENAME
 from shoal.repository.scan import is_version_name
 
 _FILES = {row.filename for row in PLATFORMS}
+
+
+def is_model(directory: Path) -> bool:
+    """Whether a directory is that of a model, not a repository of models: it has a configuration, or a version."""
+    if os.path.lexists(directory / CONFIG_FILENAME):  # a link that points nowhere, too
+        return True
+    return directory.is_dir() and any(is_version_name(each.name) for each in directory.iterdir() if each.is_dir())
 
 
 def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentError:

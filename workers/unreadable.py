@@ -1,6 +1,7 @@
-"""The reason why a framework could not read a model's file: missing permission, or a pointer of Git LFS in its place.
+"""The reason why a framework cannot read a model's file: missing permission, or a pointer of Git LFS in its place.
 
-Frameworks say "system error number 13" or "Protobuf parsing failed". Runs in a worker, after a load has failed.
+Frameworks say "system error number 13" or "Protobuf parsing failed". Runs in a worker, after a load has failed, and in
+`shoal check`, before one.
 """
 
 import os
@@ -17,10 +18,16 @@ _MOST_FILES = 256
 def explained(error: ShoalError, path: str) -> ShoalError:
     """The error of a failed load from this file, or directory of files, with a second sentence if one of the files
     is the cause."""
+    found = reason(path)
+    return type(error)(f"{str(error).rstrip('.')}. {found[1]}") if found else error
+
+
+def reason(path: str) -> tuple[str, str] | None:
+    """The first file of a model that is no use to a framework, and why; None if there is no such file."""
     for file in islice(_files(path), _MOST_FILES):
-        if reason := _reason(file):
-            return type(error)(f"{str(error).rstrip('.')}. {reason}")
-    return error
+        if text := _reason(file):
+            return file, text
+    return None
 
 
 def _files(path: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ class _Verb(NamedTuple):
 _VERBS = {
     "serve": _Verb("serve the models of a repository over HTTP and gRPC", "shoal.cli:_serve_locally"),
     "run": _Verb("ask a model once, in this process, without a server", "shoal.cli.run:run"),
+    "check": _Verb("say what is wrong with the models of a repository, without loading them", "shoal.cli.check:check"),
     "infer": _Verb("ask a model of a running server once", "shoal.cli.infer:infer"),
     "models": _Verb("list the models of a running server, or the instances of one", "shoal.cli.models:models"),
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),

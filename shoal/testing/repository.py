@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 
 from shoal.errors import NotFoundError
-from shoal.model_config.load import CONFIG_FILENAME
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
+from shoal.repository.misplaced import is_model
 from shoal.repository.poll import Override, Repositories
-from shoal.repository.scan import is_version_name
 
 
 class Repository:
@@ -20,14 +19,14 @@ class Repository:
 
     def names(self) -> list[str]:
         """The names of all models. Raises InvalidArgumentError for a path that cannot be read."""
-        if self._is_model():
+        if is_model(self._path):
             return [self._path.name]
         return [identifier.name for identifier in self._repositories.scan().models]
 
     def look(self, name: str, config: str | None = None, directory: Path | None = None) -> FoundModel:
         """A model of the repository, or one beside the single model, with `config`, a ModelConfig in JSON, in place of
         its file, and `directory` in place of its own. Raises ShoalError for an invalid model."""
-        place = directory or (self._path.parent / name if self._is_model() else None)
+        place = directory or (self._path.parent / name if is_model(self._path) else None)
         found: FoundModel | None = None
         if place is None:
             found = self._repositories.look(name, Override(config))
@@ -38,9 +37,3 @@ class Repository:
         if found.error is not None:
             raise found.error
         return found
-
-    def _is_model(self) -> bool:
-        path = self._path
-        if os.path.lexists(path / CONFIG_FILENAME):
-            return True
-        return path.is_dir() and any(is_version_name(entry.name) for entry in path.iterdir() if entry.is_dir())

@@ -1,0 +1,98 @@
+"""The verb `check`: what is wrong with the models of a repository, before a server loads them (findings.py)."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal.cli.findings import Finding
+
+EXIT_DONE, EXIT_MISUSED, EXIT_FOUND = 0, 1, 2
+
+_USAGE = "shoal check <repository or model directory> … [options]"
+_HELP = """\
+Say what is wrong with the models of a repository, without loading them: layout, config.pbtxt, ensembles, files, the
+source of every model.py. No code of a model runs, and no framework is needed; what only a framework finds in a model's
+file, a load finds (shoal run <model directory> --sample ones).
+
+Examples:
+  shoal check model_repository
+  shoal check model_repository/simple                # one model; an ensemble is checked with the models beside it
+  shoal check models more_models --strict            # several repositories of one server; in CI: warnings fail, too
+
+Options:
+  --strict   warnings fail, too
+  --json     print JSON: {"models": […], "findings": [{"severity", "model", "path", "line", "text"}, …]}
+  --help     print this and exit
+
+Each finding is a line `path:line: error: text`. Exit codes: 0 no errors; 1 the command is wrong; 2 errors were found.
+"""
+
+
+def check(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Print the findings; returns the exit code."""
+    del environ
+    try:
+        arguments = _parser().parse_args(list(argv))
+        if arguments.help:
+            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
+            return EXIT_DONE
+        if not arguments.places:
+            raise CommandLineError("Which repository? Name its directory.")
+        return _check(arguments)
+    except CommandLineError as error:
+        print(f"{error}\nUsage: {_USAGE}\n'shoal check --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="shoal check", usage=_USAGE, add_help=False)
+    parser.add_argument("places", nargs="*", type=Path)
+    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from shoal.cli import findings
+
+    for place in arguments.places:
+        if not place.is_dir():
+            raise CommandLineError(f"There is no directory '{place}'.")
+    try:
+        models, found = findings.check(arguments.places)
+    except ShoalError as error:
+        raise CommandLineError(str(error)) from None
+    num_errors = sum(each.severity == findings.ERROR for each in found)
+    if arguments.json:
+        rows = [{**each._asdict(), "path": str(each.path)} for each in found]
+        print(json.dumps({"models": models, "findings": rows}, indent=2))
+    else:
+        for each in found:
+            print(each)
+        print(_summary(models, found, num_errors))
+    return EXIT_FOUND if num_errors or (arguments.strict and found) else EXIT_DONE
+
+
+def _summary(models: Sequence[str], found: "Sequence[Finding]", num_errors: int) -> str:
+    num_faulty = len({each.model for each in found})
+    if not models:
+        return "There are no models: each is a directory in the repository."
+    counted = f"{_count(len(models), 'model')}: "
+    if not found:
+        return counted + "nothing is wrong that shows without loading them."
+    return (
+        counted + f"{_count(num_errors, 'error')} and {_count(len(found) - num_errors, 'warning')} in "
+        f"{_count(num_faulty, 'model')}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
