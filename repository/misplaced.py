@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.backends import PLATFORMS
-from shoal.model_config.load import CONFIG_FILENAME
+from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.scan import is_version_name
 
 _FILES = {row.filename for row in PLATFORMS}

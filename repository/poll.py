@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.model_config.ensemble import steps
+from shoal.model_config.files import CONFIG_FILENAME
 from shoal.model_config.load import (
-    CONFIG_FILENAME,
     CONFIGS_DIRECTORY,
     parse_override,
     prepare_config,

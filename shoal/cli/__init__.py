@@ -44,6 +44,7 @@ Verbs:
 
 Start with:
   shoal serve --model-repository <directory>     then GET http://127.0.0.1:8000/v2/health/ready
+  shoal serve model.onnx                         one model file, or the directory of one model
   shoal serve --help                             every flag, with its unit and default
   tritonserver --model-repository=<directory>    the same server, open to the network as Triton is (0.0.0.0)
 
@@ -97,11 +98,13 @@ def tritonserver(argv: Sequence[str] | None = None) -> int:
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:
     # With the options' own defaults: a server without flags answers only to its own machine.
-    return _serve(arguments, prog="shoal serve", environ=environ)
+    return _serve(arguments, prog="shoal serve", environ=environ, takes_paths=True)
 
 
-def _serve(arguments: Sequence[str], *, prog: str, environ: Mapping[str, str], **defaults: Any) -> int:
+def _serve(
+    arguments: Sequence[str], *, prog: str, environ: Mapping[str, str], takes_paths: bool = False, **defaults: Any
+) -> int:
     from shoal.cli.serve import serve
     from shoal.options import ServerOptions
 
-    return serve(arguments, prog=prog, defaults=ServerOptions(**defaults), environ=environ)
+    return serve(arguments, prog=prog, defaults=ServerOptions(**defaults), environ=environ, takes_paths=takes_paths)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from shoal.errors import ShoalError
 from shoal.model_config.autocomplete import needs_autocomplete
 from shoal.model_config.ensemble import LATEST, is_ensemble, mismatches, steps
+from shoal.model_config.files import CONFIG_FILENAME
 from shoal.model_config.finish import finish_config
-from shoal.model_config.load import CONFIG_FILENAME
 from shoal.model_config.messages import Config
 from shoal.repository.found import FoundModel
 from shoal.repository.misplaced import is_model

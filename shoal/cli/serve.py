@@ -11,14 +11,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Flag, FlagSupport
+from shoal.cli.served_paths import PathError, served_paths
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
 from shoal.tracer.command_line import check_export, understand
 
+#: The paths of a command line that takes any, in its usage.
+_PATHS = " [<path> …]"
 #: Words of --help for defaults that follow another flag.
 _FOLLOWING = {
     "metrics-address": "the HTTP address",
@@ -37,19 +41,44 @@ class CommandLine(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> int:
-    """Run a server until it ends; returns its exit code, or 1 at once where the command line is wrong."""
+def serve(
+    argv: Sequence[str],
+    *,
+    prog: str,
+    defaults: ServerOptions,
+    environ: Mapping[str, str],
+    takes_paths: bool = False,
+) -> int:
+    """Run a server until it ends; returns its exit code, or 1 at once where the command line is wrong.
+
+    `takes_paths`: the command line may begin with paths of repositories, models and model files (served_paths.py).
+    """
+    paths, flags = _paths_first(argv) if takes_paths else ([], argv)
     try:
-        options, warnings = parse(argv, prog=prog, defaults=defaults, environ=environ)
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {prog} [options]\n'{prog} --help' explains them.", file=sys.stderr)
+        with served_paths(paths) as (repositories, models):
+            given = [f"--model-repository={repository}" for repository in repositories]
+            options, warnings = parse([*given, *flags], prog=prog, defaults=defaults, environ=environ)
+            for warning in warnings:
+                print(f"Warning: {warning}", file=sys.stderr)
+            for model in models:
+                print(f"'{model.source}' is served as model '{model.name}'", file=sys.stderr)
+                for line in model.config.splitlines():
+                    print(f"  {line}", file=sys.stderr)
+
+            from shoal.supervisor.main import run  # imported here: --help needs none of it
+
+            return run(options)
+    except (CommandLineError, PathError) as error:
+        print(
+            f"{error}\nUsage: {prog}{_PATHS * takes_paths} [options]\n'{prog} --help' explains them.", file=sys.stderr
+        )
         return 1
-    for warning in warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
 
-    from shoal.supervisor.main import run  # imported here: --help needs none of it
 
-    return run(options)
+def _paths_first(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The paths that a command line begins with, and the rest of it, its flags."""
+    num_paths = next((number for number, text in enumerate(argv) if text.startswith("-")), len(argv))
+    return [Path(text) for text in argv[:num_paths]], list(argv[num_paths:])
 
 
 def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> CommandLine:
@@ -94,7 +123,9 @@ def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
     parser = Parser(
         prog=prog,
         usage=f"{prog} --model-repository <directory or URL> [options]",
-        description="Serve the models of a repository over HTTP and gRPC, as Triton does. Boolean flags take true, 1, "
+        description="Serve the models of a repository over HTTP and gRPC, as Triton does. `shoal serve` may begin with "
+        "paths: of repositories, of single models' directories, or of model files (.onnx, .xml, .plan, .py), each "
+        "served under its name. Boolean flags take true, 1, "
         "on and false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
         add_help=False,
     )

@@ -8,6 +8,9 @@ import os
 import stat
 from pathlib import Path
 
+#: The file in a model's directory that has its configuration.
+CONFIG_FILENAME = "config.pbtxt"
+
 
 def read(path: Path, limit: int) -> bytes:
     """The first `limit` bytes of a regular file, or all its bytes.

@@ -10,12 +10,12 @@ from pathlib import Path
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import backends, pbtxt
 from shoal.model_config.checks import check_unfinished
+from shoal.model_config.files import CONFIG_FILENAME
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import normalise
 from shoal.model_config.python_backends import python_backend_file
 from shoal.model_config.support import check_support
 
-CONFIG_FILENAME = "config.pbtxt"
 #: The directory in which --model-config-name is looked up first.
 CONFIGS_DIRECTORY = "configs"
 

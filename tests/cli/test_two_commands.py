@@ -73,7 +73,13 @@ def test_a_wrong_command_line_starts_nothing_and_exits_with_1(
         "unrecognized option '--nonsense'\nUsage: tritonserver [options]\n'tritonserver --help' explains them.\n"
     )
     assert main(["serve"]) == 1
-    assert capsys.readouterr().err.startswith("--model-repository must be specified\nUsage: shoal serve [options]\n")
+    assert capsys.readouterr().err.startswith("--model-repository must be specified\nUsage: shoal serve [<path> …")
+    assert main(["serve", "no_such.onnx"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "There is no file or directory 'no_such.onnx'.\nUsage: shoal serve [<path>"
+    )
+    assert tritonserver(["."]) == 1
+    assert capsys.readouterr().err.startswith("Unexpected argument: .\n")  # Triton's words
     assert started == []
 
 

@@ -148,11 +148,13 @@ def launch(
     environment: Mapping[str, str] | None = None,
     descriptors: tuple[int, int] | None = None,
     as_mere_user: bool = False,
+    paths: Sequence[Path] = (),
 ) -> Server:
     """Exec a server on free ports; it may still be loading, or fail.
 
     `environment` is added to ours. `descriptors` are the soft and the hard limit of open files that the server is
     started with, at most our hard one; ours are left alone, since a test process may have more open already.
+    `paths` come before the flags, as on the command line of a user without a repository.
     `as_mere_user` takes root's right to read any file from the processes that it starts.
     """
     repositories = [repository] if isinstance(repository, (Path, str)) else repository
@@ -164,7 +166,7 @@ def launch(
         program = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); {program}"
     if as_mere_user and os.geteuid() == 0:
         program = f"{_DROP_FILE_CAPABILITIES}; {program}"
-    command = [sys.executable, "-c", program, "serve"]
+    command = [sys.executable, "-c", program, "serve", *map(str, paths)]
     command += [f"--model-repository={each}" for each in repositories]
     # One process less to start, and to look after, where no test asks for it.
     grpc = "--grpc-port=0" if any("grpc" in flag for flag in flags) else "--allow-grpc=false"
@@ -180,10 +182,16 @@ def serving(
     environment: Mapping[str, str] | None = None,
     descriptors: tuple[int, int] | None = None,
     as_mere_user: bool = False,
+    paths: Sequence[Path] = (),
 ) -> Iterator[Server]:
     """A server that answers, launched as `launch` says; killed afterwards if the test did not stop it."""
     with launch(
-        repository, *flags, environment=environment, descriptors=descriptors, as_mere_user=as_mere_user
+        repository,
+        *flags,
+        environment=environment,
+        descriptors=descriptors,
+        as_mere_user=as_mere_user,
+        paths=paths,
     ) as server:
         assert server.read_log(b"Started Metrics Service"), server.log.decode()
         server.read_log(b"\n", DEADLINE_S)
