@@ -39,7 +39,7 @@ Ask = Callable[[str, dict[str, Any], float], Any]
 #: process that takes longer hangs (ours).
 ANSWER_S = 10.0
 Handler = Callable[[HandlerCall], Response]
-#: Handlers that wait in a way that only the road can, and handlers that change what is served.
+#: Handlers that wait in a way that only the road can, and handlers that change the server.
 BLOCKING: set[Handler] = set()
 ADMINISTRATIVE: set[Handler] = set()
 
@@ -51,7 +51,8 @@ def blocking(handler: Handler) -> Handler:
 
 
 def administrative(handler: Handler) -> Handler:
-    """Mark a handler that has the supervisor change what is served: not open to every caller (local_callers.py)."""
+    """Mark a handler that changes the server (models, settings, regions): not open to every caller (local_callers.py).
+    The road answers it, which knows the caller's address."""
     ADMINISTRATIVE.add(handler)
     return blocking(handler)
 

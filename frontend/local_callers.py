@@ -1,4 +1,5 @@
-"""Which clients may change what is served: those on this machine, unless the operator admits others too.
+"""The clients that may change the server (models, settings, regions): those on this machine, unless the operator admits
+others too.
 
 Pure; used on the road, where every request to change something is answered.
 """
@@ -9,15 +10,15 @@ from ipaddress import ip_address
 from shoal.frontend.state import ServerState
 
 REFUSAL = (
-    "models are loaded, unloaded and scaled by callers on the server's own machine only. "
-    "Start the server with '--allow-remote-admin=true' to let in others"
+    "models, log settings, trace settings and shared-memory regions are changed by callers on the server's own machine "
+    "only. Start the server with '--allow-remote-admin=true' to let in others"
 )
 #: Headers of a request on another's behalf: a proxy sends them for its client, a browser for a page from anywhere.
 _SPEAKS_FOR_OTHERS = ("forwarded", "x-forwarded-for", "via", "origin")
 
 
 def may_administer(state: ServerState, address: str, headers: Mapping[str, str]) -> bool:
-    """Whether the sender of this request may change what is served. `address` and `headers` are as for `is_local`."""
+    """Whether the sender of this request may change the server. `address` and `headers` are as for `is_local`."""
     return state.allow_remote_admin or is_local(address, headers)
 
 

@@ -46,7 +46,7 @@ class RouteMatch(NamedTuple):
 
     @property
     def is_administrative(self) -> bool:
-        """Whether the handler changes what is served."""
+        """Whether the handler changes the server, which not every caller may (local_callers.py)."""
         return self.handler in ADMINISTRATIVE
 
     def asks_model(self, state: ServerState) -> bool:

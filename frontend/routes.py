@@ -35,15 +35,15 @@ _BATCHES = {"GET": blocking(lambda call: batches(call.ask, call.name, call.versi
 _WORKERS = {"PUT": administrative(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
 _SYSTEM = f"/v2/systemsharedmemory{_REGION}"
 _CUDA = f"/v2/cudasharedmemory{_REGION}"
-_REGISTER = {"POST": blocking(lambda call: register(call.state, call.ask, call.name, call.body))}
-_UNREGISTER = {"POST": blocking(lambda call: unregister(call.state, call.ask, "system", call.name))}
+_REGISTER = {"POST": administrative(lambda call: register(call.state, call.ask, call.name, call.body))}
+_UNREGISTER = {"POST": administrative(lambda call: unregister(call.state, call.ask, "system", call.name))}
 _TRACE = {
     "GET": blocking(lambda call: trace_settings(call.state, call.ask, call.name)),
-    "POST": blocking(lambda call: change_trace_settings(call.state, call.ask, call.name, call.body)),
+    "POST": administrative(lambda call: change_trace_settings(call.state, call.ask, call.name, call.body)),
 }
 _LOGGING = {
     "GET": lambda call: log_settings(call.state),
-    "POST": blocking(lambda call: change_log_settings(call.state, call.ask, call.body)),
+    "POST": administrative(lambda call: change_log_settings(call.state, call.ask, call.body)),
 }
 
 #: In the order in which they are tried: the most frequent path first, `/v2/models/stats` before any model.
@@ -74,10 +74,14 @@ ROUTES = (
     Route(f"{_SYSTEM}/register", _REGISTER, "shared-memory"),
     Route(f"{_SYSTEM}/unregister", _UNREGISTER, "shared-memory"),
     Route(f"{_CUDA}/status", {"GET": lambda call: regions(call.state, "cuda", call.name)}, "shared-memory"),
-    Route(f"{_CUDA}/register", {"POST": lambda call: register_cuda(call.state, call.name)}, "shared-memory"),
+    Route(
+        f"{_CUDA}/register",
+        {"POST": administrative(lambda call: register_cuda(call.state, call.name))},
+        "shared-memory",
+    ),
     Route(
         f"{_CUDA}/unregister",
-        {"POST": lambda call: unregister(call.state, call.ask, "cuda", call.name)},
+        {"POST": administrative(lambda call: unregister(call.state, call.ask, "cuda", call.name))},
         "shared-memory",
     ),
 )

@@ -104,7 +104,7 @@ class ServerOptions:
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
-    allow_remote_admin: bool = False  # load, unload, scale from other machines; ours, the safe one; tritonserver: yes
+    allow_remote_admin: bool = False  # change the server from other machines; ours, the safe one; tritonserver: yes
     listen_backlog: int = 256  # connections that the kernel queues; measured: at 2200 accepts/s 2048 would hide 0.9 s
 
     # gRPC.

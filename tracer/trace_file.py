@@ -1,10 +1,11 @@
 """Triton's trace files: a JSON array in one file, or in files with numbers behind the name. Runs in the tracer.
 
 The one file is valid JSON after every write, so collected traces survive the tracer; Triton keeps them in memory until
-it ends.
+it ends. A new file is its owner's alone, since traces may have clients' tensors.
 """
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class TraceFile:
                     file.seek(-1, 2)  # the closing bracket
                     file.write(b"," + text + b"]")
             else:
-                self._path.write_bytes(b"[" + text + b"]")
+                _write(self._path, b"[" + text + b"]")
                 self._is_begun = True
         except OSError as error:
             _log.error("failed creating trace file: %s", error)
@@ -44,9 +45,15 @@ class TraceFile:
         path = self._path.with_name(f"{self._path.name}.{self._index}")
         self._index += 1
         try:
-            path.write_bytes(b"[" + b",".join(traces) + b"]")
+            _write(path, b"[" + b",".join(traces) + b"]")
         except OSError as error:
             _log.error("failed creating trace file: %s", error)
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Write a whole file; a new one gets mode 0600, an existing one keeps its mode. Raises OSError."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)
 
 
 def _next_index(path: Path, since_s: float) -> int:

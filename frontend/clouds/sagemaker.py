@@ -144,13 +144,11 @@ def _is_ready(state: ServerState, name: str) -> bool:
 _MODELS = {"GET": _refusing(_models), "POST": administrative(_refusing(_load))}
 _MODEL = {"GET": _refusing(_model), "DELETE": administrative(_refusing(_unload))}
 
-SAGEMAKER = Router(
-    (
-        Route("/ping", {"GET": _ping}, "health"),
-        Route("/invocations", {"POST": _refusing(_invocations)}, "inference"),
-        Route("/models/?", _MODELS, "model-repository"),
-        Route("/models/(?P<name>[^/]+)", _MODEL, "model-repository"),
-        Route("/models/(?P<name>[^/]+)/invoke", {"POST": _refusing(_invoke)}, "inference"),
-    ),
-    unmatched=Response(400),
+ROUTES = (
+    Route("/ping", {"GET": _ping}, "health"),
+    Route("/invocations", {"POST": _refusing(_invocations)}, "inference"),
+    Route("/models/?", _MODELS, "model-repository"),
+    Route("/models/(?P<name>[^/]+)", _MODEL, "model-repository"),
+    Route("/models/(?P<name>[^/]+)/invoke", {"POST": _refusing(_invoke)}, "inference"),
 )
+SAGEMAKER = Router(ROUTES, unmatched=Response(400))

@@ -7,6 +7,7 @@ for questions to the supervisor; front-end processes.
 """
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -73,6 +74,14 @@ def _always(_state: ServerState, _request: bytes | memoryview) -> bool:
     return True
 
 
+class Access(Enum):
+    """The callers that an rpc is open to (local_callers.py)."""
+
+    ALL = "reads or infers"
+    ADMINISTRATORS = "changes the server"
+    ADMINISTRATORS_WITH_SETTINGS = "changes the server where the request has settings, else reads them"
+
+
 class Method(NamedTuple):
     """An rpc. `group` is the name by which access to it can be restricted; `handler` is None if it is no unary call."""
 
@@ -81,7 +90,7 @@ class Method(NamedTuple):
     handler: Handler | None
     group: str  # "" = unrestricted
     waits: Waits = _never
-    is_administrative: bool = False  # whether the rpc changes what is served
+    access: Access = Access.ALL
 
 
 class NotAllowedError(UnavailableError):
@@ -100,11 +109,16 @@ def find(path: str) -> Method:
 
 def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> None:
     """Raise UnavailableError for a caller who lacks the metadata that the method needs, NotAllowedError for one who
-    may not change what is served. Keys are in lower case."""
+    may not change the server. Keys are in lower case."""
     restrictions = state.grpc.restricted_protocol
     if restrictions and (key := missing(restrictions, method.group, metadata)):
         raise UnavailableError(f"This protocol is restricted, expecting header '{key}'")
-    if method.is_administrative and not may_administer(state, peer, metadata):
+    if method.access is Access.ADMINISTRATORS:
+        _check_administrator(state, metadata, peer)
+
+
+def _check_administrator(state: ServerState, metadata: Mapping[str, str], peer: str) -> None:
+    if not may_administer(state, peer, metadata):
         raise NotAllowedError(REFUSAL)
 
 
@@ -123,7 +137,10 @@ def run(method: Method, call: GrpcCall, request: bytes | memoryview) -> bytes:
     """Answer a unary call that `check_access` has passed; request and answer are messages' bytes. Raises ShoalError
     if it is refused."""
     assert method.handler is not None, "whoever serves it has a way of its own"
-    answer: bytes = method.handler(call, parse(method.request, request)).SerializeToString()
+    parsed = parse(method.request, request)
+    if method.access is Access.ADMINISTRATORS_WITH_SETTINGS and parsed.settings:
+        _check_administrator(call.state, call.metadata, call.peer)
+    answer: bytes = method.handler(call, parsed).SerializeToString()
     return answer
 
 
@@ -345,9 +362,11 @@ def _log_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
 # The table
 
 
-def _method(name: str, handler: Handler | None, group: str, asks: Waits = _never, *, changes: bool = False) -> Method:
+def _method(
+    name: str, handler: Handler | None, group: str, asks: Waits = _never, access: Access = Access.ALL
+) -> Method:
     request = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name].input_type
-    return Method(f"/{SERVICE}/{name}", getattr(pb, request.name), handler, group, asks, changes)
+    return Method(f"/{SERVICE}/{name}", getattr(pb, request.name), handler, group, asks, access)
 
 
 METHODS = {
@@ -363,16 +382,16 @@ METHODS = {
         _method("ModelConfig", _model_config, "model-config"),
         _method("ModelStatistics", _model_statistics, "statistics"),
         _method("RepositoryIndex", _repository_index, "model-repository", _always),
-        _method("RepositoryModelLoad", _repository_model_load, "model-repository", _always, changes=True),
-        _method("RepositoryModelUnload", _repository_model_unload, "model-repository", _always, changes=True),
+        _method("RepositoryModelLoad", _repository_model_load, "model-repository", _always, Access.ADMINISTRATORS),
+        _method("RepositoryModelUnload", _repository_model_unload, "model-repository", _always, Access.ADMINISTRATORS),
         _method("SystemSharedMemoryStatus", _system_regions, "shared-memory"),
-        _method("SystemSharedMemoryRegister", _register_system, "shared-memory", _always),
-        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", _always),
+        _method("SystemSharedMemoryRegister", _register_system, "shared-memory", _always, Access.ADMINISTRATORS),
+        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", _always, Access.ADMINISTRATORS),
         _method("CudaSharedMemoryStatus", _cuda_regions, "shared-memory"),
-        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory"),
-        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory"),
-        _method("TraceSetting", _trace_setting, "trace", _always),
-        _method("LogSettings", _log_settings, "logging", _log_settings_waits),
+        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", _never, Access.ADMINISTRATORS),
+        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", _never, Access.ADMINISTRATORS),
+        _method("TraceSetting", _trace_setting, "trace", _always, Access.ADMINISTRATORS_WITH_SETTINGS),
+        _method("LogSettings", _log_settings, "logging", _log_settings_waits, Access.ADMINISTRATORS_WITH_SETTINGS),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
         *[Method(path, reflection.Request, None, "") for path in reflection.PATHS],
     )

@@ -156,7 +156,11 @@ HTTP = (
     ),
     honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
-    honour("allow-remote-admin", BOOLEAN, "let callers on other machines load, unload and scale models"),
+    honour(
+        "allow-remote-admin",
+        BOOLEAN,
+        "let callers on other machines load, unload and scale models, change log and trace settings, register regions",
+    ),
     honour("listen-backlog", integer(1, 65535), "connections that may wait to be accepted"),
     honour(
         "http-restricted-api",

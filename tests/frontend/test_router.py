@@ -186,9 +186,15 @@ def test_what_a_target_names(method: str, target: str, name: str, version: str |
         ("POST", f"{M}/load", True, True),
         ("POST", f"{M}/unload", True, True),
         ("PUT", "/models/m", True, True),
+        ("GET", "/v2/logging", False, False),
+        ("POST", "/v2/logging", True, True),
+        ("GET", "/v2/trace/setting", True, False),
+        ("POST", "/v2/trace/setting", True, True),
+        ("POST", "/v2/systemsharedmemory/region/r/register", True, True),
+        ("POST", "/v2/cudasharedmemory/unregister", True, True),
     ],
 )
-def test_who_waits_for_the_supervisor_and_who_changes_what_is_served(
+def test_which_requests_wait_and_which_change_the_server(
     method: str, target: str, is_blocking: bool, is_administrative: bool
 ) -> None:
     found = HTTP.resolve(method, target)

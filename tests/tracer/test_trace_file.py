@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def test_the_one_file_is_json_after_every_write(tmp_path: Path) -> None:
     for traces, expected in ([A], [1]), ([B, C], [1, 2, 3, 4]), ([A], [1, 2, 3, 4, 1]):
         file.append(traces)
         assert ids(tmp_path / "t.json") == expected
+
+
+def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
+    file = TraceFile(str(tmp_path / "t.json"), SINCE)
+    before = os.umask(0)
+    try:
+        file.append([A])
+        file.write_indexed([B])
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()] == [0o600, 0o600]
 
 
 def test_files_with_an_index(tmp_path: Path) -> None:

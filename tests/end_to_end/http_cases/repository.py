@@ -78,7 +78,8 @@ CONTROL = [
             f"{MODEL}/load",
             error(
                 403,
-                "models are loaded, unloaded and scaled by callers on the server's own machine only. "
+                "models, log settings, trace settings and shared-memory regions are changed by callers on the server's "
+                "own machine only. "
                 "Start the server with '--allow-remote-admin=true' to let in others",
             ),
             **{name: value},

@@ -214,7 +214,7 @@ def test_who_may_change_what_is_served(call: Caller, name: str) -> None:
     traversal = "invalid model name '../m', model name must not contain path traversal characters"
     assert call.refusal(name, model_name="../m") == (InvalidArgumentError, traversal)
     for call.peer, call.metadata in (("10.0.0.7", {}), ("127.0.0.1", {"x-forwarded-for": "10.0.0.7"}), ("", {})):
-        with pytest.raises(UnavailableError, match=r"^models are loaded, unloaded and scaled by callers on ") as raised:
+        with pytest.raises(UnavailableError, match=r"^models, log settings, trace settings and ") as raised:
             call(name, model_name="m")
         assert raised.value.grpc_status == 7  # PERMISSION_DENIED
     call.state.allow_remote_admin = True
@@ -269,6 +269,30 @@ def test_log_settings(call: Caller) -> None:
     call.transport.answers["log_settings"] = {**LOG_SETTINGS, "log_verbose": 2**40}
     assert call("LogSettings", settings=changes).settings["log_verbose_level"].uint32_param == 2**32 - 1
     assert call.transport.asked == [("log_settings", {"changes": {"log_info": False, "log_verbose": 2}})]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("LogSettings", {"log_info": {"bool_param": False}}),
+        ("TraceSetting", {"trace_level": {"value": ["TIMESTAMPS"]}}),
+        ("TraceSetting", {"trace_level": {}}),
+    ],
+)
+def test_settings_are_read_by_all_and_changed_by_administrators(
+    call: Caller, name: str, settings: dict[str, Any]
+) -> None:
+    assert call.transport is not None
+    call.transport.answers |= {"trace_settings": {"trace_rate": "1000"}, "log_settings": LOG_SETTINGS}
+    call.peer = "10.0.0.7"
+    call(name)
+    asked = len(call.transport.asked)
+    with pytest.raises(UnavailableError, match=r" trace settings and shared-memory regions are changed ") as raised:
+        call(name, settings=settings)
+    assert raised.value.grpc_status == 7  # PERMISSION_DENIED
+    assert len(call.transport.asked) == asked
+    call.state.allow_remote_admin = True
+    call(name, settings=settings)
 
 
 @pytest.mark.parametrize(

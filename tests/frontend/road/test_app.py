@@ -189,7 +189,8 @@ def test_who_is_not_local_loads_no_model_for_sagemaker(post: Any, transport: Any
 
 SCALE = "/v2/repository/models/simple/instances"
 REMOTE = (
-    b'{"error":"models are loaded, unloaded and scaled by callers on the server\'s own machine only. '
+    b'{"error":"models, log settings, trace settings and shared-memory regions are changed by callers on '
+    b"the server's own machine only. "
     b"Start the server with '--allow-remote-admin=true' to let in others\"}"
 )
 
