@@ -21,7 +21,7 @@ from bench.isolation import chapter
 from bench.isolation.site import Checkout
 from bench.isolation.situations import SITUATIONS
 from bench.load import Wrk
-from bench.peers import PEERS, ROOT, Peer
+from bench.peers import PEERS, ROOT, Peer, shoal_build
 from bench.picture import svg
 from bench.results import Row
 from bench.table import details, summary
@@ -187,7 +187,8 @@ def measure_isolation(options: argparse.Namespace) -> int:
     checkouts = [Checkout.at(folder) for folder in (options.beside, ROOT) if folder is not None]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         rows = chapter.measure(options.situations, checkouts, options.rounds, Path(folder))
-    text = chapter.section(rows, conditions("", 0, 0, [], {}).machine, options.rounds)
+    builds = [f"{each.title}: {shoal_build(each.folder / '.venv' / 'bin' / 'python')}" for each in checkouts]
+    text = chapter.section(rows, [*conditions("", 0, 0, [], {}).machine, *builds], options.rounds)
     print(text)
     if options.write:
         ISOLATION_DOCUMENT.write_text(chapter.put(ISOLATION_DOCUMENT.read_text(), text))

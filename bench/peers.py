@@ -80,12 +80,19 @@ def launch_shoal(
 
 
 def shoal_version(_port: int) -> str:
-    """The versions of Shoal and its packages, from Shoal's own environment."""
+    """The versions of Shoal, its interpreter and its packages, from Shoal's own environment."""
     program = (
         "from importlib.metadata import version as v\n"
-        "print(', '.join(f'{name} {v(name)}' for name in ('shoal', 'gunicorn', 'numpy', 'onnxruntime')))"
+        "print(', '.join(f'{name} {v(name)}' for name in ('gunicorn', 'numpy', 'onnxruntime')))"
     )
-    return subprocess.run([SHOAL_PYTHON, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    packages = subprocess.run([SHOAL_PYTHON, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    return f"{shoal_build(SHOAL_PYTHON)}, {packages}"
+
+
+def shoal_build(python: Path) -> str:
+    """The output of `shoal --version` in the environment of this interpreter: how both were built."""
+    command = [f"{python.with_name('shoal')}", "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def launch_triton(folder: Path, model: BenchModel, _encoding: str, *, is_grpc: bool = False) -> Server:

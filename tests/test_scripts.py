@@ -65,13 +65,16 @@ def test_help_of_the_benchmark_installs_nothing(tmp_path: Path) -> None:
     """On a copy without .venv, by an interpreter without packages."""
     for folder in ("scripts", "bench", "model_repository"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "shoal").mkdir()
+    shutil.copy(ROOT / "shoal" / "interpreter.py", tmp_path / "shoal")
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     (tools / "python3").chmod(0o755)
     done = subprocess.run(
         [tmp_path / "scripts" / "bench", "--help"],
-        env={"PATH": f"{tools}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=False,
+        env={"PATH": f"{tools}:/usr/bin:/bin", "SHOAL_PYTHON": f"{tools}/python3"},
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "takeover" in done.stdout  # a situation of --isolation

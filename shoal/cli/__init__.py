@@ -48,7 +48,7 @@ Start with:
   shoal serve --help                             every flag, with its unit and default
   tritonserver --model-repository=<directory>    the same server, open to the network as Triton is (0.0.0.0)
 
-  shoal --version                                print the version
+  shoal --version                                print the version, and how the interpreter was built
 """
 
 
@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_HELP.format(verbs=verbs), end="")
         return 0
     if arguments[0] == "--version":
-        print(f"shoal {__version__}")
+        from shoal import interpreter
+
+        print(f"shoal {__version__} ({interpreter.describe()})")
         return 0
     if arguments[0] not in _VERBS:
         print(f"'{arguments[0]}' is not a verb of shoal.\nUsage: shoal <verb> [options]", file=sys.stderr)

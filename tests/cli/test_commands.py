@@ -1,5 +1,6 @@
 """The command `shoal` without a verb: it teaches."""
 
+import platform
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ def test_help_names_the_verbs(arguments: list[str], capsys: pytest.CaptureFixtur
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("shoal 0.")
+    assert capsys.readouterr().out.startswith(f"shoal 0.1.0 (CPython {platform.python_version()} with")
 
 
 def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

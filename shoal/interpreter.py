@@ -1,0 +1,41 @@
+"""The interpreter that runs Shoal: how it was built, and how well it suits an installation.
+
+scripts/_python runs this file with every interpreter that it considers: it imports only the standard library, and its
+syntax is that of any Python 3.
+"""
+
+import platform
+import sys
+import sysconfig
+
+
+def is_profile_guided() -> bool:
+    """Whether CPython was built with profile-guided optimisation (PGO), as by `configure --enable-optimizations`.
+
+    Python's own images, Fedora, conda and uv configure it so; pyenv does not unless it is told to. The packages of
+    Debian and Ubuntu are built so too, but carry the build variables of their shared library, which is not: they are
+    known by `deb_system`, a scheme of installation that they alone have.
+    """
+    is_configured = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
+    return is_configured or "deb_system" in sysconfig.get_scheme_names()
+
+
+def describe() -> str:
+    """The interpreter in words, as in "CPython 3.11.2 with PGO"."""
+    built = "with" if is_profile_guided() else "without"
+    return "%s %s %s PGO" % (platform.python_implementation(), platform.python_version(), built)  # noqa: UP031
+
+
+def rate() -> str:
+    """How this interpreter suits scripts/_python: "fast", "slow" (no PGO), "bare" (cannot make venvs) or "old"."""
+    if sys.version_info < (3, 10):  # noqa: UP036
+        return "old"
+    try:
+        import ensurepip  # noqa: F401   # Debian has it in the package python3-venv
+    except ImportError:
+        return "bare"
+    return "fast" if is_profile_guided() else "slow"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(rate() + "\n")
