@@ -45,8 +45,7 @@ def find_machine(
     """The machine's resources, of `cores`. Raises InvalidArgumentError for a host policy that it cannot follow."""
     policies = {name: policy_cores(name, policy, cores, sys) for name, policy in options.host_policy.items()}
     gpus: list[Gpu] = []
-    visible = seen_by_cuda(_listed(), environ.get("CUDA_VISIBLE_DEVICES"))
-    for number, listed in enumerate(visible):
+    for number, listed in enumerate(list_gpus(environ)):
         if not _COMPUTE_CAPABILITY.fullmatch(listed.compute_capability):
             _log.warning(
                 "GPU %d (%s) does not tell its compute capability, but '%s': it is not used",
@@ -72,6 +71,11 @@ def find_machine(
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def list_gpus(environ: Mapping[str, str]) -> list[Listed]:
+    """The GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves, in CUDA's order; empty without a driver."""
+    return seen_by_cuda(_listed(), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _listed() -> list[Listed]:

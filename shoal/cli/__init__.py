@@ -22,6 +22,7 @@ class _Verb(NamedTuple):
 _VERBS = {
     "serve": _Verb("serve the models of a repository over HTTP and gRPC", "shoal.cli:_serve_locally"),
     "run": _Verb("ask a model once, in this process, without a server", "shoal.cli.run:run"),
+    "init": _Verb("write the directory of a new model, from a model file or a template", "shoal.cli.init:init"),
     "check": _Verb("say what is wrong with the models of a repository, without loading them", "shoal.cli.check:check"),
     "infer": _Verb("ask a model of a running server once", "shoal.cli.infer:infer"),
     "models": _Verb("list the models of a running server, or the instances of one", "shoal.cli.models:models"),
@@ -29,6 +30,7 @@ _VERBS = {
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),
     "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
     "explain": _Verb("say why a model's last batches had their size", "shoal.cli.explain:explain"),
+    "doctor": _Verb("say what of this machine and installation a server would suffer from", "shoal.cli.doctor:doctor"),
     "build-engine": _Verb("build a TensorRT engine from an ONNX file", "shoal.cli.build_engine:build_engine"),
     "install-systemd": _Verb(
         "write the unit that runs this server as a service of systemd", "shoal.cli.install_systemd:install"

@@ -1,4 +1,4 @@
-"""`shoal infer`: a request from the shell to a running server, by each way in, and every mistake explained."""
+"""`shoal infer` and `shoal doctor` beside a running server: by each way in, and with every mistake explained."""
 
 import json
 import os
@@ -108,3 +108,9 @@ def test_help_needs_neither_a_server_nor_numpy() -> None:
     )
     assert done.stdout.startswith("Usage: shoal infer <model>")
     assert done.stdout.endswith("0 []\n")
+
+
+def test_the_doctor_knows_a_server_at_its_port(samples: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", f"--http-port={samples.http_port}", "--json"])
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["subject"] == "http port"]
+    assert (row["state"], row["found"]) == ("ok", f"{samples.http_port}: a server answers there (shoal models)")

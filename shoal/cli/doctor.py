@@ -1,0 +1,217 @@
+"""The verb `doctor`: what of this machine and installation a server would suffer from, and what to type about it.
+
+The facts are read in machine_facts.py; what they mean is decided here, by pure functions of the facts.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.cli.machine_facts import MachineFacts, read_facts
+from shoal.cli.models import table
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.placement import format_cores
+
+EXIT_DONE, EXIT_MISUSED, EXIT_FOUND = 0, 1, 2
+GOOD, NOTE, BAD = "ok", "note", "BAD"
+
+_USAGE = "shoal doctor [options]"
+_HELP = """\
+Look at this machine and this installation as a server would find them: interpreter, frameworks, cores, memory,
+/dev/shm, descriptors, ports, GPUs. A row says what was found; a `note` costs speed or a feature, `BAD` keeps a server
+from starting, and each says what to type.
+
+Examples:
+  shoal doctor
+  shoal doctor --http-port 9000 --grpc-port 9001 --metrics-port 9002
+  shoal doctor --json | jq -r '.[] | select(.state != "ok") | .advice'
+
+Options:
+  --http-port, --grpc-port, --metrics-port <port>   the ports that the server will have (default: 8000, 8001, 8002)
+  --json                                            print JSON: a list of {"state", "subject", "found", "advice"}
+  --help                                            print this and exit
+
+Exit codes: 0 a server can run; 1 the command is wrong; 2 something is BAD.
+"""
+_MIB, _GIB = 1024**2, 1024**3
+#: A server of a few models takes about as much /dev/shm; below that its segments are memfds (shm/segment.py).
+_DEV_SHM_NBYTES = 256 * _MIB
+#: A server without models has 30 descriptors open, an instance takes about ten (supervisor/descriptors.py).
+_DESCRIPTORS = 4096
+#: One server of small models at rest and a large payload beside it (ours).
+_MEMORY_NBYTES = _GIB
+#: What reading a clock costs in ns where the kernel must be entered for it; otherwise it is below 100 (ours).
+_SLOW_CLOCK_NS = 400
+
+
+class Row(NamedTuple):
+    """What was found about a subject; `advice` is what to type or change, "" where nothing needs to be."""
+
+    state: str  # GOOD, NOTE or BAD
+    subject: str
+    found: str
+    advice: str = ""
+
+
+def doctor(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Print what was found; returns the exit code."""
+    try:
+        arguments = _parser().parse_args(list(argv))
+    except CommandLineError as error:
+        print(f"{error}\nUsage: {_USAGE}\n'shoal doctor --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+    if arguments.help:
+        print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
+        return EXIT_DONE
+    ports = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
+    rows = list(examine(read_facts(ports, environ)))
+    if arguments.json:
+        print(json.dumps([row._asdict() for row in rows], indent=2))
+    else:
+        print(as_text(rows))
+    return EXIT_FOUND if any(row.state == BAD for row in rows) else EXIT_DONE
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """A table of what was found, and below each row that needs it the advice."""
+    lines = table(["STATE", "SUBJECT", "FOUND"], [(row.state, row.subject, row.found) for row in rows]).splitlines()
+    indent = " " * lines[0].index("FOUND")
+    printed = [lines[0]]
+    for line, row in zip(lines[1:], rows, strict=True):
+        printed += [line, *([f"{indent}→ {row.advice}"] if row.advice else [])]
+    return "\n".join(printed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="shoal doctor", usage=_USAGE, add_help=False)
+    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        parser.add_argument(f"--{name}-port", type=_port, default=port)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got '{text}'")
+    return int(text)
+
+
+def examine(facts: MachineFacts) -> Iterator[Row]:
+    """A row for each subject, or several. Pure."""
+    for examined in _EXAMINATIONS:
+        yield from examined(facts)
+
+
+# -- the installation -------------------------------------------------------------------------------------------------
+
+
+def _shoal(facts: MachineFacts) -> Iterator[Row]:
+    yield Row(GOOD, "shoal", facts.shoal)
+
+
+def _interpreter(facts: MachineFacts) -> Iterator[Row]:
+    if facts.is_profile_guided:
+        yield Row(GOOD, "python", facts.python)
+    else:
+        advice = "a build with PGO (Debian's, Fedora's, conda's, python.org's images) takes up to a sixth less CPU"
+        yield Row(NOTE, "python", facts.python, f"{advice}: SHOAL_PYTHON=/usr/bin/python3, or another environment")
+
+
+def _frameworks(facts: MachineFacts) -> Iterator[Row]:
+    for backend, framework in facts.frameworks.items():
+        if framework.version:
+            yield Row(GOOD, f"backend {backend}", f"{framework.distribution} {framework.version}")
+    missing = {backend: each for backend, each in facts.frameworks.items() if not each.version}
+    if missing:
+        extras = ", ".join(f"shoal[{each.extra}]" for each in missing.values())
+        yield Row(GOOD, "backends", f"not installed: {', '.join(missing)} (pip install {extras})")
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def _cores(facts: MachineFacts) -> Iterator[Row]:
+    found = f"{len(facts.cores)} ({format_cores(facts.cores)})"
+    if facts.cpu_quota is not None and facts.cpu_quota < len(facts.cores):
+        yield Row(
+            NOTE,
+            "cores",
+            f"{found}, of which the control group grants {facts.cpu_quota:g}",
+            "workers are pinned to cores that the quota takes away: grant whole cores (cpuset), or raise the quota",
+        )
+    else:
+        yield Row(GOOD, "cores", found)
+
+
+def _memory(facts: MachineFacts) -> Iterator[Row]:
+    found = f"{facts.available_nbytes // _MIB} MiB available"
+    if facts.available_nbytes < _MEMORY_NBYTES:
+        yield Row(
+            NOTE, "memory", found, "large payloads may be refused: --shm-oversize-mib, --http-slab-mib make less do"
+        )
+    else:
+        yield Row(GOOD, "memory", found)
+    if facts.overcommit == 2:
+        yield Row(
+            NOTE,
+            "overcommit",
+            "vm.overcommit_memory=2: memory that is reserved and never used counts as used",
+            "sysctl vm.overcommit_memory=0, or raise vm.overcommit_ratio",
+        )
+
+
+def _dev_shm(facts: MachineFacts) -> Iterator[Row]:
+    if facts.dev_shm_nbytes is None:
+        yield Row(NOTE, "/dev/shm", "missing or not writable", "shared memory is made by memfd_create; nothing to do")
+    elif facts.dev_shm_nbytes < _DEV_SHM_NBYTES:
+        yield Row(
+            NOTE,
+            "/dev/shm",
+            f"{facts.dev_shm_nbytes // _MIB} MiB free",
+            "shared memory is made by memfd_create instead; in a container: --shm-size=1g, or a volume in memory",
+        )
+    else:
+        yield Row(GOOD, "/dev/shm", f"{facts.dev_shm_nbytes // _MIB} MiB free")
+
+
+def _descriptors(facts: MachineFacts) -> Iterator[Row]:
+    found = f"{facts.descriptors} (hard limit)"
+    if facts.descriptors < _DESCRIPTORS:
+        advice = f"each connection and each instance takes some: ulimit -Hn {_DESCRIPTORS}, LimitNOFILE= under systemd"
+        yield Row(NOTE, "descriptors", found, advice)
+    else:
+        yield Row(GOOD, "descriptors", found)
+
+
+def _clock(facts: MachineFacts) -> Iterator[Row]:
+    found = f"{facts.clock_ns} ns a look"
+    if facts.clock_ns > _SLOW_CLOCK_NS:
+        advice = "each look enters the kernel; see /sys/devices/system/clocksource/clocksource0/available_clocksource"
+        yield Row(NOTE, "clock", found, advice)
+    else:
+        yield Row(GOOD, "clock", found)
+
+
+def _gpus(facts: MachineFacts) -> Iterator[Row]:
+    yield Row(GOOD, "GPUs", facts.gpus)
+
+
+# -- the server's places ----------------------------------------------------------------------------------------------
+
+
+def _ports(facts: MachineFacts) -> Iterator[Row]:
+    for name, (port, error) in facts.ports.items():
+        if not error:
+            yield Row(GOOD, f"{name} port", f"{port} is free")
+        elif facts.is_served and name == "http":
+            yield Row(GOOD, f"{name} port", f"{port}: a server answers there (shoal models)")
+        else:
+            yield Row(BAD, f"{name} port", f"{port}: {error}", f"name another: --{name}-port=<port>")
+
+
+_EXAMINATIONS: tuple[Callable[[MachineFacts], Iterator[Row]], ...] = (
+    _shoal, _interpreter, _frameworks, _cores, _memory, _dev_shm, _descriptors, _clock, _gpus, _ports,
+)  # fmt: skip

@@ -1,0 +1,168 @@
+"""The verb `init`: a new model's directory, with the smallest configuration that is right and a request to try.
+
+For a model file the tensors are read by loading it once in this process; for a model in Python a template is written.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.errors import ShoalError
+
+EXIT_DONE, EXIT_MISUSED, EXIT_FAILED = 0, 1, 2
+
+_USAGE = "shoal init <model directory> [--from <model file>]"
+_HELP = """\
+Write the directory of a new model: config.pbtxt, a version with the model, and request.json to try it with. With
+--from the model is a file (.onnx, OpenVINO's .xml, TensorRT's .plan), which is copied and read once for its inputs and
+outputs; without, it is a template in Python. Nothing that exists is changed.
+
+Examples:
+  shoal init models/doubler                        # models/doubler/1/model.py, to be edited
+  shoal init models/resnet --from resnet50.onnx
+
+Options:
+  --from <file>   the model's file
+  --help          print this and exit
+
+Exit codes: 0 done; 1 the command is wrong; 2 the model could not be read.
+"""
+#: Ending → file name in a version, backend, and the endings of files that belong to it.
+_FILES = {
+    ".onnx": ("model.onnx", "onnxruntime", ()),
+    ".xml": ("model.xml", "openvino", (".bin",)),
+    ".plan": ("model.plan", "tensorrt", ()),
+}
+_MODEL_PY = '''\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        """Load what execute needs; called once in each instance. args["model_version"] and others are strings."""
+
+    def execute(self, requests):
+        """Answer a batch: a list of requests in, a list of as many responses out."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()  # FP32, shape (rows, 4), read-only
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.float32(2) * x)])
+'''
+#: What is written of a tensor; `reshape` is there for one without dimensions beside the batch's.
+_TENSOR_FIELDS = ("name", "data_type", "dims", "reshape")
+_PYTHON: dict[str, Any] = {
+    "backend": "python",
+    "max_batch_size": 8,
+    "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [4]}],
+    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [4]}],
+}
+
+
+def init(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Write the directory; returns the exit code."""
+    del environ
+    parser = Parser(prog="shoal init", usage=_USAGE, add_help=False)
+    parser.add_argument("directory", nargs="?", type=Path)
+    parser.add_argument("--from", dest="source", type=Path)
+    parser.add_argument("--help", "-h", action="store_true")
+    try:
+        arguments = parser.parse_args(list(argv))
+        if arguments.help:
+            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
+            return EXIT_DONE
+        if arguments.directory is None:
+            raise CommandLineError("Which model? Name the directory to write, as in models/doubler.")
+        return _init(arguments.directory, arguments.source)
+    except CommandLineError as error:
+        print(f"{error}\nUsage: {_USAGE}\n'shoal init --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+
+
+def _init(directory: Path, source: Path | None) -> int:
+    if directory.exists():
+        raise CommandLineError(f"'{directory}' exists already, and is left as it is.")
+    if source is not None and not source.is_file():
+        raise CommandLineError(f"There is no file '{source}'.")
+    if source is not None and source.suffix not in _FILES:
+        raise CommandLineError(f"'{source}' is no file of {', '.join(_FILES)}, whose inputs and outputs can be read.")
+    try:
+        (directory / "1").mkdir(parents=True)
+        if source is None:
+            config = _PYTHON
+            (directory / "1" / "model.py").write_text(_MODEL_PY)
+        else:
+            config = _copied(source, directory)
+        (directory / "config.pbtxt").write_text(as_pbtxt(config))
+        (directory / "request.json").write_text(json.dumps(sample_request(config)) + "\n")
+    except OSError as error:
+        raise CommandLineError(f"'{error.filename}' cannot be written: {error.strerror}") from None
+    except ShoalError as error:
+        shutil.rmtree(directory)  # made above
+        print(f"{error.words}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    for path in sorted(each for each in directory.rglob("*") if each.is_file()):
+        print(f"wrote {path}")
+    print(f"Try it:  shoal run {directory} --data {directory / 'request.json'}")
+    print(f"Serve it:  shoal serve {directory}")
+    return EXIT_DONE
+
+
+def _copied(source: Path, directory: Path) -> dict[str, Any]:
+    """Copy the file into the model's version 1; returns the fields that the configuration needs. Raises ShoalError."""
+    from shoal.testing import Server
+
+    name, backend, companions = _FILES[source.suffix]
+    shutil.copyfile(source, directory / "1" / name)
+    for ending in companions:
+        if (beside := source.with_suffix(ending)).is_file():
+            shutil.copyfile(beside, directory / "1" / Path(name).with_suffix(ending))
+    with Server(directory.absolute(), [directory.absolute().name]) as server:
+        whole = server.config(directory.absolute().name)
+    tensors = {
+        role: [{key: tensor[key] for key in _TENSOR_FIELDS if key in tensor} for tensor in whole[role]]
+        for role in ("input", "output")
+    }
+    return {"backend": backend, "max_batch_size": whole["max_batch_size"], **tensors}
+
+
+def as_pbtxt(config: Mapping[str, Any]) -> str:
+    """A configuration of a backend, a batch size and tensors as config.pbtxt; one that batches does so dynamically."""
+    lines = [f'backend: "{config["backend"]}"', f"max_batch_size: {config['max_batch_size']}"]
+    for role in ("input", "output"):
+        for tensor in config[role]:
+            fields = [
+                f'name: "{tensor["name"]}"',
+                f"data_type: {tensor['data_type']}",
+                f"dims: {_list(tensor['dims'])}",
+            ]
+            fields += [f"reshape {{ shape: {_list(tensor['reshape']['shape'])} }}"] if "reshape" in tensor else []
+            lines.append(f"{role} {{ {' '.join(fields)} }}")
+    lines += ["dynamic_batching { }"] if config["max_batch_size"] > 0 else []
+    return "\n".join(lines) + "\n"
+
+
+def _list(dims: Sequence[Any]) -> str:
+    return f"[ {', '.join(map(str, dims))} ]" if dims else "[ ]"
+
+
+def sample_request(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A request of ones, as POST …/infer takes it, with a batch of one and the smallest sizes."""
+    from shoal.datatypes import BY_CONFIG_NAME, BYTES
+
+    inputs = []
+    for tensor in config["input"]:
+        shape = [1 if dim == -1 else int(dim) for dim in tensor["dims"]]
+        shape = [1, *shape] if config["max_batch_size"] > 0 else shape
+        datatype = BY_CONFIG_NAME[tensor["data_type"]]
+        size = 1
+        for dim in shape:
+            size *= dim
+        one = "text" if datatype is BYTES else datatype.dtype.type(1).item()
+        inputs.append({"name": tensor["name"], "datatype": datatype.name, "shape": shape, "data": [one] * size})
+    return {"inputs": inputs}

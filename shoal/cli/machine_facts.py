@@ -1,0 +1,161 @@
+"""The facts about this machine and installation that `shoal doctor` judges. Reads, and changes nothing.
+
+No framework is imported: the versions are those of the installed distributions.
+"""
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal import interpreter
+from shoal.version import __version__
+
+#: Backend → distributions that bring its framework, likeliest first, and the extra that installs one.
+_FRAMEWORKS: dict[str, tuple[tuple[str, ...], str]] = {
+    "onnxruntime": (("onnxruntime-gpu", "onnxruntime"), "onnx"),
+    "pytorch": (("torch",), "torch"),
+    "tensorrt": (("tensorrt",), "tensorrt"),
+    "openvino": (("openvino",), "openvino"),
+    "tensorflow": (("tensorflow", "tensorflow-cpu"), "tensorflow"),
+    "fil": (("treelite",), "fil"),
+}
+#: Looks at the clock of which the quickest counts.
+_NUM_LOOKS = 1000
+
+
+class Framework(NamedTuple):
+    """The distribution of a backend's framework; `version` is "" where none is installed."""
+
+    distribution: str
+    version: str
+    extra: str  # of shoal's, which installs it
+
+
+class MachineFacts(NamedTuple):
+    """What was read of the machine, the installation, and the places where a server would listen."""
+
+    shoal: str
+    python: str
+    is_profile_guided: bool
+    frameworks: Mapping[str, Framework]  # by backend
+    cores: tuple[int, ...]
+    cpu_quota: float | None  # cores' worth of time that the control group grants; None: no limit
+    available_nbytes: int
+    overcommit: int  # vm.overcommit_memory
+    dev_shm_nbytes: int | None  # free bytes; None: there is no /dev/shm that can be written
+    descriptors: int  # the hard limit
+    clock_ns: int
+    gpus: str
+    ports: Mapping[str, tuple[int, str]]  # service → port, and why it cannot be bound ("": it can)
+    is_served: bool  # a model server answers at the HTTP port
+
+
+def read_facts(ports: Mapping[str, int], environ: Mapping[str, str]) -> MachineFacts:
+    """The facts about this machine; `ports` are those of the server, by service."""
+    from shoal.supervisor.memory.available_memory import available_nbytes
+
+    bindable = {name: (port, _why_not_bindable(port)) for name, port in ports.items()}
+    return MachineFacts(
+        shoal=__version__,
+        python=f"{interpreter.describe()} ({os.path.realpath('/proc/self/exe')})",
+        is_profile_guided=interpreter.is_profile_guided(),
+        frameworks={backend: _framework(*row) for backend, row in _FRAMEWORKS.items()},
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        cpu_quota=cpu_quota(),
+        available_nbytes=available_nbytes(),
+        overcommit=_number(Path("/proc/sys/vm/overcommit_memory")),
+        dev_shm_nbytes=_dev_shm_nbytes(),
+        descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        clock_ns=_clock_ns(),
+        gpus=_gpus(environ),
+        ports=bindable,
+        is_served=bool(bindable["http"][1]) and _is_served(ports["http"]),
+    )
+
+
+def cpu_quota(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The cores' worth of time that a control group (version 2) above this process grants; None: no limit."""
+    quotas = []
+    for line in (proc / "self" / "cgroup").read_text().splitlines():
+        if not line.startswith("0::"):
+            continue
+        own = cgroups / line[3:].lstrip("/")
+        for group in (own, *own.parents):
+            try:
+                quota, period = (group / "cpu.max").read_text().split()
+            except (OSError, ValueError):
+                continue  # the top group has no such file
+            if quota != "max":
+                quotas.append(int(quota) / int(period))
+            if group == cgroups:
+                break
+    return min(quotas, default=None)
+
+
+def _framework(distributions: tuple[str, ...], extra: str) -> Framework:
+    from importlib.metadata import PackageNotFoundError, version
+
+    for distribution in distributions:
+        try:
+            return Framework(distribution, version(distribution), extra)
+        except PackageNotFoundError:
+            continue
+    return Framework(distributions[-1], "", extra)
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _dev_shm_nbytes() -> int | None:
+    if not os.access("/dev/shm", os.W_OK | os.X_OK):
+        return None
+    status = os.statvfs("/dev/shm")
+    return status.f_bavail * status.f_frsize
+
+
+def _clock_ns() -> int:
+    looks = [time.monotonic_ns() for _ in range(_NUM_LOOKS)]
+    return min(later - earlier for earlier, later in pairwise(looks))
+
+
+def _gpus(environ: Mapping[str, str]) -> str:
+    from shoal.supervisor.machine import list_gpus
+
+    listed = list_gpus(environ)
+    if not listed:
+        return "none (no NVIDIA driver is loaded, or CUDA_VISIBLE_DEVICES hides them)"
+    return ", ".join(f"{number}: compute capability {gpu.compute_capability}" for number, gpu in enumerate(listed))
+
+
+def _why_not_bindable(port: int) -> str:
+    """Why a server on this machine could not listen at a port; "" if it could."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def _is_served(port: int) -> bool:
+    from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer
+
+    with closing(RemoteServer(f"http://127.0.0.1:{port}", timeout_s=5.0, headers={})) as server:
+        try:
+            server.index()
+        except RefusedError:
+            return True
+        except NoResponseError:
+            return False
+    return True

@@ -1,0 +1,88 @@
+"""`shoal init`: what it writes is right at once, and nothing that exists is changed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from tests.end_to_end.server import SAMPLES
+
+
+def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command."""
+    code = main(["init", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def answers(capsys: pytest.CaptureFixture[str], directory: Path) -> dict[str, object]:
+    """The outputs of the model in a directory for its request, by name; its check finds nothing."""
+    assert main(["check", "--strict", str(directory)]) == 0
+    capsys.readouterr()
+    assert main(["run", str(directory), "--data", str(directory / "request.json"), "--json"]) == 0
+    return {each["name"]: each["shape"] for each in json.loads(capsys.readouterr().out)["outputs"]}
+
+
+def test_a_template_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    directory = tmp_path / "models" / "doubler"
+    code, printed, _ = init(capsys, directory)
+    assert code == 0
+    assert f"Serve it:  shoal serve {directory}\n" in printed
+    assert answers(capsys, directory) == {"Y": [1, 4]}
+
+
+@pytest.mark.parametrize("model", ["digits", "mlp", "encoder"])
+def test_a_file_is_copied_and_configured(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str) -> None:
+    source = SAMPLES / model / "1" / "model.onnx"
+    code, _, _ = init(capsys, tmp_path / "fresh", "--from", source)
+    assert code == 0
+    assert (tmp_path / "fresh" / "1" / "model.onnx").read_bytes() == source.read_bytes()
+    assert answers(capsys, tmp_path / "fresh")
+
+
+def test_what_a_tensor_without_dimensions_needs_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    init(capsys, tmp_path / "fresh", "--from", SAMPLES / "digits" / "1" / "model.onnx")
+    written = (tmp_path / "fresh" / "config.pbtxt").read_text()
+    assert 'output { name: "label" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } }\n' in written
+
+
+def test_a_file_that_cannot_be_read_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_text("no model")
+    code, printed, complaint = init(capsys, tmp_path / "fresh", "--from", tmp_path / "broken.onnx")
+    assert (code, printed) == (2, "")
+    assert "model.onnx" in complaint
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_nothing_that_exists_is_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "add_sub", tmp_path / "add_sub")
+    before = (tmp_path / "add_sub" / "config.pbtxt").read_bytes()
+    assert init(capsys, tmp_path / "add_sub")[0] == 1
+    assert (tmp_path / "add_sub" / "config.pbtxt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "Which model? Name the directory to write"),
+        (["fresh", "--from", "none.onnx"], "There is no file 'none.onnx'."),
+        (["fresh", "--from", __file__], "is no file of .onnx, .xml, .plan"),
+        (["/proc/fresh"], "cannot be written"),
+        (["fresh", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_mistakes(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed, complaint = init(capsys, *arguments)
+    assert (code, printed) == (1, "")
+    assert sentence in complaint
+    assert complaint.endswith("'shoal init --help' explains it.\n")
+    assert list(tmp_path.iterdir()) == []
