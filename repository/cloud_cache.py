@@ -11,20 +11,18 @@ restart, nor the old versions of a model that got a new one. Knows no network.
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from shoal.cloud_url import CloudUrl
 from shoal.errors import UnavailableError
+from shoal.repository import slots
 from shoal.repository.cloud_listing import CloudModel, CloudObject
+from shoal.repository.slots import Slot
 
 #: Scheme → environment variable with the directory of copies. Triton's variables.
 ROOT_VARIABLES = {
@@ -32,15 +30,6 @@ ROOT_VARIABLES = {
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
     "as": "TRITON_AZURE_MOUNT_DIRECTORY",
 }
-#: The most servers of one repository on one machine, each with copies of its own (ours).
-MAX_SLOTS = 64
-
-
-class Slot(NamedTuple):
-    """A directory for copies, this process's until `lock` is closed, at the latest when the process ends."""
-
-    directory: Path
-    lock: int
 
 
 def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
@@ -50,36 +39,20 @@ def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
     Raises UnavailableError where that is not writable, or all slots are taken.
     """
     variable = ROOT_VARIABLES[url.scheme]
-    root = Path(environ.get(variable) or Path(tempfile.gettempdir(), f"shoal-{os.getuid()}"))
-    home = root / f"{url.bucket}-{hashlib.sha256(str(url).encode()).hexdigest()[:12]}"
+    given = environ.get(variable)
+    root = Path(given) if given else slots.private_root()
     try:
-        if not environ.get(variable):
-            _make_private(root)
-        home.mkdir(parents=True, exist_ok=True)
-        for number in range(MAX_SLOTS):
-            directory = home / str(number)
-            directory.mkdir(exist_ok=True)
-            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return Slot(directory, lock)
-            os.close(lock)
+        slot = slots.take(root, f"{url.bucket}-{slots.digest(str(url))}", is_private=not given)
     except OSError as error:
         raise UnavailableError(
             f"copies of models from {url} cannot be kept in '{root}': {error.strerror}; "
             f"set {variable} to a directory that the server's user can write to"
         ) from error
-    raise UnavailableError(
-        f"{MAX_SLOTS} servers keep copies of {url} in '{root}' already; set {variable} to another directory"
-    )
-
-
-def _make_private(root: Path) -> None:
-    """Make a directory for this user only. Raises PermissionError if it exists and is another user's."""
-    root.mkdir(mode=0o700, exist_ok=True)
-    status = root.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "it is another user's, or no directory", str(root))
+    if slot is None:
+        raise UnavailableError(
+            f"{slots.MAX_SLOTS} servers keep copies of {url} in '{root}' already; set {variable} to another directory"
+        )
+    return slot
 
 
 class CopyCache:

@@ -16,6 +16,9 @@ class FoundVersion(NamedTuple):
 
     directory: Path
     modified_ns: int  # the newest modification time in its directory, of the wall clock
+    config: Config | None = (
+        None  # the version's own configuration; None: the model's. Versions of a store have their own
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,11 @@ class FoundModel:
         """The model's name and namespace."""
         return ModelIdentifier(self.name, self.namespace)
 
+    def config_of(self, number: int) -> Config:
+        """The configuration of a version."""
+        own = self.versions[number].config
+        return self.config if own is None else own
+
     def message(self, order: int) -> ModelFound:
         """The message by which the poller answers an order with this model."""
         return ModelFound(
@@ -55,7 +63,7 @@ class FoundModel:
             directory=str(self.directory),
             config=self.config,
             labels=self.labels,
-            versions=[(number, str(found.directory), found.modified_ns) for number, found in self.versions.items()],
+            versions=[(number, str(each.directory), each.modified_ns) for number, each in self.versions.items()],
             others_ns=self.others_ns,
             wire=0 if self.error is None else self.error.wire,
             sentence="" if self.error is None else str(self.error),

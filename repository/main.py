@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal import control, log
 from shoal.cloud_url import CloudUrl
@@ -23,18 +24,27 @@ from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.found import FoundModel
 from shoal.repository.poll import Override, Repositories
+from shoal.store_settings import StoreSettings
+from shoal.torchserve_errors import torchserve_error
+
+if TYPE_CHECKING:
+    from shoal.repository.torchserve.store import TorchServeStore
 
 
 class Poller:
     """Answers the supervisor's orders."""
 
-    def __init__(self, channel: Channel, repositories: Repositories) -> None:
+    def __init__(self, channel: Channel, repositories: Repositories, store: "TorchServeStore | None" = None) -> None:
         self._channel = channel
         self._repositories = repositories
+        self._store = store
         self.handlers = table(
             on(to_poller.Poll, self._poll),
             on(to_poller.Look, self._look),
             on(to_poller.LookAll, self._look_all),
+            on(to_poller.LoadStore, self._load_store),
+            on(to_poller.Register, self._register),
+            on(to_poller.Withdraw, self._withdraw),
             on(to_poller.Discard, self._discard),
             on(to_poller.Forget, self._forget),
             on(LogChanged, lambda message: log.configure(**message.settings)),
@@ -69,6 +79,23 @@ class Poller:
         self._send_found(order, [] if found is None else [found])
         self._channel.send(to_poller.OrderDone(order.order))
 
+    def _load_store(self, order: to_poller.LoadStore) -> None:
+        self._send_found(order, [] if self._store is None else self._store.load_at_start())
+        self._channel.send(to_poller.OrderDone(order.order))
+
+    def _register(self, order: to_poller.Register) -> None:
+        from shoal.repository.torchserve.configuration import StoreRequest
+
+        if self._store is None:
+            raise torchserve_error(404, "ModelNotFoundException", "Model store has not been configured.")
+        self._send_found(order, [self._store.register(StoreRequest(**order.request))])
+        self._channel.send(to_poller.OrderDone(order.order))
+
+    def _withdraw(self, order: to_poller.Withdraw) -> None:
+        if self._store is not None:
+            self._store.withdraw(Path(order.directory), order.archive)
+        self._channel.send(to_poller.OrderDone(order.order))
+
     def _discard(self, order: to_poller.Discard) -> None:
         shutil.rmtree(order.directory, ignore_errors=True)
         self._channel.send(to_poller.OrderDone(order.order))
@@ -79,6 +106,19 @@ class Poller:
     def _send_found(self, order: to_poller.Order, models: Iterable[FoundModel]) -> None:
         for found in models:
             self._channel.send(found.message(order.order))
+
+
+def _store(welcome: to_poller.PollerWelcomed) -> "TorchServeStore | None":
+    """TorchServe's store, where the server has one: only then its modules are imported."""
+    if welcome.store is None:
+        return None
+    from shoal.repository.torchserve.configuration import Machine
+    from shoal.repository.torchserve.store import TorchServeStore
+
+    machine = Machine(len(os.sched_getaffinity(0)), tuple(welcome.gpus))
+    store = TorchServeStore(StoreSettings.from_fields(welcome.store), Path(welcome.store_work), machine)
+    store.clean()
+    return store
 
 
 def main() -> int:
@@ -102,7 +142,7 @@ def main() -> int:
                 welcome.namespacing,
                 Path(welcome.backend_directory),
             )
-            Poller(channel, repositories).run()
+            Poller(channel, repositories, _store(welcome)).run()
     except GONE:
         return 0
     return 0

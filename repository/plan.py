@@ -52,7 +52,7 @@ def plan(serving: Mapping[int, Source], found: FoundModel) -> LoadPlan:
 def source_of(found: FoundModel, number: int) -> Source:
     """The source of a version that would be loaded now."""
     version = found.versions[number]
-    return Source(found.origin or str(version.directory), version.modified_ns, found.others_ns, found.config)
+    return Source(found.origin or str(version.directory), version.modified_ns, found.others_ns, found.config_of(number))
 
 
 def revision(name: str, number: int, source: Source, steps: Sequence[str] = ()) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shoal.cache_settings import CacheConfig, cache_bytes, check_cache
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
+from shoal.store_settings import StoreSettings
 
 MIB = 1024 * 1024
 
@@ -84,6 +85,7 @@ class ServerOptions:
     model_control_mode: str = "none"  # "none", "explicit" or "poll": when models are loaded and unloaded; Triton's
     load_model: tuple[str, ...] = ()  # models loaded at start in control mode "explicit"; Triton's
     repository_poll_secs: int = 15  # s between two polls in control mode "poll", 0: one, at the start; Triton's
+    store: StoreSettings | None = None  # TorchServe's model store, beside or instead of repositories
     model_load_retry_count: int = 0  # further attempts to load a version that has failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
     model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
@@ -263,7 +265,7 @@ def largest_request_bytes(options: ServerOptions) -> int:
 
 def check(options: ServerOptions) -> None:
     """Raise InvalidArgumentError, with a sentence for the command line, where options exclude each other."""
-    if not options.model_repository:
+    if not options.model_repository and options.store is None:
         raise InvalidArgumentError("--model-repository must be specified")
     if options.load_model and options.model_control_mode != "explicit":  # Triton's words
         raise InvalidArgumentError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")

@@ -11,6 +11,7 @@ from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.process import set_title
 from shoal.repository.cloud_cache import take_slot
+from shoal.repository.slots import take_store_slot
 from shoal.supervisor.descriptors import check_limit, raise_limit
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
@@ -47,7 +48,8 @@ def run(options: ServerOptions) -> int:
         slots = {
             place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
         }
+        store_slot = None if options.store is None else take_store_slot(options.store.directory, os.environ)
     except (OSError, ShoalError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
-    return Supervisor(options, log_settings, listeners, notifier, slots, machine).run()
+    return Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot).run()

@@ -28,7 +28,7 @@ from shoal.nvml import load_nvml
 from shoal.options import ServerOptions
 from shoal.placement import Machine
 from shoal.process import adopt_orphans
-from shoal.repository.cloud_cache import Slot
+from shoal.repository.slots import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report
@@ -44,6 +44,7 @@ from shoal.supervisor.models.models import Models, no_models_error
 from shoal.supervisor.models.rate_limits import RateLimits
 from shoal.supervisor.models.readiness import Readiness
 from shoal.supervisor.models.recycling import Recycling
+from shoal.supervisor.models.registrations import Registrations
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.scaling import Scaling
 from shoal.supervisor.notify import Notifier
@@ -85,6 +86,7 @@ class Supervisor:
         notifier: Notifier,
         slots: Mapping[CloudUrl, Slot],
         machine: Machine,
+        store_slot: Slot | None = None,
     ) -> None:
         self._options = options
         self._loop = EventLoop()
@@ -93,7 +95,9 @@ class Supervisor:
         self._ledger = Ledger(self._loop, self._star)
         address = self._control.address
         self._zygotes = Zygotes(self._loop, address)
-        self._repository = RepositoryPoller(self._loop, options, address, log_settings, slots)
+        self._repository = RepositoryPoller(
+            self._loop, options, address, log_settings, slots, store_slot, machine.gpu_ids("torchserve")
+        )
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
@@ -114,7 +118,10 @@ class Supervisor:
         self._models = Models(
             context, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
         )
-        self._model_control = ModelControl(self._loop, options, self._repository, self._models)
+        self._registrations = Registrations(self._loop, self._repository, self._models)
+        self._model_control = ModelControl(
+            self._loop, options, self._repository, self._models, self._registrations.is_registered
+        )
         self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners)
         self._batchers = Batchers(
             self._loop,
@@ -134,6 +141,7 @@ class Supervisor:
         self._regions = ClientRegions(self._star)
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
+        verbs |= self._registrations.verbs
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
             self._star,
@@ -228,7 +236,7 @@ class Supervisor:
         self._roster.watch()
         self._scaling.watch()
         self._recycling.watch()
-        loading = self._model_control.load_at_start()
+        loading = self._loop.begin(self._load_at_start())
         self._front_ends.start()  # not before: until here the poller needs the cores for its imports
         try:
             await shared(loading)
@@ -247,6 +255,13 @@ class Supervisor:
         await shared(started)
         self._is_serving = True
         self._service.ready(self._models.versions, self._front_ends.num_front_ends)
+
+    async def _load_at_start(self) -> None:
+        """Load the models of the repositories and those of TorchServe's store, side by side."""
+        from_repositories = self._model_control.load_at_start()
+        if self._options.store is not None:
+            await self._registrations.load_at_start()
+        await shared(from_repositories)
 
     def _log_models(self) -> None:
         """Log how every model's load has ended. Raises _CannotServeError where a failed load ends the server."""

@@ -11,14 +11,14 @@ import pytest
 from shoal.batcher.batcher import Batcher
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.state import ServerState
-from shoal.messages import from_batcher, from_worker, shared, to_batcher, to_worker
+from shoal.messages import from_batcher, from_worker, shared, to_batcher, to_poller, to_worker
 from shoal.messages.from_batcher import BatcherConnected
 from shoal.messages.from_client import GuestConnected, QuestionAsked
 from shoal.messages.from_worker import WorkerConnected
 from shoal.messages.message import Fd, Kinds, Message, MessageError, encode
 from shoal.messages.to_batcher import BatcherActivated
 from shoal.messages.to_client import TO_CLIENT
-from shoal.messages.to_poller import Discard, Forget, Look, LookAll, ModelFound, OrderDone, OrderRefused, Poll, Polled
+from shoal.messages.to_poller import Forget, ModelFound, OrderDone, OrderRefused, Polled
 from shoal.messages.to_tracer import TracingChanged
 from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted
 from shoal.placement import Machine
@@ -146,7 +146,7 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     tables: list[tuple[Mapping[Any, Callable[[Any], object]], set[Any]]] = [
         (batcher().handlers, of_batcher),
         (workers.loop_of(worker).handlers, of_worker),
-        (Poller(NONE, NONE).handlers, {Poll, LookAll, Look, Discard, Forget, shared.LogChanged}),
+        (Poller(NONE, NONE).handlers, {*get_args(to_poller.Order), Forget, shared.LogChanged}),
         (Tracer(NONE, NONE, NONE).handlers, {TracingChanged, shared.LogChanged}),
         (instance.worker.handlers, declared(from_worker, WorkerConnected) | {shared.Refused} | wishes),
         (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected)),

@@ -97,8 +97,20 @@ MODELS = (
     honour(
         "model-repository",
         REPOSITORY,
-        "directory of models, or s3://, gs:// or as:// and where it lies; repeat it for several; required",
-        alias="model-store",
+        "directory of models, or s3://, gs:// or as:// and where it lies; repeat it for several; required without "
+        "--model-store",
+    ),
+    honour(
+        "model-store",
+        REPOSITORY,
+        "directory of TorchServe's archives, with --models; without, Triton's older name of --model-repository",
+    ),
+    honour(
+        "models",
+        TEXT,
+        "archive of --model-store that is loaded at start, [NAME=]FILE or [NAME=]URL; repeat it for several, all for "
+        "every one, none for none",
+        sets="load_models",
     ),
     honour("exit-on-error", BOOLEAN, "exit with code 1 where a model fails to load at start"),
     # Before its successor: of two flags for one field the later one in this table wins, as in Triton.

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, NoReturn
 from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Flag, FlagSupport
 from shoal.cli.served_paths import PathError, served_paths
+from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
+from shoal.store_settings import StoreSettings
 from shoal.tracer.command_line import check_export, understand
 
 #: The paths of a command line that takes any, in its usage.
@@ -100,6 +102,7 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
             given.setdefault(flag.option, []).extend(values)
     settings: dict[str, Any] = {**implied_settings(environ)}
     settings |= {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
+    settings |= _repositories(settings.pop("model_store", ()), settings.pop("load_models", None), settings)
     options = replace(defaults, **settings)
     options = replace(options, **_following(options, settings))
     try:
@@ -156,7 +159,7 @@ def help_text(flag: Flag, defaults: ServerOptions) -> str:
         return f"deprecated: use {flag.deprecated_for}"
     if flag.fate is FlagSupport.IGNORED:
         return f"ignored: {flag.text}"
-    default = _FOLLOWING.get(flag.name) or _printed(getattr(defaults, flag.option))
+    default = _FOLLOWING.get(flag.name) or _printed(getattr(defaults, flag.option, None))
     return f"{flag.text} (default: {default})" if default else flag.text
 
 
@@ -199,6 +202,22 @@ def _judge(flag: Flag, value: Any) -> Iterator[str]:
         yield f"'--{flag.name}' has been deprecated! Please use '{flag.deprecated_for}' instead."
     if flag.fate is FlagSupport.IGNORED and value != flag.in_force:
         yield f"--{flag.name} is ignored: {flag.text}"
+
+
+def _repositories(
+    stores: Sequence[Path | CloudUrl], load_models: Sequence[str] | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options that --model-store means: TorchServe's store beside --models, else one more of Triton's repositories.
+
+    Raises CommandLineError where there are models without one store in a directory.
+    """
+    if load_models is None:
+        if not stores:
+            return {}
+        return {"model_repository": _without_repeats([*settings.get("model_repository", ()), *stores])}
+    if len(stores) != 1 or not isinstance(stores[0], Path):
+        raise CommandLineError("--models needs one --model-store, the directory with TorchServe's archives")
+    return {"store": StoreSettings(stores[0], () if load_models == ("none",) else tuple(load_models))}
 
 
 def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,6 +267,8 @@ def _last(values: Sequence[Any]) -> Any:
 _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_repository": _without_repeats,
     "load_model": _without_repeats,
+    "model_store": _without_repeats,
+    "load_models": _without_repeats,
     "backend_config": _by_name,
     "cache_config": _by_name,
     "host_policy": _by_policy,

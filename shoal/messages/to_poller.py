@@ -1,13 +1,14 @@
 """Messages between the supervisor and the poller of model repositories (repository/main.py).
 
     PollerWelcomed first; then orders, which are executed one after the other and answered in that order:
-    Poll ─► ModelFound, ModelFound, … Polled            LookAll, Look, Discard ─► ModelFound, … OrderDone
+    Poll ─► ModelFound, ModelFound, … Polled            all other orders ─► ModelFound, … OrderDone
     each instead with OrderRefused where it fails       Forget, LogChanged: no answer
 
 Orders are not acknowledged. `order` is the supervisor's number of an order.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shoal.messages.message import Kinds, Message
 from shoal.messages.shared import Config, LogSettings
@@ -26,6 +27,9 @@ class PollerWelcomed(Message):
     config_name: str
     namespacing: bool
     backend_directory: str
+    store: dict[str, Any] | None = None  # of TorchServe: the fields of StoreSettings; None: there is none
+    store_work: str = ""  # directory for unpacked archives, used by no other server
+    gpus: Sequence[int] = ()  # that store models may use
 
 
 class Poll(Message):
@@ -51,6 +55,28 @@ class Look(Message):
     order: int
     name: str
     preferred: str
+
+
+class LoadStore(Message):
+    """Sent by the supervisor: look into the archives of TorchServe's store that are loaded at start."""
+
+    order: int
+
+
+class Register(Message):
+    """Sent by the supervisor: find and unpack the archive that a registration means; `request` has the fields of
+    StoreRequest."""
+
+    order: int
+    request: dict[str, Any]
+
+
+class Withdraw(Message):
+    """Sent by the supervisor: remove an unpacked archive and, where it was a download, the archive in the store."""
+
+    order: int
+    directory: str
+    archive: str
 
 
 class Discard(Message):
@@ -107,5 +133,5 @@ class OrderRefused(Message):
     sentence: str
 
 
-Order = Poll | LookAll | Look | Discard
+Order = Poll | LookAll | Look | LoadStore | Register | Withdraw | Discard
 POLLER_WELCOME = Kinds(PollerWelcomed)

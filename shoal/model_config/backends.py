@@ -42,6 +42,7 @@ KINDS = {
     "identity": ("KIND_CPU", "KIND_GPU"),
     "onnxruntime": ("KIND_CPU", "KIND_GPU"),
     "tensorrt": ("KIND_GPU",),
+    "torchserve": ("KIND_CPU", "KIND_GPU"),
     **dict.fromkeys(("embedding", "fil", "openvino", "tensorflow"), ("KIND_CPU",)),
 }
 #: Wrong names that users write for a backend or a platform → the beginning of the right one.

@@ -13,7 +13,7 @@ from typing import Any
 from shoal.model_config.parameters import parameter
 
 #: Backends that run users' code.
-_USER_CODE = frozenset({"python"})
+_USER_CODE = frozenset({"python", "torchserve"})
 
 
 def may_run_again(config: dict[str, Any]) -> bool:

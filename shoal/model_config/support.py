@@ -15,7 +15,10 @@ from shoal.model_config.ensemble import is_ensemble
 from shoal.model_config.messages import Config
 
 #: The built-in backends, in the order in which users see their names.
-BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow", "tensorrt")
+BACKENDS = (
+    "embedding", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow", "tensorrt",
+    "torchserve",
+)  # fmt: skip
 
 
 class Unsupported(NamedTuple):

@@ -209,8 +209,9 @@ class Model:
         """Have a version serve with other instances; where these do not come up, add the reason to `reasons`."""
         served = self.serving[number]
         try:
-            await shared(served.resize(found.config["instance_group"]))
-            served.source = served.source._replace(config=found.config)
+            config = found.config_of(number)
+            await shared(served.resize(config["instance_group"]))
+            served.source = served.source._replace(config=config)
         except ShoalError as error:
             reasons[number] = errors.index_reason(error)
 

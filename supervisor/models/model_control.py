@@ -8,7 +8,7 @@ Runs in the supervisor. The rules and sentences are those of Triton's model mana
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,15 @@ class Registration:
 class ModelControl:
     """The server's mode of model control, applied to all models."""
 
-    def __init__(self, loop: EventLoop, options: ServerOptions, repository: RepositoryPoller, models: Models) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        options: ServerOptions,
+        repository: RepositoryPoller,
+        models: Models,
+        is_registered: Callable[[ModelIdentifier], bool] = lambda _: False,
+    ) -> None:
+        self._is_of_store = is_registered  # of TorchServe's store, whose models no poll finds
         self._loop = loop
         self._options = options
         self._mode = options.model_control_mode
@@ -103,7 +111,7 @@ class ModelControl:
         if names is not None:
             self._note_missing(names, poll)
             poll = poll._replace(problems={})
-        elif not poll.identifiers:
+        elif not poll.identifiers and self._options.model_repository:
             _log_no_models(self._options.model_repository)
         if self._mode == "poll" and self._options.repository_poll_secs:
             self._loop.start(self._follow_repositories())
@@ -144,7 +152,8 @@ class ModelControl:
         for identifier, reason in poll.problems.items():
             self._models.add_problem(identifier, NoModelError(reason))
         for identifier, model in self._models.models.items():
-            if identifier not in poll.identifiers and not model.is_loading and not model.is_unloaded:
+            is_gone = identifier not in poll.identifiers and not self._is_of_store(identifier)
+            if is_gone and not model.is_loading and not model.is_unloaded:
                 _log.info("model '%s' is gone from the repository", identifier)
                 with contained(model):
                     self._loop.start(model.unload())

@@ -72,12 +72,12 @@ class Versions:
                 f"model '{found.name}' is one too many: at most {MAX_ROWS} model versions can be loaded"
             )
         row = self._free_rows.popleft()
-        directory = found.versions[number].directory
+        directory, config = found.versions[number].directory, found.config_of(number)
         version = ModelVersion(
-            found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
+            found.name, number, next(self._ids), row, directory, config, found.labels, found.namespace
         )
         arguments = version, source_of(found, number), self._context, self._roster, self.announce
-        served = ServedEnsemble(*arguments, self._find) if is_ensemble(found.config) else ServedVersion(*arguments)
+        served = ServedEnsemble(*arguments, self._find) if is_ensemble(config) else ServedVersion(*arguments)
         with contained(served):
             self.loop.after(served.ended, lambda: self._release(served))
         self._served[version.model_id] = served

@@ -6,8 +6,9 @@ take to load, all open orders fail, and the next order starts another process.
 
 import itertools
 import logging
+import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +22,9 @@ from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged, LogSettings
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
-from shoal.repository.cloud_cache import Slot
 from shoal.repository.found import FoundModel, PollResult
 from shoal.repository.identifier import ModelIdentifier
+from shoal.repository.slots import Slot
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.members import Member
@@ -55,7 +56,11 @@ class RepositoryPoller:
         control_address: str,
         log_settings: LogSettings,
         slots: Mapping[CloudUrl, Slot],
+        store_slot: Slot | None = None,
+        gpus: Sequence[int] = (),
     ) -> None:
+        self._store_slot = store_slot
+        self._gpus = gpus
         self._slots = slots  # held for as long as the server lives, whatever happens to the process
         self._loop = loop
         self._options = options
@@ -98,6 +103,9 @@ class RepositoryPoller:
                 config_name=options.model_config_name,
                 namespacing=options.model_namespacing,
                 backend_directory=options.backend_directory,
+                store=None if options.store is None else options.store.fields,
+                store_work="" if self._store_slot is None else str(self._store_slot.directory / str(os.getpid())),
+                gpus=list(self._gpus),
             )
         )
         for order in self._orders.values():
@@ -130,6 +138,20 @@ class RepositoryPoller:
         """The model of a name, of several that of the `preferred` namespace; None where there is none."""
         order = to_poller.Look(next(self._numbers), name, preferred)
         return self._order(order, lambda _answer, found: found[0] if found else None)
+
+    def load_store(self) -> Future[list[FoundModel]]:
+        """The models that TorchServe's store loads at start, each with one version, of the number 1."""
+        return self._order(to_poller.LoadStore(next(self._numbers)), lambda _answer, found: found)
+
+    def register(self, request: Mapping[str, Any]) -> Future[FoundModel]:
+        """The model that a registration means; `request` has fields of StoreRequest (repository/torchserve)."""
+        order = to_poller.Register(next(self._numbers), dict(request))
+        return self._order(order, lambda _answer, found: found[0])
+
+    def withdraw(self, directory: Path, archive: str) -> None:
+        """Order the removal of an unpacked archive, and of a downloaded one from the store."""
+        order = to_poller.Withdraw(next(self._numbers), str(directory), archive)
+        self._loop.start(_log_refusal(self._order(order, lambda _answer, _found: None)))
 
     def discard(self, directory: Path) -> None:
         """Order the removal of a directory that was made for one load."""

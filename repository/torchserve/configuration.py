@@ -1,0 +1,187 @@
+"""From an archive to the configuration of an ordinary model: what config.pbtxt would say of it. Pure.
+
+The first that says something counts:
+    workers   model-config.yaml, the request, `models=` of config.properties, default_workers_per_model
+    the rest  the request, model-config.yaml, `models=`, the defaults
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shoal.model_config.execution_timeout import MAX_MS
+from shoal.model_config.scaling import MAX_INSTANCES
+from shoal.repository.torchserve.manifest import Manifest
+from shoal.repository.torchserve.yaml_config import YamlConfig
+from shoal.store_settings import StoreSettings
+
+BACKEND = "torchserve"
+_BATCH_SIZE, _MAX_BATCH_DELAY_MS = 1, 100  # TorchServe's
+#: Built-in handlers that answer in parts.
+_STREAMING_HANDLERS = frozenset({"vllm_handler", "trt_llm_handler"})
+
+
+class StoreRequest(NamedTuple):
+    """A registration: an archive's address, and what its parameters say. None: not given."""
+
+    url: str
+    model_name: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    max_batch_delay: int | None = None  # ms
+    initial_workers: int | None = None
+    response_timeout: int | None = None  # s
+    startup_timeout: int | None = None  # s
+    is_startup: bool = False  # the server's start loads it
+
+
+class Machine(NamedTuple):
+    """What the server runs on, as far as the number of workers depends on it."""
+
+    num_cores: int
+    gpus: tuple[int, ...]
+
+
+class ArchiveFacts(NamedTuple):
+    """What an unpacked archive says of itself."""
+
+    name: str
+    manifest: Manifest | None
+    yaml: YamlConfig
+    streams: bool  # a handler's source sends intermediate responses
+
+
+def handler_of(request: StoreRequest, manifest: Manifest | None, settings: StoreSettings) -> str:
+    """The handler of a model; "" where none is named."""
+    return request.handler or (manifest and manifest.handler) or settings.default_service_handler
+
+
+def configuration(
+    request: StoreRequest, facts: ArchiveFacts, settings: StoreSettings, machine: Machine
+) -> tuple[dict[str, Any], list[str]]:
+    """A ModelConfig as JSON has it, and sentences about settings that cannot be had as they were asked for."""
+    manifest, yaml = facts.manifest or Manifest(), facts.yaml
+    row = settings.models.get(facts.name, {}).get(manifest.version, {})
+    warnings: list[str] = []
+
+    def first(asked: Any, key: str, default: Any) -> Any:
+        given = (asked, yaml.get(key), row.get(key), default)
+        return next(value for value in given if value is not None)
+
+    batch_size = first(request.batch_size, "batchSize", _BATCH_SIZE)
+    response_s = first(request.response_timeout, "responseTimeout", settings.default_response_timeout)
+    least, most = _workers(request, facts, row, settings, machine)
+    handler = handler_of(request, facts.manifest, settings)
+    streams = facts.streams or handler in _STREAMING_HANDLERS or yaml.get("continuousBatching", False)
+    if least > MAX_INSTANCES:
+        warnings.append(f"model '{facts.name}' gets {MAX_INSTANCES} workers, the most of a model, instead of {least}")
+        least = MAX_INSTANCES
+    if response_s * 1000 > MAX_MS:
+        warnings.append(f"responseTimeout of model '{facts.name}' is {response_s} s; an hour is the most, and counts")
+    parameters = {
+        "execution_timeout_ms": min(response_s * 1000, MAX_MS),
+        "ts_handler": handler,
+        "ts_runtime": request.runtime or manifest.runtime or "python",
+        "ts_version": manifest.version,
+        "ts_model_url": request.url,
+        "ts_batch_size": batch_size,
+        "ts_max_batch_delay_ms": first(request.max_batch_delay, "maxBatchDelay", _MAX_BATCH_DELAY_MS),
+        "ts_min_workers": least,
+        "ts_max_workers": max(least, most),
+        "ts_response_timeout_s": response_s,
+        "ts_startup_timeout_s": first(request.startup_timeout, "startupTimeout", settings.default_startup_timeout),
+        "ts_decode_input_request": settings.decode_input_request,
+        "ts_limit_max_image_pixels": settings.limit_max_image_pixels,
+        "ts_loaded_at_startup": request.is_startup,
+        "ts_service_envelope": settings.service_envelope,
+        "ts_config_file": manifest.config_file,
+        "ts_requirements": manifest.requirements_file if settings.install_py_dep_per_model else "",
+        "ts_use_venv": yaml.get("useVenv"),
+        "ts_async": yaml.get("asyncCommunication"),
+        "ts_continuous": yaml.get("continuousBatching"),
+        "ts_sequence": yaml.get("sequenceBatching"),
+        "ts_streams": streams or None,
+        "ts_use_job_ticket": yaml.get("useJobTicket"),
+        "ts_client_timeout_ms": yaml.get("clientTimeoutInMills"),
+        "ts_max_retry_timeout_s": yaml.get("maxRetryTimeoutInSec"),
+        "ts_device_type": yaml.get("deviceType"),
+        "ts_device_ids": _json(yaml.get("deviceIds")),
+        "ts_parallel_type": yaml.get("parallelType"),
+        "ts_parallel_level": yaml.get("parallelLevel"),
+        "ts_torchrun": _json(yaml.get("torchrun")),
+        "ts_sequence_max_idle_ms": yaml.get("sequenceMaxIdleMSec"),
+        "ts_sequence_timeout_ms": yaml.get("sequenceTimeoutMSec"),
+        "ts_max_num_sequence": yaml.get("maxNumSequence"),
+        "ts_max_sequence_queue_size": yaml.get("maxSequenceJobQueueSize"),
+    }
+    queue_size = 1 if yaml.get("useJobTicket") else yaml.get("jobQueueSize", settings.job_queue_size)
+    policy: dict[str, Any] = {"max_queue_size": queue_size}
+    if yaml.get("clientTimeoutInMills"):
+        policy |= {"timeout_action": "REJECT", "default_timeout_microseconds": yaml.get("clientTimeoutInMills") * 1000}
+    config: dict[str, Any] = {
+        "name": facts.name,
+        "backend": BACKEND,
+        "max_batch_size": batch_size,
+        "version_policy": {"all": {}},
+        "input": [{"name": "data", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "prediction", "data_type": "TYPE_STRING", "dims": [1]}],
+        # No delay: a batch is whatever waits when a worker is free, so that a lone request does not wait for others.
+        "dynamic_batching": {"default_queue_policy": policy},
+        "instance_group": instance_groups(max(1, least), _gpus(facts, settings, machine, warnings)),
+        "model_transaction_policy": {"decoupled": bool(streams)},
+        "parameters": {key: {"string_value": _text(value)} for key, value in parameters.items() if _says(value)},
+    }
+    return config, warnings
+
+
+def instance_groups(count: int, gpus: Sequence[int]) -> list[dict[str, Any]]:
+    """Instance groups of `count` workers, spread evenly over the GPUs, or on the CPU where there are none."""
+    if not gpus:
+        return [{"count": count, "kind": "KIND_CPU"}]
+    shares = [(count + len(gpus) - 1 - place) // len(gpus) for place in range(len(gpus))]
+    return [
+        {"count": share, "kind": "KIND_GPU", "gpus": [gpu]} for gpu, share in zip(gpus, shares, strict=True) if share
+    ]
+
+
+def _workers(
+    request: StoreRequest, facts: ArchiveFacts, row: Mapping[str, Any], settings: StoreSettings, machine: Machine
+) -> tuple[int, int]:
+    """The least and the most workers of a model; at its load it gets the least."""
+    if facts.yaml.get("minWorkers") is not None:
+        return facts.yaml.get("minWorkers"), facts.yaml.get("maxWorkers")
+    default = settings.default_workers_per_model
+    if request.is_startup:
+        default = default or len(machine.gpus[: settings.number_of_gpu]) or machine.num_cores
+    given = (request.initial_workers, row.get("minWorkers"), default)
+    least = next(value for value in given if value is not None)
+    return least, max(least, row.get("maxWorkers", least))
+
+
+def _gpus(facts: ArchiveFacts, settings: StoreSettings, machine: Machine, warnings: list[str]) -> Sequence[int]:
+    """The GPUs that a model may use."""
+    gpus = machine.gpus[: settings.number_of_gpu]
+    if facts.yaml.get("deviceType") == "cpu":
+        return ()
+    wanted = facts.yaml.get("deviceIds")
+    if not wanted:
+        return gpus
+    if not set(wanted) <= set(gpus):
+        warnings.append(
+            f"deviceIds of model '{facts.name}' are ignored: {wanted} are not all among the GPUs {list(gpus)}"
+        )
+        return gpus
+    return tuple(dict.fromkeys(wanted))
+
+
+def _says(value: Any) -> bool:
+    return value is not None and value != ""
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, default=str)

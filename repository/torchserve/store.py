@@ -1,0 +1,285 @@
+"""TorchServe's model store: the archives at one place, found by what a registration says of them, and unpacked.
+
+    STORE/a.mar   STORE/b.tar.gz   STORE/c/MAR-INF/MANIFEST.json   /elsewhere/folder   http(s):// and file:// URLs
+
+A registered archive is a model with one version, whose directory is the unpacked archive (or the folder itself) and
+whose configuration says what config.pbtxt would. Runs in the poller. Keeps no state but files: what is registered, the
+supervisor knows (supervisor/models/registrations.py).
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.errors import ShoalError
+from shoal.model_config import files
+from shoal.model_config.load import parse_override, prepare_config
+from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.identifier import is_model_name
+from shoal.repository.poll import newest_ns
+from shoal.repository.torchserve.archive import LIMITS, Limits, RefusedArchiveError, unpack
+from shoal.repository.torchserve.configuration import (
+    ArchiveFacts,
+    Machine,
+    StoreRequest,
+    configuration,
+    handler_of,
+)
+from shoal.repository.torchserve.download import download, is_allowed, is_url
+from shoal.repository.torchserve.manifest import MANIFEST, RUNTIMES, Manifest, ManifestError, read_manifest
+from shoal.repository.torchserve.yaml_config import YamlConfig, YamlError, read_yaml_config
+from shoal.store_settings import ALL, StoreSettings
+from shoal.torchserve_errors import torchserve_error
+
+_log = logging.getLogger(__name__)
+
+#: Endings of the archives that `all` takes, as in TorchServe.
+_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
+#: A call of this name in a handler's source means that the model answers in parts.
+_STREAMING_CALL = b"send_intermediate_predict_response"
+_MAX_SOURCES, _MAX_SOURCE_BYTES = 64, 1 << 20
+#: The number of every version that the poller reports; the supervisor gives each its own.
+_NUMBER = 1
+
+
+class _Place(NamedTuple):
+    """An archive or a folder, found."""
+
+    path: Path
+    is_folder: bool
+    is_download: bool  # it came into the store by this registration
+
+
+@dataclass(frozen=True, slots=True)
+class TorchServeStore:
+    """The model store of a server. `work` is an empty directory of this server's own, for unpacked archives."""
+
+    settings: StoreSettings
+    work: Path
+    machine: Machine
+    limits: Limits = LIMITS
+
+    def clean(self) -> None:
+        """Remove what earlier servers have left beside this server's directory."""
+        self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in self.work.parent.iterdir():
+            if entry != self.work and entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def load_at_start(self) -> Iterator[FoundModel]:
+        """The models that `load_models` names, each as `register` finds it; a failure becomes its `error`."""
+        for request in self._startup_requests():
+            try:
+                yield self.register(request)
+            except ShoalError as error:
+                name = request.model_name or default_name(request.url)
+                yield FoundModel(name, Path(), {}, {}, {}, 0, error, origin=request.url)
+
+    def register(self, request: StoreRequest) -> FoundModel:
+        """The model that a registration means, unpacked. Its only version has the number 1; the text of the version and
+        all other facts are parameters of its configuration.
+
+        Raises ShoalError with TorchServe's status, type and sentence; then nothing is left of an attempt.
+        """
+        if request.runtime not in (None, "", *RUNTIMES):
+            raise torchserve_error(400, "BadRequestException", f"Invalid RuntimeType value: {request.runtime}")
+        place = self._find(request)
+        model_dir = place.path
+        try:
+            modified_ns = newest_ns(place.path)[0]
+            if not place.is_folder:
+                model_dir = self._unpack(place.path)
+            return self._describe(request, place, model_dir, modified_ns)
+        except ShoalError:
+            if not place.is_folder and model_dir != place.path:
+                shutil.rmtree(model_dir, ignore_errors=True)
+            if place.is_download:
+                place.path.unlink(missing_ok=True)
+            raise
+
+    def withdraw(self, directory: Path, archive: str) -> None:
+        """Remove an unpacked archive and, where it was a download, the archive of this name in the store; else ""."""
+        if directory.parent == self.work:
+            shutil.rmtree(directory, ignore_errors=True)
+        if archive and is_model_name(archive):
+            (self.settings.directory / archive).unlink(missing_ok=True)
+
+    # --- finding ---
+
+    def _startup_requests(self) -> list[StoreRequest]:
+        wanted = self.settings.load_models
+        if wanted != (ALL,):
+            pairs = [entry.partition("=") if "=" in entry.partition("://")[0] else ("", "", entry) for entry in wanted]
+            return [StoreRequest(url, name or None, is_startup=True) for name, _, url in pairs if url]
+        try:
+            entries = sorted(self.settings.directory.iterdir())
+        except OSError as error:
+            raise torchserve_error(
+                404,
+                "ModelNotFoundException",
+                f"Model store '{self.settings.directory}' cannot be read: {error.strerror}",
+            ) from error
+        chosen = [
+            each for each in entries if each.name[0] != "." and (each.name.endswith(_ENDINGS) or each.is_dir())
+        ]  # fmt: skip
+        return [StoreRequest(each.name, is_startup=True) for each in chosen]
+
+    def _find(self, request: StoreRequest) -> _Place:
+        url = request.url
+        if not url:
+            raise torchserve_error(404, "ModelNotFoundException", "empty url")
+        if ".." in url:
+            raise torchserve_error(404, "ModelNotFoundException", f"Relative path is not allowed in url: {url}")
+        if is_url(url):
+            return _Place(download(url, self.settings.directory, self.settings.allowed_urls), False, True)
+        path = self._path(url, is_startup=request.is_startup)
+        if path is not None and path.is_dir():
+            return _Place(_entered(path), True, False)
+        if path is not None and path.is_file():
+            return _Place(path, False, False)
+        raise torchserve_error(404, "ModelNotFoundException", f"Model not found at: {url}")
+
+    def _path(self, url: str, *, is_startup: bool) -> Path | None:
+        """The path that a name in the store means, or an absolute path to a folder; None where it can be neither."""
+        if is_model_name(url):
+            return self.settings.directory / url
+        if not url.startswith("/") or "\0" in url:
+            return None
+        # A client's path is a file URL in short: it needs the same permission.
+        if not is_startup and not is_allowed(f"file://{url}", self.settings.allowed_urls):
+            raise torchserve_error(404, "ModelNotFoundException", f"Given URL {url} does not match any allowed URL(s)")
+        return Path(url)
+
+    # --- unpacking ---
+
+    def _unpack(self, path: Path) -> Path:
+        directory = self.work / secrets.token_hex(16)
+        try:
+            self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.mkdir()
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as archive:
+                if not stat.S_ISREG(os.fstat(archive.fileno()).st_mode):
+                    raise RefusedArchiveError("it is no regular file")
+                digest = _sha256(archive)
+                unpacked = unpack(archive, directory, self.limits)
+        except RefusedArchiveError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise _refused(f"Archive '{path.name}' is refused: {error}") from error
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise torchserve_error(
+                500, "InternalServerException", f"Archive '{path.name}' cannot be unpacked: {error.strerror or error}"
+            ) from error
+        _log.info(
+            "unpacked '%s': sha256 %s, %d files, %d bytes", path, digest, unpacked.num_files, unpacked.nbytes
+        )  # fmt: skip
+        return directory
+
+    # --- describing ---
+
+    def _describe(self, request: StoreRequest, place: _Place, model_dir: Path, modified_ns: int) -> FoundModel:
+        try:
+            manifest = read_manifest(model_dir)
+        except ManifestError as error:
+            raise _refused(f"Archive '{place.path.name}': {error}; make it with torch-model-archiver") from error
+        name = request.model_name or (manifest and manifest.model_name)
+        if not name and (request.is_startup or place.is_folder):
+            name = default_name(place.path.name)
+        if not name:
+            raise _refused(f"Neither the request nor {MANIFEST} in '{place.path.name}' names the model")
+        if not is_model_name(name):
+            raise _refused(f"{name!r} is no name of a model")
+        self._check(request, manifest, name, model_dir)
+        facts = ArchiveFacts(name, manifest, self._yaml(manifest, model_dir), _streams(model_dir))
+        written, warnings = configuration(request, facts, self.settings, self.machine)
+        for sentence in warnings:
+            _log.warning("%s", sentence)
+        config = prepare_config(parse_override(json.dumps(written), name), model_dir, strict=True)
+        fingerprint = hashlib.blake2b(f"{place.path}:{modified_ns}".encode("utf-8", "replace"), digest_size=16)
+        return FoundModel(
+            name,
+            model_dir,
+            config,
+            {},
+            {_NUMBER: FoundVersion(model_dir, modified_ns)},
+            0,
+            origin=place.path.name if place.is_download else "",
+            fingerprint=fingerprint.hexdigest(),
+            changed_ns=modified_ns,
+        )
+
+    def _check(self, request: StoreRequest, manifest: Manifest | None, name: str, model_dir: Path) -> None:
+        """Refuse what no worker could load, before a process is started."""
+        if manifest is not None and manifest.runtime not in ("", *RUNTIMES):
+            raise torchserve_error(400, "BadRequestException", f"Invalid RuntimeType value: {manifest.runtime}")
+        if not handler_of(request, manifest, self.settings):
+            raise torchserve_error(
+                400,
+                "InvalidModelException",
+                f"Model handler is not defined. Name one for model '{name}' in {MANIFEST}, in the request's parameter "
+                "'handler', or in default_service_handler",
+            )
+        for file in (manifest and (manifest.serialized_file, manifest.model_file, manifest.config_file)) or ():
+            if file and not (model_dir / file).exists():
+                raise torchserve_error(
+                    400,
+                    "InvalidModelException",
+                    f"{MANIFEST} of model '{name}' names '{file}', which the archive lacks",
+                )
+
+    def _yaml(self, manifest: Manifest | None, model_dir: Path) -> YamlConfig:
+        if manifest is None or not manifest.config_file:
+            return YamlConfig()
+        try:
+            return read_yaml_config(model_dir / manifest.config_file)
+        except YamlError as error:
+            raise torchserve_error(
+                400, "InvalidModelException", f"Failed to parse model config yaml file. {error}"
+            ) from error
+
+
+def default_name(url: str) -> str:
+    """The name of a model at start that neither the command line nor its manifest names: from its file's name."""
+    name = url.rstrip("/").rpartition("/")[2]
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending)
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
+
+
+def _entered(folder: Path) -> Path:
+    """A folder, or the only folder in it."""
+    entries = [each for each in folder.iterdir() if each.name[0] != "."]
+    return entries[0] if len(entries) == 1 and entries[0].is_dir() and not (folder / MANIFEST).exists() else folder
+
+
+def _sha256(archive: Any) -> str:
+    digest = hashlib.sha256()
+    while chunk := archive.read(1 << 20):
+        digest.update(chunk)
+    archive.seek(0)
+    return digest.hexdigest()
+
+
+def _streams(model_dir: Path) -> bool:
+    sources: Sequence[Path] = sorted(model_dir.glob("*.py"))[:_MAX_SOURCES]
+    for source in sources:
+        try:
+            if _STREAMING_CALL in files.read(source, _MAX_SOURCE_BYTES):
+                return True
+        except OSError:
+            continue  # the worker's import reports what matters
+    return False
+
+
+def _refused(reason: str) -> ShoalError:
+    """TorchServe's refusal of every archive that it cannot read, with the reason, which it does not give."""
+    return torchserve_error(400, "InvalidModelException", f"Model name is not defined. {reason}.")

@@ -1,0 +1,106 @@
+"""model-config.yaml, the settings that an archive brings along. Read by PyYAML's safe loader, in the poller.
+
+A key of the wrong type is logged and ignored, as TorchServe does; keys that are not TorchServe's belong to the handler.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.model_config import files
+
+_log = logging.getLogger(__name__)
+
+_MAX_BYTES = 256 << 10
+#: More than settings need. Merged mappings that are merged again grow exponentially in PyYAML.
+_MAX_ALIASES, _MAX_MERGES = 100, 4
+
+#: Integers, with the least value that counts.
+_INTEGERS = {
+    "minWorkers": 0, "maxWorkers": 0, "batchSize": 1, "maxBatchDelay": 0, "responseTimeout": 1, "startupTimeout": 1,
+    "maxRetryTimeoutInSec": 1, "clientTimeoutInMills": 0, "jobQueueSize": 1, "parallelLevel": 1,
+    "sequenceMaxIdleMSec": 0, "sequenceTimeoutMSec": 0, "maxNumSequence": 1, "maxSequenceJobQueueSize": 1,
+}  # fmt: skip
+_BOOLEANS = frozenset({"useJobTicket", "useVenv", "continuousBatching", "sequenceBatching", "asyncCommunication"})
+_WORDS = {"deviceType": ("cpu", "gpu"), "parallelType": ("pp", "tp", "pptp", "custom")}
+
+
+class YamlError(ValueError):
+    """A model-config.yaml cannot be used; the message is the reason."""
+
+
+class YamlConfig(NamedTuple):
+    """The settings of TorchServe's own that were given, and are of their type; the keys are TorchServe's."""
+
+    settings: Mapping[str, Any] = {}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A setting, or `default` where it is not given."""
+        return self.settings.get(key, default)
+
+
+def read_yaml_config(path: Path) -> YamlConfig:
+    """The settings in a file; empty for an empty file. Raises YamlError for a file that is no mapping in YAML."""
+    import yaml  # here: most archives have no such file, and the import costs 15 ms
+
+    name = path.name
+    try:
+        raw = files.read(path, _MAX_BYTES + 1)
+    except OSError as error:
+        raise YamlError(f"'{name}' cannot be read: {error.strerror or error}") from error
+    if len(raw) > _MAX_BYTES:
+        raise YamlError(f"'{name}' is larger than {_MAX_BYTES} bytes")
+    try:
+        text = raw.decode("utf-8-sig")
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # LibYAML's, as safe and faster
+        tokens = list(yaml.scan(text, Loader=loader))
+        num_merges = sum(isinstance(token, yaml.ScalarToken) and token.value == "<<" for token in tokens)
+        if sum(isinstance(token, yaml.AliasToken) for token in tokens) > _MAX_ALIASES or num_merges > _MAX_MERGES:
+            raise YamlError(f"'{name}' has more than {_MAX_ALIASES} aliases or {_MAX_MERGES} merged mappings")
+        document = yaml.load(text, Loader=loader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise YamlError(f"'{name}' is no YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, YamlError):
+            raise
+        raise YamlError(f"'{name}' has a value that cannot be read: {error}") from error
+    if document is None:
+        return YamlConfig()
+    if not isinstance(document, dict):
+        raise YamlError(f"'{name}' is no mapping of keys to values")
+    return YamlConfig(_checked(document, name))
+
+
+def _checked(document: Mapping[Any, Any], name: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for key, value in document.items():
+        expected = _fault(key, value)
+        if expected is None:
+            settings[key] = value
+        elif expected:
+            _log.warning("'%s' of '%s' is ignored: expected %s, got %r", key, name, expected, value)
+    least, most = settings.get("minWorkers"), settings.get("maxWorkers")
+    if (least is None) != (most is None) or (least is not None and least > most):
+        _log.warning("minWorkers and maxWorkers of '%s' are ignored: both are needed, the latter not less", name)
+        settings.pop("minWorkers", None)
+        settings.pop("maxWorkers", None)
+    return settings
+
+
+def _fault(key: Any, value: Any) -> str | None:
+    """What a value should have been; None where it is right, "" for a key that is not TorchServe's."""
+    if key in _INTEGERS:
+        least = _INTEGERS[key]
+        is_right = isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 31
+        return None if is_right else f"a whole number from {least} on"
+    if key in _BOOLEANS:
+        return None if isinstance(value, bool) else "true or false"
+    if key in _WORDS:
+        return None if value in _WORDS[key] else " or ".join(_WORDS[key])
+    if key == "deviceIds":
+        is_right = isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+        return None if is_right else "a list of whole numbers"
+    if key == "torchrun":
+        return None if isinstance(value, dict) else "a mapping"
+    return ""

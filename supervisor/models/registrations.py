@@ -1,0 +1,322 @@
+"""TorchServe's registrations: which archives of the model store are models, and how many workers each version has.
+
+    register ─► found and unpacked ─► registered ─workers > 0─► loaded      scale to 0 ─► registered, not loaded
+    unregister ─► unloaded, its requests answered ─► what was unpacked or downloaded is removed
+
+A model has one version for each archive of its name. TorchServe's versions are texts ("1.0"); each gets an integer for
+as long as it is registered. Runs in the supervisor. Errors have TorchServe's sentences (shoal/torchserve_errors.py).
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ShoalError
+from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter
+from shoal.model_config.scaling import MAX_INSTANCES
+from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.identifier import ModelIdentifier
+from shoal.supervisor.event_loop import EventLoop, gather, shared
+from shoal.supervisor.models.model import Model
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.scaling import with_count
+from shoal.supervisor.processes.repository import RepositoryPoller
+from shoal.supervisor.questions.questions import Verb
+from shoal.torchserve_errors import torchserve_error, torchserve_fault
+
+_log = logging.getLogger(__name__)
+
+Arguments = dict[str, Any]
+#: A text that is, or begins with, a number and says no more: "2", "2.0".
+_NUMBER = re.compile(r"([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """A registered version."""
+
+    text: str  # TorchServe's version
+    number: int  # Shoal's
+    url: str
+    directory: Path  # unpacked, or the registered folder
+    modified_ns: int
+    archive: str  # the name of a download in the store; "" where the archive was there
+    config: Config
+    workers: int  # 0: known, not loaded
+
+
+class Registrations:
+    """All registered versions, by the name of their model."""
+
+    def __init__(self, loop: EventLoop, repository: RepositoryPoller, models: Models) -> None:
+        self._loop = loop
+        self._repository = repository
+        self._models = models
+        # Changed by registrations and scalings. Versions are in the order of their registration.
+        self._rows: dict[str, dict[str, Registration]] = {}
+        self._defaults: dict[str, str] = {}  # model → text of the version that requests without one mean
+
+    @property
+    def verbs(self) -> dict[str, Verb]:
+        """The verbs by which TorchServe's front ends register, unregister, scale and list versions."""
+        return {
+            "ts_register": self._register,
+            "ts_unregister": self._unregister,
+            "ts_scale": self._scale,
+            "ts_registered": self._list,
+        }
+
+    def is_registered(self, identifier: ModelIdentifier) -> bool:
+        """Whether a model came from the store, and not from a repository."""
+        return not identifier.namespace and identifier.name in self._rows
+
+    def find(self, name: str, text: str | None) -> Registration:
+        """A registered version; without a text the default one. Raises TorchServe's errors 404."""
+        rows = self._rows.get(name)
+        if not rows:
+            raise torchserve_error(404, "ModelNotFoundException", f"Model not found: {name}")
+        row = rows.get(self._defaults[name] if text is None else text)
+        if row is None:
+            raise torchserve_error(
+                404, "ModelVersionNotFoundException", f"Model version: {text} does not exist for model: {name}"
+            )
+        return row
+
+    def set_default(self, name: str, text: str) -> None:
+        """Let requests without a version mean this one. Raises TorchServe's errors 404."""
+        self.find(name, text)
+        self._defaults[name] = text
+
+    # --- start ---
+
+    async def load_at_start(self) -> None:
+        """Register and load what the store's settings name; returns when each has loaded or failed, which is logged."""
+        try:
+            found = await self._repository.load_store()
+        except ShoalError as error:
+            _log.error("%s", _readable(error))
+            return
+        names: dict[str, None] = {}
+        for each in found:
+            if each.error is not None:
+                self._models.add_problem(each.identifier, _readable(each.error))
+                continue
+            try:
+                row = self._add(each)
+            except ShoalError as error:
+                _log.warning("'%s' is not loaded: %s", _said(each.config, "ts_model_url"), _readable(error))
+                self._withdraw(each.directory, each.origin)
+            else:
+                names |= {each.name: None} if row.workers else {}
+        await gather(*[self._load(name) for name in names], return_exceptions=True)
+
+    # --- what clients ask ---
+
+    async def _register(self, arguments: Arguments) -> Mapping[str, Any]:
+        """Register an archive; `synchronous` (by default true): once its workers are up, or have failed."""
+        is_synchronous = arguments.get("synchronous", True) in (None, True)
+        request = {key: value for key, value in arguments.items() if key != "synchronous" and value is not None}
+        found = await self._repository.register(request)
+        try:
+            row = self._add(found)
+        except ShoalError:
+            self._withdraw(found.directory, found.origin)
+            raise
+        name = found.name
+        if row.workers:
+            load = self._loop.begin(self._bring_up(name, row))
+            if is_synchronous:
+                await shared(load)
+        return {"model": name, "version": row.text, "workers": row.workers}
+
+    async def _bring_up(self, name: str, row: Registration) -> None:
+        """Load a version that has just been registered; where that fails, it is registered no longer."""
+        try:
+            await self._load(name)
+        except ShoalError as error:
+            _log.error("model '%s' version %s is not registered: %s", name, row.text, error)
+            await self._remove(name, row)
+            raise torchserve_error(
+                500,
+                "InternalServerException",
+                f"Failed to start workers for model {name} version: {row.text}. {_readable(error)}",
+            ) from error
+
+    async def _unregister(self, arguments: Arguments) -> None:
+        """Unregister a version; answered when it has ended. Only the last one may be the default version."""
+        name, text = arguments["model"], arguments.get("version")
+        row = self.find(name, text)
+        if len(self._rows[name]) > 1 and self._defaults[name] == row.text:
+            raise torchserve_error(
+                403, "InvalidModelVersionException", f"Cannot remove default version for model {name}"
+            )
+        await self._remove(name, row)
+
+    async def _scale(self, arguments: Arguments) -> Mapping[str, Any]:
+        """Give a version `min_worker` workers; 0 unloads it, and leaves it registered."""
+        name, least = arguments["model"], arguments.get("min_worker", 1)
+        most = arguments.get("max_worker", least)
+        row = self.find(name, arguments.get("version"))
+        if most < least:
+            raise torchserve_error(400, "BadRequestException", "max_worker cannot be less than min_worker.")
+        if not 0 <= least <= MAX_INSTANCES:
+            raise torchserve_error(
+                400, "BadRequestException", f"min_worker must be from 0 to {MAX_INSTANCES}, got: {least}"
+            )
+        scaled = self._loop.begin(self._resize(name, row, least))
+        if arguments.get("synchronous", False):
+            try:
+                await shared(scaled)
+            except ShoalError as error:
+                raise torchserve_error(
+                    500,
+                    "InternalServerException",
+                    f"Failed to start workers for model {name} version: {row.text}. {_readable(error)}",
+                ) from error
+        return {"model": name, "version": row.text, "workers": row.workers}
+
+    async def _resize(self, name: str, row: Registration, count: int) -> None:
+        was, row.workers = row.workers, count
+        served = self._serving(name, row)
+        try:
+            if count and served is not None:
+                await shared(served.resize(with_count(served.version.config, count)))
+                await self._models.all_versions.settle()
+                return
+            if count:
+                row.config = {**row.config, "instance_group": with_count(row.config, count)}
+            await self._load(name)
+        except Exception:
+            row.workers = was if served is not None or not count else 0
+            raise
+
+    async def _list(self, arguments: Arguments) -> list[Mapping[str, Any]]:
+        """Registered versions, loaded or not, of one model or of all, sorted by name."""
+        wanted = arguments.get("model")
+        names = sorted(self._rows) if wanted is None else [wanted] if wanted in self._rows else []
+        return [self._described(name, row) for name in names for row in self._rows[name].values()]
+
+    def _described(self, name: str, row: Registration) -> Mapping[str, Any]:
+        return {
+            "model": name,
+            "version": row.text,
+            "number": row.number,
+            "url": row.url,
+            "workers": row.workers,
+            "is_default": self._defaults[name] == row.text,
+            "is_loaded": self._serving(name, row) is not None,
+            "parameters": {key: value["string_value"] for key, value in row.config["parameters"].items()},
+        }
+
+    # --- rows ---
+
+    def _add(self, found: FoundModel) -> Registration:
+        """Register a version that was found. Raises TorchServe's conflict where there is one, and changes nothing."""
+        name, text = found.name, _said(found.config, "ts_version")
+        rows = self._rows.get(name, {})
+        if text in rows:
+            raise torchserve_error(
+                409, "ConflictStatusException", f"Model version {text} is already registered for model {name}"
+            )
+        known = self._models.models.get(found.identifier)
+        if not rows and known is not None and known.is_wanted:
+            raise torchserve_error(
+                409, "ConflictStatusException", f"Model {name} is already served from a model repository"
+            )
+        (version,) = found.versions.values()
+        config, workers = found.config, int(_said(found.config, "ts_min_workers"))
+        is_default = not rows or parameter(config, "ts_default") == "true"
+        if is_default:
+            config = with_parameter(config, "ts_default", "true")
+        row = Registration(
+            text,
+            number_for(text, [each.number for each in rows.values()]),
+            _said(config, "ts_model_url"),
+            version.directory,
+            version.modified_ns,
+            found.origin,
+            config,
+            workers,
+        )
+        self._rows.setdefault(name, {})[text] = row
+        if is_default:
+            self._defaults[name] = text
+        return row
+
+    async def _remove(self, name: str, row: Registration) -> None:
+        """Unload a version and forget it; returns when it has ended."""
+        rows = self._rows.get(name, {})
+        if rows.get(row.text) is not row:
+            return
+        del rows[row.text]
+        try:
+            await self._load(name)
+        except ShoalError as error:
+            _log.error("model '%s': %s", name, error)  # other versions go on serving
+        finally:
+            if not rows and self._rows.get(name) is rows:
+                del self._rows[name], self._defaults[name]
+            elif rows and self._defaults.get(name) == row.text:
+                self._defaults[name] = next(iter(rows))
+        model = self._model(name)
+        if model is not None:
+            await model.ended()
+        self._withdraw(row.directory, row.archive)
+
+    def _withdraw(self, directory: Path, archive: str) -> None:
+        self._repository.withdraw(directory, archive)
+
+    # --- loading ---
+
+    async def _load(self, name: str) -> None:
+        """Bring what serves in line with the rows of a model: its versions with workers serve, no others."""
+        wanted = [row for row in self._rows.get(name, {}).values() if row.workers]
+        if wanted:
+            await self._models.load(_merged(name, wanted))
+        elif (model := self._model(name)) is not None:
+            await model.unload()
+
+    def _model(self, name: str) -> Model | None:
+        return self._models.models.get(ModelIdentifier(name))
+
+    def _serving(self, name: str, row: Registration) -> Any:
+        model = self._model(name)
+        return None if model is None else model.serving.get(row.number)
+
+
+def number_for(text: str, taken: Iterable[int]) -> int:
+    """The integer of a version: the number that its text is ("3", "3.0"), if that is free, else the first above all."""
+    numbers = set(taken)
+    found = _NUMBER.fullmatch(text)
+    if found is not None and int(found[1]) not in numbers:
+        return int(found[1])
+    return max(numbers, default=0) + 1
+
+
+def with_parameter(config: Config, key: str, value: str) -> Config:
+    """A configuration with one more parameter."""
+    return {**config, "parameters": {**config["parameters"], key: {"string_value": value}}}
+
+
+def _merged(name: str, rows: Iterable[Registration]) -> FoundModel:
+    """All versions of a model as one, each with its own configuration."""
+    versions = {row.number: FoundVersion(row.directory, row.modified_ns, row.config) for row in rows}
+    first = versions[min(versions)]
+    assert first.config is not None
+    return FoundModel(name, first.directory, first.config, {}, versions, 0)
+
+
+def _said(config: Config, key: str) -> str:
+    text = parameter(config, key)
+    assert text is not None, key
+    return text
+
+
+def _readable(error: ShoalError) -> ShoalError:
+    """An error without TorchServe's status and type in front of its sentence."""
+    fault = torchserve_fault(str(error))
+    return error if fault is None else type(error)(fault.message)

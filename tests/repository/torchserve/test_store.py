@@ -1,0 +1,329 @@
+"""A store's registrations: what each form of archive becomes, who has the last word, and what is left of a failure."""
+
+import functools
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.model_config.finish import finish_config
+from shoal.repository.found import FoundModel
+from shoal.repository.torchserve.configuration import Machine, StoreRequest
+from shoal.repository.torchserve.store import TorchServeStore, default_name
+from shoal.store_settings import StoreSettings
+from tests.repository.torchserve.archives import HANDLER, folder, mar, tgz
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TorchServeStore:
+    (tmp_path / "store").mkdir()
+    made = TorchServeStore(StoreSettings(tmp_path / "store"), tmp_path / "slot" / "1", Machine(4, ()))
+    made.clean()
+    return made
+
+
+def with_settings(store: TorchServeStore, **settings: Any) -> TorchServeStore:
+    return replace(store, settings=replace(store.settings, **settings))
+
+
+def parameters(found: FoundModel) -> dict[str, str]:
+    return {key: value["string_value"] for key, value in found.config["parameters"].items()}
+
+
+def entries(*directories: Path) -> set[str]:
+    return {each.name for directory in directories if directory.exists() for each in directory.iterdir()}
+
+
+def refusal(store: TorchServeStore, request: StoreRequest) -> str:
+    with pytest.raises(ShoalError) as refused:
+        store.register(request)
+    return str(refused.value)
+
+
+# --- forms ---
+
+
+@pytest.mark.parametrize(("make", "file"), [(mar, "a.mar"), (tgz, "a.tar.gz"), (mar, "a.model"), (folder, "a")])
+def test_every_form_becomes_a_model_with_a_version(
+    make: Callable[..., Path], file: str, store: TorchServeStore
+) -> None:
+    make(store.settings.directory / file, version="2.5")
+    found = store.register(StoreRequest(file))
+    (version,) = found.versions.values()
+    assert (found.name, found.error) == ("echo", None)
+    assert (version.directory / "echo.py").read_text() == HANDLER
+    config = finish_config(found.config)
+    assert (config["backend"], config["max_batch_size"]) == ("torchserve", 1)
+    assert [(each["name"], each["data_type"], each["dims"]) for each in config["input"]] == [
+        ("data", "TYPE_STRING", [1])
+    ]
+    assert [(each["name"], each["dims"]) for each in config["output"]] == [("prediction", [1])]
+    assert config["dynamic_batching"]["default_queue_policy"]["max_queue_size"] == 100
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+    assert config["model_transaction_policy"] == {"decoupled": False}
+    assert parameters(found) == {
+        "execution_timeout_ms": "120000", "ts_handler": "echo.py", "ts_runtime": "python", "ts_version": "2.5",
+        "ts_model_url": file, "ts_batch_size": "1", "ts_max_batch_delay_ms": "100", "ts_min_workers": "0",
+        "ts_max_workers": "0", "ts_response_timeout_s": "120", "ts_startup_timeout_s": "120",
+        "ts_decode_input_request": "true", "ts_limit_max_image_pixels": "true", "ts_loaded_at_startup": "false",
+    }  # fmt: skip
+
+
+def test_a_folder_is_not_copied_and_one_that_holds_only_a_folder_is_entered(
+    store: TorchServeStore, tmp_path: Path
+) -> None:
+    inner = folder(tmp_path / "elsewhere" / "inner")
+    (version,) = store.register(StoreRequest(str(tmp_path / "elsewhere"))).versions.values()
+    assert version.directory == inner
+    assert entries(store.work) == set()
+
+
+def test_without_a_manifest_the_request_names_model_and_handler(store: TorchServeStore, tmp_path: Path) -> None:
+    (tmp_path / "store" / "plain").mkdir()
+    (tmp_path / "store" / "plain" / "h.py").write_text(HANDLER)
+    found = store.register(StoreRequest("plain", "mine", "h.py:handle"))
+    assert (found.name, parameters(found)["ts_version"], parameters(found)["ts_handler"]) == (
+        "mine",
+        "1.0",
+        "h.py:handle",
+    )
+    by_default = with_settings(store, default_service_handler="pkg.mod:handle").register(StoreRequest("plain"))
+    assert (by_default.name, parameters(by_default)["ts_handler"]) == ("plain", "pkg.mod:handle")
+    assert "Model handler is not defined" in refusal(store, StoreRequest("plain", "mine"))
+
+
+def test_a_handler_that_streams_makes_a_decoupled_model(store: TorchServeStore) -> None:
+    source = f"from ts.handler_utils.utils import send_intermediate_predict_response\n{HANDLER}"
+    mar(store.settings.directory / "a.mar", {"sender.py": source})
+    found = store.register(StoreRequest("a.mar"))
+    assert found.config["model_transaction_policy"] == {"decoupled": True}
+    assert parameters(found)["ts_streams"] == "true"
+
+
+# --- who has the last word ---
+
+ROW = {"echo": {"1.0": {"minWorkers": 3, "maxWorkers": 5, "batchSize": 4, "responseTimeout": 7}}}
+YAML = "minWorkers: 2\nmaxWorkers: 6\nbatchSize: 8\nmaxBatchDelay: 30\nresponseTimeout: 9\njobQueueSize: 11\n"
+WORDS: list[tuple[dict[str, Any], str, dict[str, Any], dict[str, str]]] = [
+    ({}, "", {}, {"ts_min_workers": "0", "ts_batch_size": "1"}),
+    ({"is_startup": True}, "", {}, {"ts_min_workers": "4", "ts_loaded_at_startup": "true"}),
+    ({"is_startup": True}, "", {"default_workers_per_model": 2}, {"ts_min_workers": "2", "ts_max_workers": "2"}),
+    ({}, "", {"default_workers_per_model": 2}, {"ts_min_workers": "2"}),
+    ({"initial_workers": 1}, "", {"default_workers_per_model": 2}, {"ts_min_workers": "1"}),
+    (
+        {"is_startup": True},
+        "",
+        {"models": ROW},
+        {"ts_min_workers": "3", "ts_max_workers": "5", "ts_batch_size": "4", "execution_timeout_ms": "7000"},
+    ),
+    ({}, YAML, {"models": ROW}, {"ts_min_workers": "2", "ts_max_workers": "6", "ts_batch_size": "8"}),
+    ({"initial_workers": 1, "batch_size": 3}, YAML, {}, {"ts_min_workers": "2", "ts_batch_size": "3"}),
+    ({"max_batch_delay": 5}, YAML, {}, {"ts_max_batch_delay_ms": "5"}),
+    ({"response_timeout": 1}, YAML, {}, {"ts_response_timeout_s": "1"}),
+    ({}, YAML, {}, {"ts_max_batch_delay_ms": "30", "ts_response_timeout_s": "9"}),
+    ({}, "batchSize: 2", {"default_response_timeout": 33}, {"ts_response_timeout_s": "33"}),
+    ({}, "startupTimeout: 5", {"default_startup_timeout": 33}, {"ts_startup_timeout_s": "5"}),
+    ({}, "", {"service_envelope": "json", "decode_input_request": False}, {"ts_service_envelope": "json",
+                                                                           "ts_decode_input_request": "false"}),
+    ({"handler": "other.py"}, "", {}, {"ts_handler": "other.py"}),
+    ({}, "deviceType: cpu\nuseVenv: true", {}, {"ts_device_type": "cpu", "ts_use_venv": "true"}),
+    ({}, "asyncCommunication: true", {}, {"ts_async": "true"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("request_", "yaml", "settings", "expected"), WORDS)
+def test_the_first_that_says_something_counts(
+    request_: dict[str, Any], yaml: str, settings: dict[str, Any], expected: dict[str, str], store: TorchServeStore
+) -> None:
+    of_yaml: dict[str, Any] = {"files": {"model-config.yaml": yaml}, "configFile": "model-config.yaml"} if yaml else {}
+    mar(store.settings.directory / "a.mar", **of_yaml)
+    found = with_settings(store, **settings).register(StoreRequest("a.mar", **request_))
+    assert expected.items() <= parameters(found).items()
+    finish_config(found.config)
+
+
+def test_queue_and_timeouts_of_the_yaml_become_queue_policies(store: TorchServeStore) -> None:
+    yaml = "jobQueueSize: 11\nclientTimeoutInMills: 250"
+    mar(store.settings.directory / "a.mar", {"c.yaml": yaml}, configFile="c.yaml")
+    policy = store.register(StoreRequest("a.mar")).config["dynamic_batching"]["default_queue_policy"]
+    assert (policy["max_queue_size"], policy["default_timeout_microseconds"]) == (11, 250_000)
+    assert policy["timeout_action"] == "REJECT"
+
+
+GROUPS = [
+    ((), 3, "", [(3, "KIND_CPU", [])]),
+    ((0, 1), 4, "", [(2, "KIND_GPU", [0]), (2, "KIND_GPU", [1])]),
+    ((0, 1), 3, "", [(2, "KIND_GPU", [0]), (1, "KIND_GPU", [1])]),
+    ((0, 1), 1, "", [(1, "KIND_GPU", [0])]),
+    ((0, 1), 2, "deviceType: cpu", [(2, "KIND_CPU", [])]),
+    ((0, 1, 2), 2, "deviceIds: [2]", [(2, "KIND_GPU", [2])]),
+    ((0, 1), 2, "deviceIds: [5]", [(1, "KIND_GPU", [0]), (1, "KIND_GPU", [1])]),
+    ((), 2, "deviceType: gpu", [(2, "KIND_CPU", [])]),
+]
+
+
+@pytest.mark.parametrize(("gpus", "workers", "yaml", "expected"), GROUPS)
+def test_workers_are_spread_over_the_gpus(
+    gpus: tuple[int, ...], workers: int, yaml: str, expected: list[Any], store: TorchServeStore
+) -> None:
+    mar(store.settings.directory / "a.mar", {"c.yaml": yaml}, configFile="c.yaml")
+    found = replace(store, machine=Machine(4, gpus)).register(StoreRequest("a.mar", initial_workers=workers))
+    assert [(each["count"], each["kind"], each["gpus"]) for each in found.config["instance_group"]] == expected
+
+
+# --- start ---
+
+
+def test_all_takes_archives_and_folders_and_one_that_fails_leaves_the_others(store: TorchServeStore) -> None:
+    directory = store.settings.directory
+    mar(directory / "a.mar")
+    tgz(directory / "b.tar.gz", name="b")
+    folder(directory / "c", name=None)
+    mar(directory / ".hidden.mar")
+    (directory / "broken.mar").write_bytes(b"PK no")
+    (directory / "notes.txt").write_text("no model")
+    found = list(with_settings(store, load_models=("all",)).load_at_start())
+    assert [(each.name, each.error is None) for each in found] == [
+        ("echo", True),
+        ("b", True),
+        ("broken", False),
+        ("c", True),
+    ]
+    assert "Archive 'broken.mar' is refused: it is damaged" in str(found[2].error)
+    assert len(entries(store.work)) == 2
+
+
+def test_load_models_gives_names(store: TorchServeStore) -> None:
+    mar(store.settings.directory / "a.mar")
+    wanted = ("a.mar", "other=a.mar", "gone.mar")
+    found = list(with_settings(store, load_models=wanted).load_at_start())
+    assert [(each.name, each.error is None) for each in found] == [("echo", True), ("other", True), ("gone", False)]
+    assert list(store.load_at_start()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("a-b.c.mar", "a_b_c"), ("x/y.tar.gz", "y"), ("folder", "folder"), ("http://host/m.mar", "m"), ("/a/b/", "b")],
+)
+def test_a_name_from_a_file(url: str, name: str) -> None:
+    assert default_name(url) == name
+
+
+def test_what_an_earlier_server_has_left_is_removed(store: TorchServeStore) -> None:
+    (store.work.parent / "77" / "rest").mkdir(parents=True)
+    (store.work.parent / "lock").touch()
+    store.clean()
+    assert entries(store.work.parent) == {"1", "lock"}
+
+
+# --- refusals ---
+
+REFUSED = [
+    ("", "ts:404:ModelNotFoundException:empty url"),
+    ("none.mar", "ts:404:ModelNotFoundException:Model not found at: none.mar"),
+    ("../a.mar", "ts:404:ModelNotFoundException:Relative path is not allowed in url: ../a.mar"),
+    ("sub/a.mar", "ts:404:ModelNotFoundException:Model not found at: sub/a.mar"),
+    ("a\0.mar", "ts:404:ModelNotFoundException:Model not found at: a\0.mar"),
+    ("/etc/passwd", "ts:400:InvalidModelException:Model name is not defined. Archive 'passwd' is refused: it is"),
+    ("ftp://host/a.mar", "ts:404:ModelNotFoundException:Given URL ftp://host/a.mar does not match any allowed URL(s)"),
+    ("broken.mar", "ts:400:InvalidModelException:Model name is not defined. Archive 'broken.mar' is refused"),
+    ("nameless.mar", "ts:400:InvalidModelException:Model name is not defined. Neither"),
+    ("no_handler.mar", "ts:400:InvalidModelException:Model handler is not defined"),
+    ("lacks.mar", "ts:400:InvalidModelException:MAR-INF/MANIFEST.json of model 'echo' names 'w.pt', which the archive"),
+    ("bad_yaml.mar", "ts:400:InvalidModelException:Failed to parse model config yaml file. 'c.yaml' is no mapping"),
+    ("slash.mar", "ts:400:InvalidModelException:Model name is not defined. 'a/b' is no name of a model"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "sentence"), REFUSED)
+def test_a_refusal_has_torchserves_words_and_leaves_nothing(url: str, sentence: str, store: TorchServeStore) -> None:
+    directory = store.settings.directory
+    (directory / "broken.mar").write_bytes(b"PK no")
+    mar(directory / "nameless.mar", name=None)
+    mar(directory / "no_handler.mar", handler=None)
+    mar(directory / "lacks.mar", serializedFile="w.pt")
+    mar(directory / "bad_yaml.mar", {"c.yaml": "- 1"}, configFile="c.yaml")
+    mar(directory / "slash.mar", name="a/b")
+    before = entries(directory)
+    assert refusal(store, StoreRequest(url)).startswith(sentence)
+    assert entries(store.work) == set()
+    assert entries(directory) == before
+
+
+def test_a_runtime_that_is_not_python_is_refused(store: TorchServeStore) -> None:
+    mar(store.settings.directory / "a.mar")
+    sentence = "ts:400:BadRequestException:Invalid RuntimeType value: LSP"
+    assert refusal(store, StoreRequest("a.mar", runtime="LSP")) == sentence
+
+
+# --- URLs ---
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A web server's address, and its directory."""
+    (tmp_path / "web").mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.startswith("/to/"):
+                self.send_response(302)
+                self.send_header("Location", self.path.removeprefix("/to/"))
+                self.end_headers()
+            else:
+                super().do_GET()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(tmp_path / "web"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", tmp_path / "web"
+        server.shutdown()
+        thread.join()
+
+
+def test_urls_are_downloaded_into_the_store_and_withdrawn_from_it(
+    served: tuple[str, Path], store: TorchServeStore, tmp_path: Path
+) -> None:
+    url, web = served
+    mar(web / "a.mar")
+    mar(tmp_path / "b.mar", name="b")
+    for address, name in ((f"{url}/a.mar", "a.mar"), ((tmp_path / "b.mar").as_uri(), "b.mar")):
+        found = store.register(StoreRequest(address))
+        assert found.origin == name
+        assert entries(store.settings.directory) == {name}
+        again = refusal(store, StoreRequest(address))
+        assert again == f"ts:500:InternalServerException:Model file already exists {name}"
+        store.withdraw(found.directory, found.origin)
+        assert entries(store.settings.directory, store.work) == set()
+    assert (tmp_path / "b.mar").exists()
+
+
+def test_a_download_that_fails_or_is_not_allowed_leaves_nothing(
+    served: tuple[str, Path], store: TorchServeStore
+) -> None:
+    url, web = served
+    (web / "broken.mar").write_bytes(b"PK no")
+    mar(web / "a.mar")
+    failed = "ts:400:DownloadArchiveException:Failed to download archive from: "
+    assert refusal(store, StoreRequest(f"{url}/none.mar")).startswith(f"{failed}{url}/none.mar")
+    assert refusal(store, StoreRequest("http://127.0.0.1:1/a.mar")).startswith(failed)
+    assert refusal(store, StoreRequest(f"{url}/")).startswith(failed)
+    assert refusal(store, StoreRequest("file:///etc")).startswith(failed)
+    assert refusal(store, StoreRequest("file://elsewhere/a.mar")).startswith(failed)
+    assert refusal(store, StoreRequest(f"{url}/to/file:///etc/passwd")).startswith(failed)
+    assert "is refused: it is damaged" in refusal(store, StoreRequest(f"{url}/broken.mar"))
+    only = with_settings(store, allowed_urls=(f"{url}/to/.*", f"{url}/b.*"))
+    assert "does not match any allowed URL(s)" in refusal(only, StoreRequest(f"{url}/a.mar"))
+    assert "does not match any allowed URL" in refusal(only, StoreRequest(f"{url}/to/{url}/a.mar"))
+    assert "does not match any allowed URL(s)" in refusal(only, StoreRequest("/etc"))
+    assert entries(store.settings.directory, store.work) == set()
+    assert store.register(StoreRequest(f"{url}/to/{url}/a.mar")).name == "echo"
