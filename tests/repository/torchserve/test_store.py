@@ -278,7 +278,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
             else:
                 super().do_GET()
 
-        def log_message(self, *_arguments: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
             pass
 
     handler = functools.partial(Handler, directory=str(tmp_path / "web"))
