@@ -29,6 +29,7 @@ _VERBS = {
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),
     "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
+    "top": _Verb("show what the models of a running server do, again and again", "shoal.cli.top:top"),
     "explain": _Verb("say why a model's last batches had their size", "shoal.cli.explain:explain"),
     "doctor": _Verb("say what of this machine and installation a server would suffer from", "shoal.cli.doctor:doctor"),
     "build-engine": _Verb("build a TensorRT engine from an ONNX file", "shoal.cli.build_engine:build_engine"),

@@ -32,7 +32,7 @@ class UnreachableError(NoResponseError):
 
 
 class RemoteServer:
-    """A server, by its URL. Every method sends one request, and raises RefusedError or NoAnswerError."""
+    """A server, by its URL. Every method sends one request, and raises RefusedError or NoResponseError."""
 
     def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str]) -> None:
         """`timeout_s`: from a request to its answer. Raises ValueError for a text that is no URL of a server."""
@@ -74,6 +74,14 @@ class RemoteServer:
         """The explanation of a model's last batches and their sizes."""
         found: Row = self._ask("GET", f"{_path_of(model)}/batches", dict)
         return found
+
+    def statistics(self) -> list[Row]:
+        """The statistics of all models, as GET /v2/models/stats lists them under `model_stats`."""
+        found: Row = self._ask("GET", "/v2/models/stats", dict)
+        rows = found.get("model_stats")
+        if not isinstance(rows, list):
+            raise self._not_a_model_server()
+        return rows
 
     def scale(self, model: str, count: int) -> Row:
         """Scale each version of a model to `count` instances; returns `instances` when they serve."""

@@ -1,4 +1,4 @@
-"""`shoal infer` and `shoal doctor` beside a running server: by each way in, and with every mistake explained."""
+"""`shoal infer`, `top` and `doctor` beside a running server: by each way in, and with every mistake explained."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
+from shoal.cli.top import top
 from tests.end_to_end.server import SAMPLES, Server
 
 SUMS = "OUTPUT0  FP32 [4]\n  [2. 2. 2. 2.]\nOUTPUT1  FP32 [4]\n  [0. 0. 0. 0.]\n"
@@ -114,3 +115,14 @@ def test_the_doctor_knows_a_server_at_its_port(samples: Server, capsys: pytest.C
     main(["doctor", f"--http-port={samples.http_port}", "--json"])
     (row,) = [row for row in json.loads(capsys.readouterr().out) if row["subject"] == "http port"]
     assert (row["state"], row["found"]) == ("ok", f"{samples.http_port}: a server answers there (shoal models)")
+
+
+def test_top_counts_what_is_asked(samples: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(_seconds: float) -> None:
+        assert main(["infer", "add_sub", "--sample=ones", "--url", samples.client_socket]) == 0
+        capsys.readouterr()
+
+    assert top(["--count=1", "--json", f"--url={samples.url}"], environ={}, sleep=ask) == 0
+    (figures,) = [row for row in json.loads(capsys.readouterr().out) if row["model"] == "add_sub"]
+    assert figures["requests_per_s"] > 0
+    assert figures["compute_ms"] > 0

@@ -1,0 +1,153 @@
+"""The verb `top`: what a running server's models do, again and again: rates, batch sizes, and where the time goes.
+
+The figures are differences of Triton's statistics between two looks: any server of that protocol can be watched.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.cli.models import table
+from shoal.cli.operate import EXIT_DONE, OperatingParser, operate, seconds
+from shoal.cli.remote import RemoteServer, Row
+from shoal.cli.request_arguments import count
+
+_DESCRIPTION = """\
+Show what the models of a running server do, again and again until Ctrl-C. Per model and version: requests and failures
+per second, rows in a batch, and the mean time of a request in the queue, in the model, and in all."""
+
+_EXAMPLES = """\
+  shoal top
+  shoal top --interval 5 --url http://gpu-1:8000
+  shoal top --count 1 --json | jq '.[] | select(.failures_per_s > 0)'    # one interval, then the end
+
+Options of this verb:
+  --interval <seconds>   between two looks (default: 1)
+  --count <number>       end after so many intervals
+"""
+_HEAD = ["MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED"]
+#: Clears a terminal from its first place.
+_CLEAR = "\x1b[H\x1b[J"
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
+
+
+class Figures(NamedTuple):
+    """A model version's figures over an interval. Times are means in ms; None where there was no request to measure."""
+
+    model: str
+    version: str
+    requests_per_s: float
+    failures_per_s: float
+    rows_per_batch: float | None
+    queue_ms: float | None
+    compute_ms: float | None
+    total_ms: float | None
+    cached_share: float | None  # of the requests that the response cache answered; None without look-ups
+
+
+class Look(NamedTuple):
+    """The statistics of all versions at one time, in s of a monotonic clock."""
+
+    time_s: float
+    rows: Mapping[tuple[str, str], Row]  # by model and version
+
+
+def top(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Print figures until Ctrl-C, or for --count intervals; returns the exit code."""
+    parser = OperatingParser("top", "[options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
+    parser.add_argument("--interval", type=seconds, default=1.0, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=count, help=argparse.SUPPRESS)
+
+    def look(server: RemoteServer) -> Look:
+        return Look(clock(), {(row["name"], row["version"]): row for row in server.statistics()})
+
+    def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
+        earlier, num_left = look(server), arguments.count
+        while True:
+            sleep(arguments.interval)
+            later = look(server)
+            figures = compare(earlier, later)
+            shown = json.dumps([each._asdict() for each in figures]) if arguments.json else as_text(figures)
+            if num_left is not None and (num_left := num_left - 1) == 0:
+                return shown
+            print(_CLEAR * (sys.stdout.isatty() and not arguments.json) + shown, flush=True)
+            earlier = later
+
+    try:
+        return operate(parser, argv, environ, watch)
+    except KeyboardInterrupt:
+        return EXIT_DONE
+
+
+def compare(earlier: Look, later: Look) -> list[Figures]:
+    """The figures of the interval between two looks, busiest first; a version that was loaded in it counts from zero.
+
+    Pure. A version whose counters went back was loaded anew, and counts from zero, too.
+    """
+    interval_s = max(later.time_s - earlier.time_s, 1e-9)
+    found = [_figures(row, earlier.rows.get(key), interval_s) for key, row in later.rows.items()]
+    return sorted(found, key=lambda each: (-each.requests_per_s, each.model, each.version))
+
+
+def _figures(row: Row, before: Row | None, interval_s: float) -> Figures:
+    if before is None or before["inference_stats"]["success"]["count"] > row["inference_stats"]["success"]["count"]:
+        before = None
+
+    def grown(part: str, key: str) -> int:
+        stats = row["inference_stats"].get(part, {})
+        was = before["inference_stats"].get(part, {}) if before is not None else {}
+        return int(stats.get(key, 0)) - int(was.get(key, 0))
+
+    def mean_ms(*parts: str) -> float | None:
+        counts = [grown(part, "count") for part in parts]
+        return sum(grown(part, "ns") for part in parts) / max(counts) / 1e6 if max(counts) > 0 else None
+
+    rows, batches = (
+        int(row[key]) - (int(before[key]) if before is not None else 0)
+        for key in ("inference_count", "execution_count")
+    )
+    hits, misses = grown("cache_hit", "count"), grown("cache_miss", "count")
+    return Figures(
+        row["name"],
+        row["version"],
+        grown("success", "count") / interval_s,
+        grown("fail", "count") / interval_s,
+        rows / batches if batches > 0 else None,
+        mean_ms("queue"),
+        mean_ms(*_COMPUTE),
+        mean_ms("success"),
+        hits / (hits + misses) if hits + misses > 0 else None,
+    )
+
+
+def as_text(figures: Sequence[Figures]) -> str:
+    """A table of the figures."""
+    if not figures:
+        return "The server has no models that are ready."
+    return table(_HEAD, [_cells(each) for each in figures])
+
+
+def _cells(figures: Figures) -> list[str]:
+    times = [_or_dash(each, "{:.2f} ms") for each in (figures.queue_ms, figures.compute_ms, figures.total_ms)]
+    return [
+        figures.model,
+        figures.version,
+        f"{figures.requests_per_s:.1f}",
+        f"{figures.failures_per_s:.1f}",
+        _or_dash(figures.rows_per_batch, "{:.1f}"),
+        *times,
+        _or_dash(figures.cached_share, "{:.0%}"),
+    ]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,94 @@
+"""`shoal top`: the figures between two looks at a server's statistics, and how they are shown."""
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.cli.top import Figures, Look, as_text, compare, top
+from tests.cli.answering import Answering
+
+STATS = "GET /v2/models/stats"
+PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+def row(name: str, rows: int = 0, batches: int = 0, **parts: tuple[int, int]) -> dict[str, Any]:
+    """A model's statistics; parts are counts and times in ms."""
+    stats = {part: {"count": 0, "ns": 0} for part in PARTS}
+    stats |= {part: {"count": number, "ns": ms * 1_000_000} for part, (number, ms) in parts.items()}
+    return {"name": name, "version": "1", "inference_count": rows, "execution_count": batches, "inference_stats": stats}
+
+
+def look(time_s: float, *rows: dict[str, Any]) -> Look:
+    return Look(time_s, {(each["name"], each["version"]): each for each in rows})
+
+
+BUSY = row(
+    "digits", 100, 10,
+    success=(50, 200), fail=(1, 1), queue=(50, 100), compute_input=(50, 5),
+    compute_infer=(50, 80), compute_output=(50, 5),
+)  # fmt: skip
+LATER = row(
+    "digits", 180, 20,
+    success=(90, 400), fail=(5, 9), queue=(90, 180), compute_input=(90, 9),
+    compute_infer=(90, 152), compute_output=(90, 9),
+)  # fmt: skip
+
+
+def test_the_figures_are_those_of_the_interval() -> None:
+    (figures,) = compare(look(10, BUSY), look(12, LATER))
+    assert figures == Figures("digits", "1", 20.0, 2.0, 8.0, 2.0, 2.0, 5.0, None)
+
+
+def test_a_silent_interval_has_rates_and_no_means() -> None:
+    assert compare(look(10, BUSY), look(11, BUSY)) == [Figures("digits", "1", 0, 0, None, None, None, None, None)]
+
+
+@pytest.mark.parametrize("before", [[], [row("digits", 900, 90, success=(900, 900))]], ids=["new", "loaded anew"])
+def test_a_version_that_came_in_between_counts_from_zero(before: list[dict[str, Any]]) -> None:
+    (figures,) = compare(look(0, *before), look(1, BUSY))
+    assert (figures.requests_per_s, figures.rows_per_batch, figures.total_ms) == (50, 10, 4)
+
+
+def test_the_busiest_comes_first_and_a_cache_shows() -> None:
+    cached = row("cached", success=(100, 10), cache_hit=(75, 1), cache_miss=(25, 9))
+    figures = compare(look(0), look(1, BUSY, row("idle"), cached))
+    assert [each.model for each in figures] == ["cached", "digits", "idle"]
+    assert [each.cached_share for each in figures] == [0.75, None, None]
+
+
+def test_figures_are_a_table() -> None:
+    shown = as_text(compare(look(10, BUSY, row("idle")), look(12, LATER, row("idle"))))
+    assert [line.split() for line in shown.splitlines()] == [
+        ["MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED"],
+        ["digits", "1", "20.0", "2.0", "8.0", "2.00", "ms", "2.00", "ms", "5.00", "ms", "-"],
+        ["idle", "1", "0.0", "0.0", "-", "-", "-", "-", "-"],
+    ]
+    assert as_text([]) == "The server has no models that are ready."
+
+
+def test_the_command_looks_as_often_as_it_is_told(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    for each in (BUSY, BUSY, LATER):
+        server.answer(STATS, {"model_stats": [each]})
+    times, slept = iter([0.0, 2.0, 4.0]), list[float]()
+    flags = ["--count=2", "--interval=2", "--json", f"--url={server.url}"]
+    assert top(flags, environ={}, clock=lambda: next(times), sleep=slept.append) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert slept == [2.0, 2.0]
+    assert (first[0]["requests_per_s"], second[0]["requests_per_s"]) == (0, 20)
+
+
+def test_ctrl_c_is_the_end(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer(STATS, {"model_stats": []})
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    assert top([f"--url={server.url}"], environ={}, sleep=interrupt) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_no_model_server(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer(STATS, {"something": "else"})
+    assert top(["--count=1", f"--url={server.url}"], environ={}, sleep=lambda _: None) == 3
+    assert "is not a model server" in capsys.readouterr().err
