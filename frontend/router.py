@@ -15,7 +15,7 @@ from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.restrictions import refusal
-from shoal.frontend.road.inference import infer
+from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.routes import ROUTES, model_is_ready
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
@@ -38,6 +38,17 @@ class RouteMatch(NamedTuple):
         """Whether the handler waits for a model to answer; a lane submits such a request without calling the
         handler."""
         return self.handler is infer
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether the handler is that of `generate` or `generate_stream`; a lane submits such a request without calling
+        the handler."""
+        return self.handler is generate or self.handler is generate_stream
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the response is a stream of events."""
+        return self.handler is generate_stream
 
     @property
     def is_blocking(self) -> bool:

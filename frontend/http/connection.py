@@ -1,7 +1,8 @@
 """One HTTP connection of a lane: bytes read and bytes to be sent. Sockets only; knows no requests.
 
 Its stages: READING a head and a small body into private memory, RECEIVING a large body into a block, WAITING for a
-reply, SENDING bytes that the socket has not taken yet. The lane changes the stage; nothing here blocks.
+reply, SENDING bytes that the socket has not taken yet, STREAMING responses as they come. The lane changes the stage;
+nothing here blocks.
 """
 
 from enum import IntEnum
@@ -17,7 +18,7 @@ READ_BYTES = 64 * 1024
 #: Most chunks of one sendmsg; the kernel takes 1024.
 MAX_CHUNKS = 512
 
-Chunks = list["bytes | memoryview"]
+Chunks = list["bytes | bytearray | memoryview"]
 
 
 class ConnectionStage(IntEnum):
@@ -27,10 +28,11 @@ class ConnectionStage(IntEnum):
     RECEIVING = 1
     WAITING = 2
     SENDING = 3
+    STREAMING = 4
 
 
 # An attribute of the enumeration would take 0.9k instructions.
-READING, RECEIVING, WAITING, SENDING = ConnectionStage
+READING, RECEIVING, WAITING, SENDING, STREAMING = ConnectionStage
 
 
 class HttpConnection:

@@ -1,18 +1,20 @@
 """HTTP on a lane: requests that the lane answers by itself, and those that it hands over to the road.
 
-The lane answers whatever cannot block: health, metadata, configuration, statistics, and `infer` with a Content-Length
-and JSON of at most 256 KiB. A body goes straight into shared memory, a response goes out of the worker's block. A
-request that the lane is not sure of, or that may take long, takes the road: the connection is handed over with the
-bytes already read, and comes back when it is idle again.
+The lane answers whatever cannot block: health, metadata, configuration, statistics, and `infer`, `generate` and
+`generate_stream` with a Content-Length and JSON of at most 256 KiB. A body goes straight into shared memory, a response
+goes out of the worker's block. A request that the lane is not sure of, or that may take long, takes the road: the
+connection is handed over with the bytes already read, and comes back when it is idle again.
 """
 
 import logging
 import select
 import socket
+from collections.abc import Container
 
 from shoal.errors import ShoalError
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, HttpConnection
+from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDING, STREAMING, WAITING, HttpConnection
+from shoal.frontend.http.generations import Generations
 from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.http.incoming import Incoming
 from shoal.frontend.http.outgoing import OutgoingResponses
@@ -20,7 +22,7 @@ from shoal.frontend.http.submission import KnownPrefix, Submission, Submitted, r
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
 from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
-from shoal.frontend.router import HTTP, answer
+from shoal.frontend.router import HTTP, RouteMatch, answer
 from shoal.frontend.tracing import Tracing
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Reply
@@ -44,7 +46,10 @@ class HttpLane(Lane[HttpConnection]):
         self._submission = Submission(self._state, self._port)
         self._incoming = Incoming(self._port)
         self._outgoing = outgoing = OutgoingResponses(self._port, self._poller, self._close)
-        self._port.on_recall = lambda segments, is_urgent: outgoing.recall(segments, self.now_s, is_urgent=is_urgent)
+        self._generations = Generations(
+            self._state, self._port, self._poller, outgoing, self._resume, self._close, self._place.request_timeout_s
+        )
+        self._port.on_recall = self._recall
         # Changed as requests go in and replies come.
         self._pending: dict[int, tuple[HttpConnection, Submitted] | None] = {}
 
@@ -74,6 +79,8 @@ class HttpLane(Lane[HttpConnection]):
         if connection.stage is WAITING:
             self._pending[connection.number] = None
             self._port.cancel(connection.number)
+        elif connection.stage is STREAMING:
+            self._generations.forget(connection)
         if connection.trace is not None:
             connection.trace.end()
         self._incoming.release(connection)
@@ -112,6 +119,8 @@ class HttpLane(Lane[HttpConnection]):
                 self._close(connection)
         elif connection.stage is RECEIVING:
             self._receive(connection)
+        elif event & _OUT and connection.stage is STREAMING:
+            self._generations.send_rest(connection, self.now_s)
         elif event & _OUT:
             if self._outgoing.send_rest(connection, self.now_s):
                 self._resume(connection)
@@ -131,12 +140,14 @@ class HttpLane(Lane[HttpConnection]):
             if data == b"" and connection.stage is WAITING:
                 self._port.cancel(connection.number, is_sure=False)
                 connection.send([CONTINUE], len(CONTINUE))
+            elif data == b"" and connection.stage is STREAMING and self._generations.doubt(connection):
+                connection.send([CONTINUE], len(CONTINUE))
         self._set_quiet(connection, True)
 
     def _set_quiet(self, connection: HttpConnection, quiet: bool) -> None:
         if quiet != connection.is_quiet:
             connection.is_quiet = quiet
-            wanted = _OUT if connection.stage is SENDING else 0
+            wanted = _OUT if connection.unsent else 0
             self._poller.modify(connection.fd, wanted if quiet else wanted | _IN)
 
     def _process(self, connection: HttpConnection, data: bytes) -> None:
@@ -178,6 +189,8 @@ class HttpLane(Lane[HttpConnection]):
         if isinstance(head.found, Response) and head.content_length:
             return True  # the body is not read: the road can close without losing the answer
         if not head.is_infer:
+            if isinstance(head.found, RouteMatch) and head.found.is_generation:
+                return head.content_length > MAX_JSON_BYTES
             waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
             return waits or head.content_length > SMALL_BODY_BYTES
         if head.accepts_compression and self._submission.has_large_responses(head):
@@ -194,7 +207,7 @@ class HttpLane(Lane[HttpConnection]):
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
         shared memory."""
-        if not head.is_infer or head.content_length <= SMALL_BODY_BYTES:
+        if head.content_length <= SMALL_BODY_BYTES:  # as of all requests that are neither infer nor generate
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
         # Without room the request waits for memory on the road, or is refused there; both need the body read. While
@@ -210,8 +223,14 @@ class HttpLane(Lane[HttpConnection]):
         if received is None:
             return
         head, block, body = received
-        if received.is_complete:
+        if received.is_complete and head.is_infer:
             self._submit(connection, head, body, b"", block)
+            return
+        if received.is_complete:
+            text = memoryview(bytes(body))
+            self._port.slab.free(block.ref)
+            if self._answer(connection, head, text, b""):
+                self._resume(connection)
             return
         self._port.slab.free(block.ref)
         connection.keep_alive = False
@@ -268,27 +287,52 @@ class HttpLane(Lane[HttpConnection]):
         """Run a handler that cannot block. True if the connection can go on at once."""
         found = head.found
         if not isinstance(found, Response):
+            if found.is_generation:
+                return self._generate(connection, head, body)
             found = answer(found, self._state, None, head.headers, body)
         if head.is_head:
             return self._outgoing.send(connection, [response_head(found)], self.now_s)
         return self._outgoing.respond(connection, found, self.now_s)
 
+    def _generate(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
+        """Submit a request of `generate` or `generate_stream`. True if it was refused and the connection can go on at
+        once."""
+        try:
+            prepared = self._generations.begin(connection, head, body, self.now_s)
+        except ShoalError as error:
+            return self._outgoing.respond(connection, error_response(error), self.now_s)
+        if self._state.tracing is not None:
+            self._trace(self._state.tracing, connection, head, prepared)
+        return False
+
+    def _recall(self, segments: Container[int], is_urgent: bool) -> None:
+        self._outgoing.recall(segments, self.now_s, is_urgent=is_urgent)
+        self._generations.recall(segments, self.now_s, is_urgent=is_urgent)
+
     def _deliver(self) -> None:
         for reply in self._port.poll():
-            if not reply.is_final:  # models served on a lane answer once, by the last reply
-                self._port.release(reply.number, reply.part)
-                continue
-            waiting = self._pending.pop(reply.number, None)
-            release = reply.number if reply.block is not None else 0
+            # An infer request is answered once, by its last reply.
+            waiting = self._pending.pop(reply.number, None) if reply.is_final else None
             if waiting is None:
-                if release:
-                    self._port.release(release)
+                self._deliver_generated(reply)
                 continue
+            release = reply.number if reply.block is not None else 0
             connection, asked = waiting
             try:
                 self._reply(connection, asked, reply, release)
             except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
                 self._give_up(connection)
+
+    def _deliver_generated(self, reply: Reply) -> None:
+        connection = self._generations.connection_of(reply.number)
+        if connection is None:  # its request was cancelled
+            if reply.block is not None:
+                self._port.release(reply.number, reply.part)
+            return
+        try:
+            self._generations.replied(connection, reply, self.now_s)
+        except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
+            self._give_up(connection)
 
     def _reply(self, connection: HttpConnection, asked: Submitted, reply: Reply, release: int) -> None:
         connection.stage = READING
@@ -315,6 +359,8 @@ class HttpLane(Lane[HttpConnection]):
         for connection in [each for each in self._connections.values() if each.deadline_s <= now_s]:
             if connection.stage is WAITING:
                 self._time_out(connection)
+            elif connection.stage is STREAMING:
+                self._generations.expire(connection, now_s)
             elif not (connection.stage is SENDING and self._outgoing.hold_no_longer(connection, now_s)):
                 self._close(connection)
 

@@ -31,7 +31,7 @@ class OutgoingResponses:
         self.given_up = SlowReaderLog("connections")
         # Changed by every method: how much is copied; the connections that are being sent to, and since when, the
         # oldest first; of those that have no copy for want of room, how much was unsent, and since when.
-        self._kept = KeptMemory()
+        self.kept = KeptMemory()
         self._sending: dict[HttpConnection, float] = {}
         self._waiting: dict[HttpConnection, tuple[int, float]] = {}
 
@@ -59,14 +59,19 @@ class OutgoingResponses:
             return False
         if not connection.unsent:
             self._give_back(connection, prompt=False)
-            return self._sent(connection, now_s)
-        self._kept.nbytes += 0 if connection.release else connection.num_unsent
+            return self.sent(connection, now_s)
+        self.kept.nbytes += 0 if connection.release else connection.num_unsent
+        self.begin_rest(connection, now_s)
+        return False
+
+    def begin_rest(self, connection: HttpConnection, now_s: float) -> None:
+        """Wait until the socket takes the rest of a response; unsent bytes outside a worker's block are counted as
+        kept already."""
         self._sending[connection] = now_s
         connection.stage = SENDING
         connection.deadline_s = now_s + (HOLD_S if connection.release else SEND_S)
         connection.is_quiet = True
         self._poller.modify(connection.fd, select.EPOLLOUT)
-        return False
 
     def send_rest(self, connection: HttpConnection, now_s: float) -> bool:
         """Go on sending when the socket takes more. Returns whether the response has left and the connection goes
@@ -76,12 +81,12 @@ class OutgoingResponses:
             self._close(connection)
             return False
         if not connection.release:
-            self._kept.nbytes -= before - connection.num_unsent
+            self.kept.nbytes -= before - connection.num_unsent
             connection.deadline_s = now_s + SEND_S  # slow, but it reads
         if connection.unsent:
             return False
         self._forget(connection)
-        return self._sent(connection, now_s)
+        return self.sent(connection, now_s)
 
     def hold_no_longer(self, connection: HttpConnection, now_s: float) -> bool:
         """Copy the unsent rest of a slow reader's response and release the worker's block, if there is room for the
@@ -113,7 +118,7 @@ class OutgoingResponses:
                 continue
             while not self._keep(connection, now_s):
                 slowest = next(iter(self._sending))
-                if connection.num_unsent > self._kept.most_bytes:
+                if connection.num_unsent > self.kept.most_bytes:
                     slowest = connection  # ending other connections would not make room for it
                 if not is_urgent or now_s - self._sending[slowest] < HOLD_S:
                     break
@@ -126,11 +131,11 @@ class OutgoingResponses:
         """Copy the unsent rest of a connection's response and release the block; returns false if there is no room
         for the copy."""
         num_unsent = connection.num_unsent
-        if not self._kept.fits(num_unsent):
+        if not self.kept.fits(num_unsent):
             return False
         connection.keep_unsent()
         self._give_back(connection)
-        self._kept.nbytes += num_unsent
+        self.kept.nbytes += num_unsent
         connection.deadline_s = now_s + SEND_S
         return True
 
@@ -141,7 +146,7 @@ class OutgoingResponses:
             self._port.release(connection.release)
             connection.release = 0
         else:
-            self._kept.nbytes -= connection.num_unsent
+            self.kept.nbytes -= connection.num_unsent
         connection.unsent = []
 
     def _forget(self, connection: HttpConnection) -> None:
@@ -155,7 +160,8 @@ class OutgoingResponses:
             self._port.release(connection.release, prompt=prompt)
             connection.release = 0
 
-    def _sent(self, connection: HttpConnection, now_s: float) -> bool:
+    def sent(self, connection: HttpConnection, now_s: float) -> bool:
+        """End the exchange of a response that has left. Returns whether the next request may follow at once."""
         if connection.trace is not None:
             connection.trace.sent()
             connection.trace = None

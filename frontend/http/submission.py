@@ -23,7 +23,7 @@ from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.http.request_id import MAX_ID_BYTES, cut_id, is_only_id
 from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
-from shoal.frontend.response import JSON_HEAD, Response, error_response
+from shoal.frontend.response import JSON_HEAD, Headers, Response, error_response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
@@ -426,9 +426,14 @@ def body_offset(head: Head) -> int:
 def response_head(response: Response) -> bytes:
     """A response's status line and header fields, Content-Length among them."""
     length = sum([len(chunk) for chunk in response.chunks])
-    fields = "".join([f"{name}: {value}\r\n" for name, value in response.headers])
-    line = f"HTTP/1.1 {response.status} {_PHRASES.get(response.status, '')}\r\n"
-    return f"{line}{fields}Content-Length: {length}\r\n\r\n".encode("latin-1")
+    begun = status_and_fields(response.status, response.headers)
+    return f"{begun}Content-Length: {length}\r\n\r\n".encode("latin-1")
+
+
+def status_and_fields(status: int, headers: Headers) -> str:
+    """A status line and header fields, without the empty line behind them."""
+    fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n{fields}"
 
 
 def _key(entry: ModelEntry, head: Head, body: memoryview) -> tuple[_Key, bytes]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from shoal.errors import UnsupportedError
-from shoal.frontend.call import Handler, HandlerCall, blocking
+from shoal.frontend.call import Handler, HandlerCall
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
 from shoal.frontend.v2 import generate as flat
@@ -61,7 +61,7 @@ def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> H
     def handle(call: HandlerCall) -> Response:
         return with_model(lambda: call.state.models.lookup(call.name, call.version), lambda entry: attempt(entry, call))
 
-    return blocking(handle)
+    return handle
 
 
 #: The handlers of POST …/generate and …/generate_stream.

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from shoal.frontend.road.transport import StreamedResponse, Transport
 
 _NESTED = "parameters"
-_NOT_ONE = (
+NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
-_EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
+EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
 
 
 def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
@@ -50,7 +50,7 @@ def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
             if len(texts) > 1:
                 break
     if len(texts) != 1:
-        raise InternalError(_NOT_ONE)
+        raise InternalError(NOT_ONE)
     return Response(200, JSON_CONTENT, tuple(texts))
 
 
@@ -61,7 +61,7 @@ def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Respon
     Errors before any response are raised. Closing the response early cancels the request.
     """
     parts = transport.stream(prepared)
-    status, headers = 200, _EVENTS
+    status, headers = 200, EVENTS
     try:
         part = next(parts)
         try:
@@ -69,9 +69,8 @@ def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Respon
         except ModelGoneError:
             raise
         except ShoalError as error:
-            answer = error_response(error)
-            status, first = answer.status, [bytes(answer.chunks[0])]
-            headers += answer.headers[len(JSON_CONTENT) :]
+            status, headers, text = first_error(error)
+            first = [text]
     except BaseException:
         parts.close()
         raise
@@ -82,13 +81,29 @@ def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[
     texts = first
     while True:
         for text in texts:
-            yield b"data: " + text + b"\n\n"
+            yield event(text)
         try:
             texts = _text(prepared, next(parts))
         except StopIteration:
             return
         except ShoalError as error:  # the status has been sent
-            texts = [bytes(error_response(error).chunks[0])]
+            texts = [error_text(error)]
+
+
+def event(text: bytes) -> bytes:
+    """A server-sent event with this JSON."""
+    return b"data: " + text + b"\n\n"
+
+
+def error_text(error: ShoalError) -> bytes:
+    """The JSON of an event for an error."""
+    return bytes(error_response(error).chunks[0])
+
+
+def first_error(error: ShoalError) -> tuple[int, Headers, bytes]:
+    """Status and headers of a stream that begins with an error, and the JSON of its first event."""
+    response = error_response(error)
+    return response.status, EVENTS + response.headers[len(JSON_CONTENT) :], bytes(response.chunks[0])
 
 
 def _text(prepared: PreparedRequest, part: "StreamedResponse") -> Sequence[bytes]:

@@ -207,8 +207,9 @@ def test_every_route_has_a_group_by_which_it_can_be_restricted() -> None:
 
 
 def test_who_waits_takes_the_road() -> None:
-    waits = [("POST", "/v2/logging"), ("POST", "/v2/models/m/generate"), ("POST", "/v2/models/m/generate_stream")]
-    for method, path in [*waits, ("GET", "/v2/logging"), ("POST", "/v2/models/m/infer")]:
+    waits = [("POST", "/v2/logging"), ("POST", "/v2/repository/index")]
+    models = [("POST", f"/v2/models/m/{verb}") for verb in ("infer", "generate", "generate_stream")]
+    for method, path in [*waits, ("GET", "/v2/logging"), *models]:
         found = HTTP.resolve(method, path)
         assert isinstance(found, RouteMatch)
         assert found.is_blocking == ((method, path) in waits)

@@ -87,7 +87,7 @@ class Slow:
 
     def give_room(self, num_copies: int) -> None:
         """Each client's kernel takes some of its response: room for the rest of so many."""
-        self.outgoing._kept.most_bytes = num_copies * NBYTES
+        self.outgoing.kept.most_bytes = num_copies * NBYTES
 
     def _close(self, connection: HttpConnection) -> None:
         self.outgoing.release(connection)

@@ -1,0 +1,313 @@
+"""`generate` and `generate_stream` on a lane: requests go in, each reply becomes JSON, an event of a stream is a chunk.
+
+The JSON of a reply is rendered when the reply comes, and the worker's block released. What the client's socket does not
+take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies beyond that hold their
+blocks until the client has read more: then the model waits, which may have 32 unread replies to a request. If the
+worker lacks memory meanwhile, and gets none elsewhere, the connections of clients that held replies for HOLD_S end.
+
+One thread, the lane's. Rules: nothing blocks; a connection has one generation at most, while its stage is STREAMING.
+"""
+
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Container
+
+from shoal.errors import InternalError, ShoalError
+from shoal.frontend.header_forwarding import NOTHING, forwarded
+from shoal.frontend.http.connection import READING, STREAMING, HttpConnection
+from shoal.frontend.http.http_head import Head
+from shoal.frontend.http.outgoing import OutgoingResponses
+from shoal.frontend.http.submission import status_and_fields
+from shoal.frontend.prepared import PreparedRequest, submit_copy
+from shoal.frontend.response import JSON_CONTENT, Headers, Response, error_response, no_answer
+from shoal.frontend.router import RouteMatch
+from shoal.frontend.slow_readers import HOLD_S, SEND_S
+from shoal.frontend.state import ServerState
+from shoal.frontend.v2 import generate as flat
+from shoal.shm.port import Port, Reply
+from shoal.star.refusal import answered
+
+#: The last chunk of a body in chunked transfer coding, and the end of its (empty) trailers (RFC 9112, section 7.1).
+LAST_CHUNK = b"0\r\n\r\n"
+#: Bytes of one piece of what a client has not read (ours): small events are gathered, and few bytes moved.
+_PIECE_BYTES = 64 * 1024
+
+
+class Generation:
+    """A request of one connection, and how much of its answer has gone out."""
+
+    __slots__ = ("connection", "has_begun", "is_cancelled", "is_stream", "num_unsent", "prepared", "text", "unread")
+
+    def __init__(self, connection: HttpConnection, prepared: PreparedRequest, *, is_stream: bool) -> None:
+        self.connection = connection
+        self.prepared = prepared
+        self.is_stream = is_stream
+        # Changed by Generations.
+        self.has_begun = False  # whether the head of a stream has been sent
+        self.is_cancelled = False
+        self.text: bytes | None = None  # the only response of `generate`, until the model says that there is no other
+        self.num_unsent = 0  # bytes that the client's socket has not taken
+        self.unread: deque[tuple[Reply, float]] = deque()  # replies without room for their text, and when they came
+
+
+class Generations:
+    """All generations of one lane."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        port: Port,
+        poller: select.epoll,
+        outgoing: OutgoingResponses,
+        resume: Callable[[HttpConnection], None],
+        close: Callable[[HttpConnection], None],
+        timeout_s: float,
+    ) -> None:
+        """`resume` goes on with a connection whose response has left, `close` ends one; `timeout_s` is how long the
+        model may take for each response."""
+        self._state = state
+        self._port = port
+        self._poller = poller
+        self._outgoing = outgoing
+        self._resume = resume
+        self._close = close
+        self._timeout_s = timeout_s
+        # Changed by every method: by the number of the request.
+        self._open: dict[int, Generation] = {}
+
+    # --- requests go in ---
+
+    def begin(self, connection: HttpConnection, head: Head, body: memoryview, now_s: float) -> PreparedRequest:
+        """Submit a request, and wait for its replies. Raises ShoalError, with no effect."""
+        start_ns = time.monotonic_ns()
+        state, found = self._state, head.found
+        assert isinstance(found, RouteMatch), "a refusal has no model"
+        pattern = state.header_forward_pattern
+        fields = forwarded(pattern, head.raw) if pattern else NOTHING
+        entry = state.models.lookup(found.name, found.version)
+        prepared = flat.prepare(entry, head.headers, body, state.http_max_input_size, fields)
+        connection.number = number = submit_copy(self._port, prepared, start_ns)
+        connection.stage = STREAMING
+        connection.deadline_s = now_s + self._timeout_s
+        self._open[number] = Generation(connection, prepared, is_stream=found.is_stream)
+        return prepared
+
+    def forget(self, connection: HttpConnection) -> None:
+        """Cancel the request of a connection that ends; what it held is given back. Its unsent bytes are the
+        connection's."""
+        generation = self._open.pop(connection.number)
+        self._cancel(generation)
+        for reply, _ in generation.unread:
+            self._release(reply)
+        generation.unread.clear()
+
+    def doubt(self, connection: HttpConnection) -> bool:
+        """Notify the model that the client may have gone. Returns whether the client can be asked: as long as nothing
+        of the response has been sent."""
+        generation = self._open[connection.number]
+        if not generation.is_cancelled:
+            self._port.cancel(connection.number, is_sure=False)
+        return not generation.has_begun
+
+    def _cancel(self, generation: Generation) -> None:
+        """Cancel a request that is still open, once."""
+        if not generation.is_cancelled:
+            generation.is_cancelled = True
+            self._port.cancel(generation.connection.number)
+
+    # --- replies become events ---
+
+    def connection_of(self, number: int) -> HttpConnection | None:
+        """The connection that waits for replies to a request; None if none does."""
+        generation = self._open.get(number)
+        return None if generation is None else generation.connection
+
+    def replied(self, connection: HttpConnection, reply: Reply, now_s: float) -> None:
+        """Take a reply to the request that a connection waits for."""
+        generation = self._open[reply.number]
+        if generation.unread or not self._has_room(generation, reply):
+            generation.unread.append((reply, now_s))
+            return
+        if not generation.num_unsent:
+            connection.deadline_s = now_s + self._timeout_s
+        self._take(generation, reply, now_s)
+
+    def _has_room(self, generation: Generation, reply: Reply) -> bool:
+        """Whether what the client has not read leaves room for the text of one reply more."""
+        if not generation.num_unsent:
+            return True
+        nbytes = 0 if reply.block is None else len(reply.block)
+        return self._outgoing.kept.has_room(generation.num_unsent, nbytes)
+
+    def _take(self, generation: Generation, reply: Reply, now_s: float) -> None:
+        """Render a reply and send its text; the generation may have ended afterwards."""
+        is_final = reply.is_final
+        trace = generation.connection.trace
+        if is_final and trace is not None:
+            trace.replied(reply)
+        if is_final and reply.is_empty:
+            self._release(reply)
+            text: bytes | ShoalError | None = None
+        else:
+            text = self._text(generation, reply)
+        if is_final:
+            generation.is_cancelled = True  # nothing is left to cancel
+        if generation.is_stream:
+            self._send_event(generation, text, now_s, is_last=is_final)
+        else:
+            self._collect(generation, text, now_s, is_last=is_final)
+
+    def _text(self, generation: Generation, reply: Reply) -> bytes | ShoalError:
+        """The JSON of a reply, or the error instead of one; the reply is released."""
+        prepared = generation.prepared
+        try:
+            _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
+            return flat.flatten(prepared, response, block)
+        except ShoalError as error:
+            return error.with_traceback(None)  # which refers to the worker's memory
+        finally:
+            self._release(reply)
+
+    def _release(self, reply: Reply) -> None:
+        if reply.block is not None:
+            self._port.release(reply.number, reply.part)
+
+    # --- generate: one response ---
+
+    def _collect(self, generation: Generation, text: bytes | ShoalError | None, now_s: float, *, is_last: bool) -> None:
+        if isinstance(text, ShoalError):
+            self._end_with(generation, error_response(text), now_s)
+        elif text is not None and generation.text is not None:
+            self._end_with(generation, error_response(InternalError(flat.NOT_ONE)), now_s)
+        else:
+            generation.text = generation.text if text is None else text
+            if is_last and generation.text is None:
+                self._end_with(generation, error_response(InternalError(flat.NOT_ONE)), now_s)
+            elif is_last:
+                self._end_with(generation, Response(200, JSON_CONTENT, (generation.text or b"",)), now_s)
+
+    def _end_with(self, generation: Generation, response: Response, now_s: float) -> None:
+        """End a request of which nothing has been sent."""
+        connection = generation.connection
+        self.forget(connection)
+        connection.stage = READING
+        if self._outgoing.respond(connection, response, now_s):
+            self._resume(connection)
+
+    # --- generate_stream: events ---
+
+    def _send_event(
+        self, generation: Generation, text: bytes | ShoalError | None, now_s: float, *, is_last: bool
+    ) -> None:
+        """Send an event and, if it is the last, the end of the stream. An error in front of all events is the status
+        of the response, too."""
+        data = b""
+        if not generation.has_begun:
+            status, headers = 200, flat.EVENTS
+            if isinstance(text, ShoalError):
+                status, headers, text = flat.first_error(text)
+            data = self._begin_stream(generation, status, headers)
+        if isinstance(text, ShoalError):
+            text = flat.error_text(text)
+        if text is not None:
+            event = flat.event(text)
+            data += b"%x\r\n%b\r\n" % (len(event), event)
+        if is_last:
+            data += LAST_CHUNK
+        if not self._send(generation, data, now_s) or not is_last:
+            return
+        connection = generation.connection
+        del self._open[connection.number]
+        connection.stage = READING
+        if generation.num_unsent:
+            self._outgoing.begin_rest(connection, now_s)
+        elif self._outgoing.sent(connection, now_s):
+            self._resume(connection)
+
+    def _begin_stream(self, generation: Generation, status: int, headers: Headers) -> bytes:
+        generation.has_begun = True
+        connection = generation.connection
+        if connection.trace is not None:
+            connection.trace.sending()
+        close = "" if connection.keep_alive else "Connection: close\r\n"
+        return f"{status_and_fields(status, headers)}{close}Transfer-Encoding: chunked\r\n\r\n".encode("latin-1")
+
+    def _send(self, generation: Generation, data: bytes, now_s: float) -> bool:
+        """Send bytes, and keep those that the socket does not take. Returns false if the connection had to be
+        closed."""
+        connection = generation.connection
+        if generation.num_unsent:
+            _append(connection, data)
+            generation.num_unsent += len(data)
+            self._outgoing.kept.nbytes += len(data)
+            return True
+        if not connection.send([data], len(data)):
+            self._close(connection)
+            return False
+        if connection.unsent:
+            generation.num_unsent = num_unsent = connection.num_unsent
+            connection.unsent = [bytearray(connection.unsent[0])]
+            self._outgoing.kept.nbytes += num_unsent
+            connection.deadline_s = now_s + SEND_S
+            self._watch(connection)
+        return True
+
+    def send_rest(self, connection: HttpConnection, now_s: float) -> None:
+        """Go on sending when the socket takes more; then take replies that had no room."""
+        generation = self._open[connection.number]
+        before = generation.num_unsent
+        if not connection.send(connection.unsent, before):
+            self._close(connection)
+            return
+        generation.num_unsent = after = connection.num_unsent
+        self._outgoing.kept.nbytes -= before - after
+        connection.deadline_s = now_s + (SEND_S if after else self._timeout_s)
+        if not after:
+            self._watch(connection)
+        unread = generation.unread
+        while unread and self._open.get(connection.number) is generation and self._has_room(generation, unread[0][0]):
+            self._take(generation, unread.popleft()[0], now_s)
+
+    def _watch(self, connection: HttpConnection) -> None:
+        """Wait for room in the socket as long as there are unsent bytes, and for bytes to read unless it is quiet."""
+        wanted = select.EPOLLOUT if connection.unsent else 0
+        self._poller.modify(connection.fd, wanted if connection.is_quiet else wanted | select.EPOLLIN)
+
+    # --- time passes, memory is short ---
+
+    def expire(self, connection: HttpConnection, now_s: float) -> None:
+        """End a request whose model has not answered in time, or whose client has read nothing for SEND_S."""
+        generation = self._open[connection.number]
+        if generation.num_unsent:
+            self._close(connection)
+            return
+        error = no_answer(self._timeout_s)
+        if not generation.has_begun:
+            self._end_with(generation, error_response(error), now_s)
+            return
+        self._cancel(generation)
+        self._send_event(generation, error, now_s, is_last=True)
+
+    def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
+        """A worker lacks memory: take replies in these segments for which there is room by now; with `is_urgent`, end
+        connections whose clients have left such replies unread for HOLD_S."""
+        for generation in [each for each in self._open.values() if each.unread]:
+            connection, unread = generation.connection, generation.unread
+            number = connection.number
+            if not any(self._port.lies_in(each.number, each.part, segments) for each, _ in unread):
+                continue
+            while unread and self._open.get(number) is generation and self._has_room(generation, unread[0][0]):
+                self._take(generation, unread.popleft()[0], now_s)
+            if is_urgent and unread and now_s - unread[0][1] >= HOLD_S:
+                self._close(connection)
+                self._outgoing.given_up.add(now_s)
+
+
+def _append(connection: HttpConnection, data: bytes) -> None:
+    """Add bytes to those that the socket has not taken yet."""
+    last = connection.unsent[-1]
+    if isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
+        last += data
+    else:
+        connection.unsent.append(bytearray(data))
