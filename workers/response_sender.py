@@ -32,8 +32,8 @@ WINDOW = 32
 #: client that stops).
 READ_IN_TIME = 8
 #: Most batches whose requests are answered after `execute` has returned; beyond, the instance gets no further batch
-#: (ours).
-MAX_OPEN_BATCHES = 256
+#: (ours: as many streams as one front end has of a model by default).
+MAX_OPEN_BATCHES = 1024
 
 _log = logging.getLogger(__name__)
 

@@ -18,10 +18,12 @@ def connection(every_kind: Server) -> Iterator[http.client.HTTPConnection]:
     opened.close()
 
 
-def send(connection: http.client.HTTPConnection, case: Case) -> http.client.HTTPResponse:
+def send(
+    connection: http.client.HTTPConnection, case: Case, more: tuple[tuple[str, str], ...] = ()
+) -> http.client.HTTPResponse:
     # Not `request`: it adds headers of its own.
     connection.putrequest(case.method, case.path, skip_accept_encoding=True)
-    for name, value in case.headers.items():
+    for name, value in (*case.headers.items(), *more):
         connection.putheader(name, value)
     if case.body or case.method == "POST":
         connection.putheader("Content-Length", str(len(case.body)))
@@ -50,3 +52,16 @@ def test_answer(connection: http.client.HTTPConnection, case: Case) -> None:
         assert response.getheader(name) == case.answer.headers.get(name), name
     assert response.will_close == case.closes
     assert connection.sock is (None if case.closes else socket)
+
+
+GENERATE = [case for case in CASES if case.path.endswith(("/generate", "/generate_stream")) and case.method == "POST"]
+
+
+@pytest.mark.parametrize("case", GENERATE, ids=lambda case: case.id)
+def test_the_road_generates_the_same_answer(connection: http.client.HTTPConnection, case: Case) -> None:
+    """What makes a lane hand a request over is a field that it does not interpret."""
+    response = send(connection, case, (("TE", "trailers"),))
+    body = response.read()
+    assert response.getheader("Server") == "gunicorn"
+    assert (response.status, body) == (case.answer.status, case.answer.body)
+    assert response.getheader("Content-Type") == case.answer.headers.get("Content-Type")

@@ -156,8 +156,19 @@ class Star:
         """The batcher's refusal: cancelled."""
         return self._reply(number, 8, 0, 0, 4)
 
-    def reply(self, number: int, response: InferResponse, data: bytes, nbytes: int = 16384) -> Reply:
-        """The worker's answer: `data` at the start of a block, the header at its end."""
+    def num_cancels(self) -> int:
+        """How often the lane has cancelled since requests or cancels were last looked at."""
+        self.port.flush()
+        return sum(record[0] == 2 for record in self._requests.drain())
+
+    def end(self, number: int) -> Reply:
+        """The end of an answer, without another response."""
+        return self._reply(number, 0, 0, 0, 0)
+
+    def reply(
+        self, number: int, response: InferResponse, data: bytes, nbytes: int = 16384, *, more: bool = False
+    ) -> Reply:
+        """The worker's answer: `data` at the start of a block, the header at its end. Others follow if `more`."""
         block = self.worker_slab.allocate(nbytes)
         assert block is not None
         self.replied = block.ref
@@ -165,7 +176,7 @@ class Star:
         header = pack_response(response)
         start = len(block.memory) - len(header)
         block.memory[start:] = header
-        return self._reply(number, 0, block.ref, start << 32 | len(header), 0)
+        return self._reply(number, 0, block.ref, start << 32 | len(header), 0, *[0] * 6, int(more))
 
     def fail(self, number: int, status: int, sentence: bytes) -> Reply:
         """The worker's error."""
