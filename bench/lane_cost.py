@@ -30,7 +30,7 @@ from bench.background_load import raw
 from bench.errors import BenchmarkError
 from bench.grpc_words import METHOD, frame, grpc_request
 from bench.own_instructions import OwnInstructions
-from bench.workloads import IDENTITY_16, BenchModel, v2_request
+from bench.workloads import IDENTITY_16, PLACE_OF_ID, BenchModel, identified, v2_request
 from shoal.control import Channel
 from shoal.datatypes import FP32
 from shoal.frontend.front_end import FrontEnd
@@ -138,6 +138,22 @@ class HttpLoadClient(LoadClient):
         return self._bytes
 
 
+class DistinctHttpLoadClient(LoadClient):
+    """An HTTP client each of whose requests has an id and a trace header of its own, as bench/load.lua sends them."""
+
+    def __init__(self, port: int, model: BenchModel, num_at_once: int) -> None:
+        super().__init__(port, model, num_at_once)
+        asked = identified(v2_request(model, "binary"))
+        traced = replace(asked, headers={**asked.headers, "traceparent": f"00-{PLACE_OF_ID * 2}-{PLACE_OF_ID}-01"})
+        self._bytes = raw(traced)
+        self._number = self._socket.getsockname()[1] << 32
+
+    def request(self) -> bytes:
+        """The bytes of the next request, like no earlier one of any client."""
+        self._number += 1
+        return self._bytes.replace(PLACE_OF_ID.encode(), b"%016x" % self._number)
+
+
 class GrpcLoadClient(LoadClient):
     """A gRPC client with a stream for each request: HEADERS of references into the table, once that is filled, and DATA
     in frames as large as most clients make them. Like h2load, and unlike others, it sends a content-length."""
@@ -183,6 +199,8 @@ class Case:
 CASES = (
     Case("http-c1", HttpLane, HttpLoadClient, 1),
     Case("http-c16", HttpLane, HttpLoadClient, 16),
+    Case("http-ids-c1", HttpLane, DistinctHttpLoadClient, 1),
+    Case("http-ids-c16", HttpLane, DistinctHttpLoadClient, 16),
     Case("http-large", HttpLane, HttpLoadClient, 8, model=LARGE),
     Case("grpc-c1", GrpcLane, GrpcLoadClient, 1),
     Case("grpc-c16", GrpcLane, GrpcLoadClient, 16),

@@ -158,11 +158,13 @@ def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
 
 
 def submit_block(
-    port: Port, prepared: PreparedRequest, block: Block, span: int, start_ns: int, deadline_ns: int = 0
-) -> int:
-    """Submit a filled block, whose header is at `span`, to the batcher. Returns the request's number."""
+    port: Port, prepared: PreparedRequest, block: Block, span: int, start_ns: int, deadline_ns: int = 0,
+    wishes: RequestSettings | None = None,
+) -> int:  # fmt: skip
+    """Submit a filled block, whose header is at `span`, to the batcher; with `wishes` in place of the request's own
+    settings. Returns the request's number."""
     digest = request_digest(block.memory, span) if prepared.entry.is_cached else NO_DIGEST
-    return port.submit(prepared, prepared, block, span, start_ns, digest, deadline_ns)
+    return port.submit(prepared, wishes or prepared, block, span, start_ns, digest, deadline_ns)
 
 
 def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_ns: int = 0) -> int:

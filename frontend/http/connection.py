@@ -10,6 +10,8 @@ from socket import socket as Socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shoal.frontend.http.http_head import Head
+    from shoal.frontend.http.templates import KnownRequest
     from shoal.frontend.tracing import TracedRequest
 
 #: Most bytes of one read: a head and a small body come in one piece.
@@ -39,8 +41,8 @@ class HttpConnection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (
-        "begun_s", "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "last_head", "number",
-        "prefix_nbytes", "received", "release", "socket", "stage", "target", "trace", "unsent",
+        "begun_s", "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "known", "last_head",
+        "num_missed", "number", "received", "release", "socket", "stage", "target", "trace", "unsent",
     )  # fmt: skip
 
     def __init__(self, connection: Socket, now_s: float, deadline_s: float) -> None:
@@ -51,11 +53,12 @@ class HttpConnection:
         self.buffer = b""  # bytes read and not used: the beginning of a request, or the next one
         self.begun_s = now_s  # when the first bytes of a request came
         self.deadline_s = deadline_s
-        self.prefix_nbytes = 0  # size of the last request's head and JSON, which stand before binary tensors
         self.keep_alive = True
         self.is_quiet = False  # whether the lane does not wait for bytes to read
         self.head: object = None
-        self.last_head: object = None  # of the last request that was looked at
+        self.last_head: Head | None = None  # of the last request that was not known
+        self.known: KnownRequest | None = None  # what was known of the last one that was
+        self.num_missed = 0  # inferences since then that were not known
         self.block: object = None  # the block a body is received into
         self.target: memoryview | None = None  # memory for the rest of that body
         self.received = 0

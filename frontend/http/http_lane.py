@@ -9,7 +9,7 @@ connection is handed over with the bytes already read, and comes back when it is
 import logging
 import select
 import socket
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from shoal.errors import ShoalError
 from shoal.frontend.front_end import FrontEnd
@@ -18,7 +18,8 @@ from shoal.frontend.http.generations import Generations
 from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.http.incoming import Incoming
 from shoal.frontend.http.outgoing import OutgoingResponses
-from shoal.frontend.http.submission import KnownPrefix, Submission, Submitted, response_head
+from shoal.frontend.http.submission import Submission, Submitted, response_head
+from shoal.frontend.http.templates import KnownRequest
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
 from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
@@ -34,6 +35,9 @@ _log = logging.getLogger("shoal")
 MAX_JSON_BYTES = 256 * 1024
 #: A body up to this size comes with its head in one read, and is copied into its block. A larger one is received there.
 SMALL_BODY_BYTES = 48 * 1024
+#: Of a connection's requests that are not known, so many are kept, so that those like them are known; from then on each
+#: of so many, until one is known (ours).
+EAGER_MISSES, RARE_MISSES = 8, 64
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
@@ -154,37 +158,36 @@ class HttpLane(Lane[HttpConnection]):
         """Use received bytes: whole requests are answered, the beginning of one is kept."""
         while True:
             connection.buffer = b""
-            known = self._submission.find(data[: connection.prefix_nbytes], len(data))
-            if known is not None:
-                self._submit_known(connection, known, data)
+            found = self._submission.find(data, connection.known)
+            if found is not None:
+                known, values = found
+                if self._submit_known(connection, known, values, data):
+                    return
+            elif connection.known is not None and connection.known.layout.is_head(data):
+                connection.buffer = data  # its body comes in a segment of its own
                 return
             end = data.find(b"\r\n\r\n") + 4
             if end == 3:
                 self._keep(connection, data, MAX_HEAD_BYTES)
                 return
-            raw = data[:end]
-            head = parse_head(raw)
+            head = parse_head(data[:end])
             if head is None or self._is_for_road(head):
                 self._hand_over(connection, data)
                 return
             connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
-            connection.prefix_nbytes = end + (head.json_length or 0)
-            # Where each head has a field of its own, as a trace, none comes again.
-            comes_again, connection.last_head = head is connection.last_head, head
             needed = end + head.content_length
             if len(data) < needed:
                 self._begin_body(connection, head, data, end)
                 return
             connection.buffer = data[needed:]
-            run = self._submit if head.is_infer else self._answer
-            prefix = raw if comes_again else b""
-            if not run(connection, head, memoryview(data)[end:needed], prefix) or not connection.buffer:
+            run = self._submit_new if head.is_infer else self._answer
+            if not run(connection, head, memoryview(data)[end:needed]) or not connection.buffer:
                 return
             data = connection.buffer
 
     def _is_for_road(self, head: Head) -> bool:
         if HTTP.restricted(self._state, head.path, head.headers):
-            # The road refuses or admits it; requests admitted here are found again by their whole head (Known).
+            # The road refuses or admits it; requests admitted here are known by their whole head only.
             return True
         if isinstance(head.found, Response) and head.content_length:
             return True  # the body is not read: the road can close without losing the answer
@@ -224,12 +227,12 @@ class HttpLane(Lane[HttpConnection]):
             return
         head, block, body = received
         if received.is_complete and head.is_infer:
-            self._submit(connection, head, body, b"", block)
+            self._submit(connection, head, body, None, block)
             return
         if received.is_complete:
             text = memoryview(bytes(body))
             self._port.slab.free(block.ref)
-            if self._answer(connection, head, text, b""):
+            if self._answer(connection, head, text):
                 self._resume(connection)
             return
         self._port.slab.free(block.ref)
@@ -239,12 +242,26 @@ class HttpLane(Lane[HttpConnection]):
 
     # --- requests go in, responses out ---
 
+    def _submit_new(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
+        """Submit a request that is not known, and came in one piece. True if it was refused and the connection can go
+        on at once."""
+        before, connection.last_head = connection.last_head, head
+        connection.num_missed = num_missed = connection.num_missed + 1
+        # To keep a request costs as much again. Where it does not help (each may be new), hardly any are kept.
+        is_kept = num_missed <= EAGER_MISSES or num_missed % RARE_MISSES == 0
+        return self._submit(connection, head, body, before if is_kept else None)
+
     def _submit(
-        self, connection: HttpConnection, head: Head, body: memoryview, raw: bytes, block: Block | None = None
+        self,
+        connection: HttpConnection,
+        head: Head,
+        body: memoryview,
+        before: Head | None = None,
+        block: Block | None = None,
     ) -> bool:
         """Submit a request. True if it was refused and the connection can go on at once."""
         try:
-            number, asked = self._submission.submit(head, body, block, raw)
+            number, asked = self._submission.submit(head, body, block, before)
         except RoadOnlyError:  # the body's block is free by now, but unchanged
             self._hand_over(connection, head.raw + bytes(body) + connection.buffer)
             return False
@@ -253,17 +270,29 @@ class HttpLane(Lane[HttpConnection]):
         self._wait(connection, head, number, asked)
         return False
 
-    def _submit_known(self, connection: HttpConnection, known: KnownPrefix, data: bytes) -> None:
-        """Submit a request of a known form that is all of `data`."""
-        connection.keep_alive = known.keep_alive and self._stops_at_s == 0.0
+    def _submit_known(
+        self, connection: HttpConnection, known: KnownRequest, values: Sequence[bytes], data: bytes
+    ) -> bool:
+        """Submit a request that is known, and all of `data`. False, and no effect, if it must be parsed in full."""
+        head = known.head
+        connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
         try:
-            number, asked = self._submission.submit_known(known, data)
+            submitted = self._submission.submit_known(known, values)
         except RoadOnlyError:
             self._hand_over(connection, data)
         except ShoalError as error:
             self._outgoing.respond(connection, error_response(error), self.now_s)
         else:
-            self._wait(connection, known.head, number, asked)
+            if submitted is None:
+                return False
+            if connection.known is not known:
+                connection.known = known
+                connection.num_missed = 0
+            if self._state.tracing is not None and known.layout.num_fields:
+                head = parse_head(data[: data.find(b"\r\n\r\n") + 4]) or head  # a trace's parent is in such a field
+            number, asked = submitted
+            self._wait(connection, head, number, asked)
+        return True
 
     def _wait(self, connection: HttpConnection, head: Head, number: int, asked: Submitted) -> None:
         connection.stage = WAITING
@@ -283,7 +312,7 @@ class HttpLane(Lane[HttpConnection]):
             trace.submitted(block, span)
             trace.children = self._port.trace(connection.number)
 
-    def _answer(self, connection: HttpConnection, head: Head, body: memoryview, _raw: bytes) -> bool:
+    def _answer(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
         """Run a handler that cannot block. True if the connection can go on at once."""
         found = head.found
         if not isinstance(found, Response):

@@ -18,7 +18,7 @@ from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import ShoalError
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
-from shoal.request import InferResponse, TensorRef, around_id
+from shoal.request import InferResponse, TensorRef, around_id, split_header
 from shoal.shm.layout import pack_span
 from shoal.star.outgoing import aligned
 
@@ -50,7 +50,8 @@ class JsonTemplate:
     prepared: PreparedRequest
     inputs: tuple[JsonInput, ...]
     header_offset: int
-    header: bytes  # the packed InferRequest, without an id that was cut out
+    header: bytes  # the packed InferRequest, without what was cut out (request_options.py)
+    layout: bytes  # the first part of the header
     around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
     span: int
     responses: dict[bytes, "JsonResponse"]  # by the worker's packed InferResponse
@@ -88,7 +89,9 @@ def make_template(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[by
         offset += aligned(len(data))
     header = prepared.pack_header(refs)
     kept = replace(prepared, inputs=())
-    template = JsonTemplate(kept, tuple(inputs), offset, header, around_id(header), pack_span(offset, len(header)), {})
+    layout, _ = split_header(header)
+    span = pack_span(offset, len(header))
+    template = JsonTemplate(kept, tuple(inputs), offset, header, layout, around_id(header), span, {})
     # The full parse has just read these arrays: the short one must agree.
     if decode(template, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
         return None

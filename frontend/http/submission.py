@@ -1,42 +1,46 @@
 """Infer requests of a lane, which never waits: a request's body is put into shared memory, a reply becomes a response.
 
 Clients send the same request many times with other data: the JSON in front of binary tensors is equal, byte for byte
-but for an id, from request to request. The result of parsing and validating such JSON is kept (a RequestTemplate) and
-used again for a request with the same JSON, model and sizes; so is the head of the response. An id is cut out of the
-one and put into the other. For numbers in JSON, json_template.py does the same. Requests with BYTES tensors, and
-whatever else depends on the data, are parsed in full each time. Measured per request of 16 floats: 5 µs with a
-template, 21 µs without. Where the HTTP head is the same, too, and there is no id, the head is not even parsed
-(KnownPrefix): a lane then executes 70 thousand instructions in all for such a request instead of 128.
+but for an id and parameters, from request to request. The result of parsing and validating such JSON is kept (a
+RequestTemplate) and used again for a request with the same JSON, model and sizes; so is the head of the response. Id
+and parameters are cut out of the one, and the id is put into the other. For numbers in JSON, json_template.py does the
+same. Requests with BYTES tensors, and whatever else depends on the data, are parsed in full each time. Measured per
+request of 16 floats: 5 µs with a template, 21 µs without. Where the HTTP head is the same, too, but for fields that
+mean nothing here, neither head nor JSON is parsed (known_request.py).
 """
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
-from typing import NamedTuple
+
+import orjson
 
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
-from shoal.frontend.header_forwarding import NOTHING, forwarded
+from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded
 from shoal.frontend.http import json_template
 from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
-from shoal.frontend.http.request_id import MAX_ID_BYTES, cut_id, is_only_id
-from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
+from shoal.frontend.http.known_request import learn
+from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions, cut, is_right
+from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, with_settings
+from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Headers, Response, error_response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
-from shoal.frontend.v2.infer import prepare, render
+from shoal.frontend.v2.infer import parse_settings, prepare, render
 from shoal.memo import Memo
-from shoal.request import InferResponse, TensorRef, around_id, pack_id
+from shoal.request import InferResponse, TensorRef, around_id, split_header
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import ALIGNMENT, aligned
 from shoal.star.refusal import answered
-from shoal.star.validation import PreparedInput
+from shoal.star.validation import PreparedInput, check_sequence
 
 #: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
 _MAX_TEMPLATE_JSON = 4096
@@ -45,78 +49,22 @@ _MAX_TEMPLATES = 512
 HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
 _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
-#: Head and JSON of a request are known as one where they are at most this long.
-_MAX_PREFIX = 8192
-#: The key of a template: model, JSON without its id, place of the first tensor, number of bytes behind the JSON, and
-#: whether no id was cut out of the JSON.
-_Key = tuple[int, bytes, int, int, bool]
-#: The key of a template of JSON alone: model, skeleton, and whether no id was cut out.
-_JsonKey = tuple[int, json_template.Skeleton, bool]
-#: The first bytes of a response's JSON, and those of a response with binary tensors.
+#: Known requests are found by their request line and size: so many of these, and so many requests with each (ours).
+_MAX_KNOWN, _MAX_ALIKE = 256, 4
+#: The key of a template: model, JSON without what is cut out, place of the first tensor, number of bytes behind the
+#: JSON, and whether outputs are binary by the parameters that were cut out.
+_Key = tuple[int, tuple[bytes, ...], int, int, bool]
+#: The key of a template of JSON alone: model, skeleton of the JSON without what is cut out, in how many pieces it was
+#: then, and as above.
+_JsonKey = tuple[int, json_template.Skeleton, int, bool]
+#: The first bytes of a JSON response with an id.
 _ID_MEMBER = b'{"id":"%b",'
-_BINARY_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
-    b"Content-Length: %d\r\n\r\n"
-)
 #: Tensors up to this are joined to the head: one plain send is cheaper than a gathering one, and the block is free.
 JOIN_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTemplate:
-    """An infer request without its tensors' bytes, kept for requests whose JSON is the same."""
-
-    prepared: PreparedRequest
-    tail_offset: int  # where in the block the first tensor starts
-    tail_end: int
-    header_offset: int
-    header: bytes  # the packed InferRequest, without an id that was cut out
-    around_id: tuple[bytes, bytes]  # the header, in front of the id and behind it
-    nbytes: int  # of the block, up to the header's end
-    span: int
-    response_heads: dict[bytes, "ResponseHead"]  # key: the worker's packed InferResponse
-
-
-class IdentifiedRequest(NamedTuple):
-    """A request with an id of its own, and the template that it has without the id."""
-
-    template: RequestTemplate | JsonTemplate
-    id: bytes
-
-    @property
-    def prepared(self) -> PreparedRequest:
-        """The request, without its tensors."""
-        return replace(self.template.prepared, id=self.id.decode())
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
-    """A response's bytes up to its first tensor, without an id, kept for responses that differ in tensors and id only,
-    and where the tensors lie in the worker's block."""
-
-    head: bytes
-    json: bytes  # at the end of the head
-    spans: tuple[tuple[int, int], ...]
-    end: int  # where in the worker's block the last tensor ends
-    is_small: bool  # head and tensors are joined and sent as one chunk
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPrefix:
-    """An infer request's head and all else up to the part that changes (tensors, or a body that is all JSON), kept
-    for requests that begin with the same bytes."""
-
-    head: Head
-    keep_alive: bool
-    entry: ModelEntry
-    template: RequestTemplate | None  # without an id; None: the body is JSON
-    prefix_nbytes: int
-    nbytes: int
-    num_changes: int  # the models' when this was kept: after another change the name may mean another version, or none
-
-
 #: What a lane keeps of a request until its reply comes.
-Submitted = PreparedRequest | RequestTemplate | JsonTemplate | IdentifiedRequest
+Submitted = PreparedRequest | RequestTemplate | JsonTemplate | VariedRequest
 
 
 class Submission:
@@ -125,51 +73,90 @@ class Submission:
     def __init__(self, state: ServerState, port: Port) -> None:
         self._state = state
         self._port = port
-        # Changed by submit: templates, and known requests by prefix.
+        # Changed by submit: templates, settings by the text of the parameters, and known requests by request line and
+        # size.
         self._templates = Memo[_Key, RequestTemplate]("http_form", _MAX_TEMPLATES)
         self._json_templates = Memo[_JsonKey, JsonTemplate]("http_json_form", _MAX_TEMPLATES)
-        self._known = Memo[bytes, KnownPrefix]("http_prefix", _MAX_TEMPLATES)
-        # Changed by response: ids of the models that have given a response worth compressing.
+        self._settings = Memo[bytes, RequestSettings]("http_parameters", _MAX_TEMPLATES)
+        self._known = Memo[tuple[bytes, int], tuple[KnownRequest, ...]]("http_known", _MAX_KNOWN)
+        # Changed by response: ids of the models that have given a response worth compressing, and how many they are.
         self._large: set[int] = set()
+        self._num_large = 0
 
-    def find(self, prefix: bytes, nbytes: int) -> KnownPrefix | None:
-        """What is kept of an earlier request that had `nbytes` bytes, too, and started with `prefix`; None if there
-        is none, or if models have changed since."""
-        known = self._known.entries.get(prefix)
-        if known is None or known.nbytes != nbytes:
-            return None
-        return known if known.num_changes == self._state.models.num_changes else None
+    def find(self, data: bytes, last: KnownRequest | None = None) -> tuple[KnownRequest, Sequence[bytes]] | None:
+        """What is kept of an earlier request like this one, which is all of `data`, and the parts in which it differs;
+        None if there is none, or if models have changed since. `last` is what was found for the request before."""
+        num_changes = self._state.models.num_changes + self._num_large
+        if last is not None and last.num_changes == num_changes and last.layout.nbytes == len(data):
+            values = last.layout.read(data)
+            if values is not None:
+                return last, values
+        for known in self._known.entries.get((data[: data.find(b"\r")], len(data)), ()):
+            values = known.layout.read(data)
+            if values is not None and known.num_changes == num_changes:
+                return known, values
+        return None
 
-    def submit_known(self, known: KnownPrefix, request: bytes) -> tuple[int, Submitted]:
-        """Put a request that `find` found into shared memory; `request` is all of it, from the first byte of its head.
+    def submit_known(self, known: KnownRequest, values: Sequence[bytes]) -> tuple[int, Submitted] | None:
+        """Put a request that `find` found into shared memory.
 
-        Returns the same as `submit`. Raises ShoalError.
+        Returns the same as `submit`; None if the request must be parsed in full. Raises ShoalError.
         """
         start_ns = time.monotonic_ns()
-        rest = request[known.prefix_nbytes :]
-        template = known.template
+        template, layout = known.template, known.layout
         if template is None:
-            return self._submit_json(known.entry, known.head, rest, start_ns)
-        block = self._port.allocate(template.nbytes, known.entry.model_id)
-        memory = block.memory
-        memory[template.tail_offset : template.tail_end] = rest
-        memory[template.header_offset : template.nbytes] = template.header
-        return submit_block(self._port, template.prepared, block, template.span, start_ns), template
+            return self._submit_json(known.entry, known.head, values[-1], start_ns)
+        if not layout.has_options:
+            block = self._port.allocate(template.nbytes, known.entry.model_id)
+            memory = block.memory
+            memory[template.tail_offset : template.tail_end] = values[-1]
+            memory[template.header_offset : template.nbytes] = template.header
+            return submit_block(self._port, template.prepared, block, template.span, start_ns), template
+        id_, settings = b"", None
+        if layout.id_at >= 0:
+            id_ = values[layout.id_at]
+        if layout.parameters_at >= 0:
+            settings = self._settings_of(values[layout.parameters_at])
+            if settings is None or settings.binary_data_output != template.prepared.binary_data_output:
+                return None
+        return self._submit_template(template, values[-1], None, start_ns, id_, settings)
 
-    def _remember(self, raw: bytes, head: Head, entry: ModelEntry, template: RequestTemplate | None) -> None:
-        if len(raw) > _MAX_PREFIX:
+    def _remember(
+        self, head: Head, before: Head, json: bytes, options: CutOptions | None, nbytes: int,
+        entry: ModelEntry, template: RequestTemplate | None,
+    ) -> None:  # fmt: skip
+        """Keep a request of `nbytes` bytes, so that `find` finds those like it."""
+        if self._state.restrictions and head.raw != before.raw:
+            return  # the value of any field may be what admits it
+        layout = learn(head, before, json, options, nbytes)
+        if layout is None:
             return
-        nbytes = len(raw) + head.content_length - (head.json_length or 0)
-        num_changes = self._state.models.num_changes
-        self._known.keep(raw, KnownPrefix(head, head.keep_alive, entry, template, len(raw), nbytes, num_changes))
+        num_changes = self._state.models.num_changes + self._num_large
+        key = head.raw[: head.raw.find(b"\r")], nbytes
+        others = [each for each in self._known.entries.get(key, ()) if each.num_changes == num_changes]
+        known = KnownRequest(layout, head, entry, template, num_changes)
+        self._known.keep(key, (known, *others[: _MAX_ALIKE - 1]))
 
-    def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Submitted]:
+    def _settings_of(self, parameters: bytes) -> RequestSettings | None:
+        """The settings in a text that was cut out of a request; None if the full parse must find the error in it."""
+        settings = self._settings.entries.get(parameters)
+        if settings is None:
+            try:
+                settings = parse_settings(orjson.loads(parameters))
+            except (ShoalError, orjson.JSONDecodeError):
+                return None
+            self._settings.keep(parameters, settings)
+        return settings
+
+    def submit(
+        self, head: Head, body: memoryview, block: Block | None, before: Head | None = None
+    ) -> tuple[int, Submitted]:
         """Put a request into shared memory; the batcher sees it after the port's next flush.
 
         Returns the request's number, and what `response` needs of the request when its reply comes. `body` lies in
         `block`, at `body_offset`; where `block` is None, in private memory. The block is used for the request, or
-        freed. `raw` are the bytes of the head, where the request came in one piece and its head may come again: `find`
-        then finds the next such request. Raises ShoalError, after freeing the block.
+        freed. `before` is the head of an earlier request, where this one came in one piece and such requests may come
+        again: `find` then finds the next one. Raises ShoalError, after freeing the block.
         """
         start_ns = time.monotonic_ns()
         try:
@@ -178,13 +165,13 @@ class Submission:
                 self._port.admit(entry.model_id)
             pattern = self._state.header_forward_pattern
             fields = forwarded(pattern, head.raw) if pattern else NOTHING
-            submitted = None if fields else self._submit_as_known(entry, head, body, block, raw, start_ns)
-            if submitted is not None:
-                return submitted
-            limit, regions = self._state.http_max_input_size, self._state.regions
-            prepared = prepare(entry, head.headers, body, limit, fields, regions)
-            if not fields:  # a template is found by the JSON alone, and the next client's headers are others
-                self._keep_template(entry, head, body, prepared)
+            if fields:  # a template is found by the JSON alone, and the next client's headers are others
+                prepared = self._prepared(entry, head, body, fields)
+            else:
+                submitted = self._submit_as_known(entry, head, body, block, before, start_ns)
+                if not isinstance(submitted, PreparedRequest):
+                    return submitted
+                prepared = submitted
             number = submit_copy(self._port, prepared, start_ns)
         except ShoalError:
             if block is not None:
@@ -194,53 +181,87 @@ class Submission:
             self._port.slab.free(block.ref)
         return number, prepared
 
+    def _prepared(
+        self, entry: ModelEntry, head: Head, body: memoryview, fields: Forwarded = NOTHING
+    ) -> PreparedRequest:
+        return prepare(entry, head.headers, body, self._state.http_max_input_size, fields, self._state.regions)
+
     def _submit_as_known(
-        self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
-    ) -> tuple[int, Submitted] | None:
-        """Submit a request that is all JSON, or one whose template is kept; returns None if it must be parsed in
-        full."""
-        longest = min(json_template.MAX_BODY_BYTES, self._state.http_max_input_size)
-        if block is None and head.json_length is None and len(body) <= longest:
-            if raw:
-                self._remember(raw, head, entry, None)
+        self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, before: Head | None, start_ns: int
+    ) -> tuple[int, Submitted] | PreparedRequest:
+        """Submit a request that is all JSON, or one whose template is kept; of any other, returns what parsing it in
+        full has found, and keeps its template."""
+        json_length, limit = head.json_length, self._state.http_max_input_size
+        if block is None and json_length is None and len(body) <= min(json_template.MAX_BODY_BYTES, limit):
+            if before is not None:
+                self._remember(head, before, b"", None, len(head.raw) + len(body), entry, None)
             return self._submit_json(entry, head, bytes(body), start_ns)
-        if not 0 < (head.json_length or 0) <= len(body):
-            return None
-        key, id_ = _key(entry, head, body)
-        template = self._templates.entries.get(key)
-        if template is None:
-            return None
-        if id_:
-            return self._submit_template(template, head, body, block, start_ns, id_), IdentifiedRequest(template, id_)
-        if raw:
-            self._remember(raw + body[: head.json_length], head, entry, template)
-        return self._submit_template(template, head, body, block, start_ns), template
+        if json_length is None or not 0 < json_length <= min(len(body), _MAX_TEMPLATE_JSON, limit):
+            return self._prepared(entry, head, body)
+        json = bytes(body[:json_length])
+        options = cut(json)
+        settings = self._settings_of(options.parameters) if options.parameters else None
+        if options.parameters and settings is None:
+            return self._prepared(entry, head, body)
+        is_binary = settings is not None and settings.binary_data_output
+        key: _Key = entry.model_id, options.rest, aligned(json_length), len(body) - json_length, is_binary
+        template, submitted = self._templates.entries.get(key), None
+        if template is not None:
+            tail = body[json_length:]
+            submitted = self._submit_template(template, tail, block, start_ns, options.id, settings)
+        if submitted is not None:
+            found: tuple[int, Submitted] | PreparedRequest = submitted
+        else:
+            found = prepared = self._prepared(entry, head, body)
+            template = self._make_template(prepared, body, json, options)
+            if template is not None:
+                self._templates.keep(key, template)
+        if before is not None and template is not None:
+            self._remember(head, before, json, options, len(head.raw) + len(body), entry, template)
+        return found
 
     def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Submitted]:
         """Submit a small body that is all JSON. Raises ShoalError."""
-        json, id_ = cut_id(body)
-        skeleton, arrays = json_template.split(json)
-        key = (entry.model_id, skeleton, not id_)
+        options = cut(body)
+        settings = self._settings_of(options.parameters) if options.parameters else None
+        if options.parameters and settings is None:
+            prepared = self._prepared(entry, head, memoryview(body))
+            return submit_copy(self._port, prepared, start_ns), prepared
+        # No JSON has a zero byte. A body that has one where another has been cut out has one more to be cut out.
+        skeleton, arrays = json_template.split(b"\0".join(options.rest))
+        key = entry.model_id, skeleton, len(options.rest), settings is not None and settings.binary_data_output
         template = self._json_templates.entries.get(key)
         limit = self._state.http_max_input_size
         tensors = None if template is None else json_template.decode(template, arrays, limit)
         if template is None or tensors is None:
-            prepared = prepare(entry, head.headers, memoryview(body), limit, regions=self._state.regions)
-            if template is None and is_only_id(body, id_, prepared.id):
-                bare = replace(prepared, id="") if id_ else prepared
-                made = json_template.make_template(bare, skeleton, arrays)
+            prepared = self._prepared(entry, head, memoryview(body))
+            if template is None and is_right(body, options):
+                made = json_template.make_template(without(prepared, options), skeleton, arrays)
                 if made is not None:
                     self._json_templates.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
-        header = with_id(template, id_) if id_ else template.header
-        block = self._port.allocate(template.header_offset + len(header), entry.model_id)
+        asked: JsonTemplate | VariedRequest = template
+        header = template.header
+        if len(options.rest) > 1:
+            asked = VariedRequest(template, options.id, settings)
+            header = asked.header()
+            if settings is not None:
+                self._check_sequence(template.prepared, options.id, settings)
+        end = template.header_offset + len(header)
+        block = self._port.allocate(end, entry.model_id)
         memory = block.memory
         for each, data in zip(template.inputs, tensors, strict=True):
             memory[each.offset : each.offset + len(data)] = data
-        memory[template.header_offset : template.header_offset + len(header)] = header
+        memory[template.header_offset : end] = header
         span = pack_span(template.header_offset, len(header))
-        number = submit_block(self._port, template.prepared, block, span, start_ns)
-        return number, IdentifiedRequest(template, id_) if id_ else template
+        return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
+
+    def _check_sequence(self, prepared: PreparedRequest, id_: bytes, settings: RequestSettings) -> None:
+        """Check what a sequence batcher requires of these settings, the last of all checks. Raises
+        InvalidArgumentError."""
+        signature = prepared.entry.signature
+        if signature.sequences is not None:
+            check_sequence(signature.sequences, signature.name, id_.decode(), prepared.rows, settings.correlation_id)
 
     def has_large_responses(self, head: Head) -> bool:
         """Whether the model that a request is for has given a response that is worth compressing."""
@@ -262,51 +283,53 @@ class Submission:
         return entry
 
     def _submit_template(
-        self,
-        template: RequestTemplate,
-        head: Head,
-        body: memoryview,
-        block: Block | None,
-        start_ns: int,
-        id_: bytes = b"",
-    ) -> int:
+        self, template: RequestTemplate, tail: bytes | memoryview, block: Block | None, start_ns: int,
+        id_: bytes, settings: RequestSettings | None,
+    ) -> tuple[int, Submitted] | None:  # fmt: skip
+        """Submit a request of this template. None, and no effect, if its header does not fit behind the body that
+        `block` has received. Raises ShoalError."""
+        prepared = template.prepared
+        asked: RequestTemplate | VariedRequest = template
         header, end, span = template.header, template.nbytes, template.span
-        if id_:
-            header = with_id(template, id_)
+        if id_ or settings is not None:
+            asked = VariedRequest(template, id_, settings)
+            header = asked.header()
             end = template.header_offset + len(header)
             span = pack_span(template.header_offset, len(header))
+            if settings is not None:
+                self._check_sequence(prepared, id_, settings)
         if block is None:
-            block = self._port.allocate(end, template.prepared.entry.model_id)
-            block.memory[template.tail_offset : template.tail_end] = body[head.json_length :]
+            block = self._port.allocate(end, prepared.entry.model_id)
+            block.memory[template.tail_offset : template.tail_end] = tail
+        elif end > len(block.memory):
+            return None
         block.memory[template.header_offset : end] = header
-        return submit_block(self._port, template.prepared, block, span, start_ns)
+        return submit_block(self._port, prepared, block, span, start_ns, wishes=settings), asked
 
-    def _keep_template(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
-        """Keep a template of this request, if its tensors are all binary and the bytes of none have to be checked
+    def _make_template(
+        self, prepared: PreparedRequest, body: memoryview, json: bytes, options: CutOptions
+    ) -> RequestTemplate | None:
+        """The template of this request, if its tensors are all binary and the bytes of none have to be checked
         (BYTES)."""
-        json_length = head.json_length
-        if not json_length or json_length > _MAX_TEMPLATE_JSON or prepared.has_regions:
-            return
+        if prepared.has_regions or not is_right(json, options):
+            return None
         if any(_is_apart(each, body) or each.datatype is BYTES for each in prepared.inputs):
-            return
-        key, id_ = _key(entry, head, body)
-        if not is_only_id(bytes(body[:json_length]), id_, prepared.id):
-            return
-        kept = replace(prepared, inputs=(), id="" if id_ else prepared.id)  # inputs are views of this request's body
-        offset = tail_offset = aligned(json_length)
+            return None
+        kept = replace(without(prepared, options), inputs=())  # inputs are views of this request's body
+        offset = tail_offset = aligned(len(json))
         refs = []
         for name, datatype, shape, data in prepared.inputs:
             refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
             offset += len(data)
         header = kept.pack_header(refs)
         if len(header) > HEADER_BYTES - ALIGNMENT - MAX_ID_BYTES:
-            return  # behind a body received into the block there would be no room for the header
+            return None  # behind a body received into the block there would be no room for the header
         header_offset = aligned(offset)
-        span = pack_span(header_offset, len(header))
-        template = RequestTemplate(
-            kept, tail_offset, offset, header_offset, header, around_id(header), header_offset + len(header), span, {}
-        )
-        self._templates.keep(key, template)
+        layout, _ = split_header(header)
+        return RequestTemplate(
+            kept, tail_offset, offset, header_offset, header, layout, around_id(header), header_offset + len(header),
+            pack_span(header_offset, len(header)), {},
+        )  # fmt: skip
 
     def known_response(self, asked: Submitted, reply: Reply) -> Chunks | None:
         """The whole response if all of it but the tensors is kept from an earlier one; else None, and `response`
@@ -318,44 +341,27 @@ class Submission:
         header, block = reply.header, reply.block
         if header is None or block is None or reply.status or reply.reason:
             return None
+        template, id_ = asked, b""
+        if type(asked) is VariedRequest:
+            template, id_, _ = asked
         # A worker may send the same header with a smaller block.
-        if type(asked) is RequestTemplate:
-            known = asked.response_heads.get(header)
+        if type(template) is RequestTemplate:
+            known = template.response_heads.get(header)
             if known is None or known.end > len(block):
                 return None
-            chunks: Chunks = [known.head]
+            chunks: Chunks = [known.with_id(id_) if id_ else known.head]
             for start, end in known.spans:
                 chunks.append(block[start:end])
             return [b"".join(chunks)] if known.is_small else chunks
-        if type(asked) is JsonTemplate:
-            json = asked.responses.get(header)
-            text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
-            return None if text is None else [JSON_HEAD % len(text) + text]
-        if type(asked) is IdentifiedRequest:
-            return self._known_response_with_id(asked, header, block)
-        return None
-
-    def _known_response_with_id(self, asked: IdentifiedRequest, header: bytes, block: memoryview) -> Chunks | None:
-        template, id_ = asked
         if type(template) is JsonTemplate:
             json = template.responses.get(header)
             text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
             if text is None:
                 return None
-            text = _ID_MEMBER % id_ + text[1:]
+            if id_:
+                text = _ID_MEMBER % id_ + text[1:]
             return [JSON_HEAD % len(text) + text]
-        assert isinstance(template, RequestTemplate)
-        known = template.response_heads.get(header)
-        if known is None or known.end > len(block):
-            return None
-        chunks: Chunks = [b""]
-        nbytes = 0
-        for start, end in known.spans:
-            chunks.append(block[start:end])
-            nbytes += end - start
-        text = _ID_MEMBER % id_ + known.json[1:]
-        chunks[0] = _BINARY_HEAD % (len(text), len(text) + nbytes) + text
-        return [b"".join(chunks)] if known.is_small else chunks
+        return None
 
     def response(self, asked: Submitted, reply: Reply) -> Chunks:
         """The response, rendered in full. Raises ShoalError."""
@@ -369,7 +375,7 @@ class Submission:
             rendered = render(prepared, answer.response, answer.block)
         except ShoalError as error:
             return error_response(error)
-        if type(asked) is IdentifiedRequest:
+        if type(asked) is VariedRequest:
             bare = render(asked.template.prepared, answer.response, answer.block)
             self._keep_response(asked.template, answer.header, answer.response, bare)
         else:
@@ -377,7 +383,7 @@ class Submission:
         model = prepared.entry.model_id
         if model not in self._large and sum([len(chunk) for chunk in rendered.chunks]) >= LEAST_COMPRESSED_BYTES:
             self._large.add(model)
-            self._known.entries.clear()  # from now on each request's Accept-Encoding is read
+            self._num_large += 1  # nothing is known any more: from now on each request's Accept-Encoding is read
         return rendered
 
     def _keep_response(self, template: Submitted, packed: bytes, response: InferResponse, rendered: Response) -> None:
@@ -412,10 +418,11 @@ def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
     return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
 
 
-def with_id(template: RequestTemplate | JsonTemplate, id_: bytes) -> bytes:
-    """The packed InferRequest of this template with an id."""
-    in_front, behind = template.around_id
-    return b"".join((in_front, pack_id(id_.decode()), behind))
+def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
+    """The request without the options that were cut out, which are right."""
+    if options.parameters:
+        prepared = with_settings(prepared, RequestSettings({}))
+    return replace(prepared, id="") if options.id else prepared
 
 
 def body_offset(head: Head) -> int:
@@ -434,10 +441,3 @@ def status_and_fields(status: int, headers: Headers) -> str:
     """A status line and header fields, without the empty line behind them."""
     fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
     return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n{fields}"
-
-
-def _key(entry: ModelEntry, head: Head, body: memoryview) -> tuple[_Key, bytes]:
-    """By which a template is kept, and the request's id, which is no part of it."""
-    json_length = head.json_length or 0
-    json, id_ = cut_id(bytes(body[:json_length]))
-    return (entry.model_id, json, aligned(json_length), len(body) - json_length, not id_), id_

@@ -96,11 +96,11 @@ def validate(
         seen = each.shape if spec.reshape is None else each.shape[:has_batch] + reshaped(shape, spec.dims, spec.reshape)
         prepared.append(PreparedInput(each.name, spec.datatype, seen, each.data))
     if signature.sequences is not None:
-        _check_sequence(signature.sequences, model, request_id, rows, correlation_id)
+        check_sequence(signature.sequences, model, request_id, rows, correlation_id)
     return Validated(tuple(prepared), max(1, rows), _shape_key(signature, inputs, variable))
 
 
-def _check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, correlation_id: int | str) -> None:
+def check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, correlation_id: int | str) -> None:
     """Check what a sequence batcher requires of a request alone; only the batcher knows whether the sequence has begun.
     Raises InvalidArgumentError."""
     is_string = isinstance(correlation_id, str)

@@ -12,7 +12,9 @@ from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.infer import prepare
 from shoal.messages.to_client import ModelChanged
+from shoal.model_config.sequences import VALUES
 from shoal.request import InferRequest, InferResponse, pack_response, unpack_request
+from shoal.sequences import correlation_word
 from shoal.shm import segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import CLIENT, LINK, WORKER, Geometry, unpack_span
@@ -22,6 +24,11 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab, SlabView
 from tests.messages import model_message
 
+CORRELATION = {
+    "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64", **{field: list[int]() for field in VALUES}
+}  # fmt: skip
+#: The name of the model with sequences.
+CORRELATED = "correlated"
 DATATYPES = ("BOOL", "UINT8", "UINT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES")
 
 
@@ -46,6 +53,12 @@ CONFIGS = [
     config("batched", 4, ("A", "TYPE_INT32", [2]), ("B", "TYPE_INT32", [2])),
     config("stream", 0, ("A", "TYPE_FP32", [1]), model_transaction_policy={"decoupled": True}),
     config("fixed", 0, ("A", "TYPE_INT32", [2])),
+    config(
+        CORRELATED,
+        0,
+        ("A", "TYPE_FP32", [-1, -1]),
+        sequence_batching={"control_input": [{"name": "C", "control": [CORRELATION]}], "iterative_sequence": False},
+    ),
     config("types", 0, *[(name, f"TYPE_{'STRING' if name == 'BYTES' else name}", [-1, -1]) for name in DATATYPES]),
 ]
 
@@ -140,6 +153,14 @@ class Star:
         block = memoryview(bytearray(block_nbytes(prepared)))
         numbers = (entry.model_id, prepared.rows, prepared.shape_key, prepared.priority, prepared.timeout_us)
         return Seen(*numbers, *read(block, write_block(prepared, block)))
+
+    def sequence_on_the_road(self, model: str, json: bytes, tail: bytes | None) -> tuple[int, int]:
+        """The correlation word and flags of the same request in the record that the road would push."""
+        entry = self.state.models.lookup(model, None)
+        headers = head_of(model, json, tail).headers
+        prepared = prepare(entry, headers, memoryview(json + (tail or b"")), self.state.http_max_input_size)
+        correlation = prepared.correlation_id
+        return correlation_word(correlation, b"") if correlation else 0, prepared.flags
 
     def num_waiting(self) -> int:
         """Requests that were submitted and not seen."""

@@ -22,13 +22,13 @@ def with_fields(model: str, body: bytes, *fields: bytes, json_length: int | None
 
 def parameters(star: Star, head: Head, body: bytes, *, received: bool = False) -> Mapping[str, Any]:
     """What the worker sees beside the tensors, whether the lane knows the head's bytes or not."""
-    known = star.submission.find(head.raw + body[: head.json_length or 0], len(head.raw + body))
+    known = star.submission.find(head.raw + body)
     if known is not None and not received:
-        star.submission.submit_known(known, head.raw + body)
+        assert star.submission.submit_known(*known) is not None
     elif received:
         star.submit_head(head, body, received=True)
     else:
-        star.submission.submit(head, memoryview(body), None, head.raw)
+        star.submission.submit(head, memoryview(body), None, head)
     return star.seen().parameters
 
 

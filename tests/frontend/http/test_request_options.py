@@ -1,4 +1,4 @@
-"""frontend/http/request_id.py: requests that differ in their ids are known, and each keeps its own.
+"""frontend/http/request_options.py: requests that differ in their ids are known, and each keeps its own.
 
 The road's way, which parses each request anew, is the measure of what is asked, and `render` of what is answered.
 """
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
-from shoal.frontend.http.request_id import cut_id, is_only_id
+from shoal.frontend.http.request_options import cut, is_right
 from shoal.frontend.http.submission import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
@@ -21,34 +21,58 @@ NUMBERS = b'{"name":"A","datatype":"FP32","shape":[1,2],"data":[1,2]}'
 
 
 @pytest.mark.parametrize(
-    ("json", "cut", "id_"),
+    ("json", "rest", "id_", "parameters"),
     [
-        (b'{"id":"7","inputs":[]}', b'{"id":,"inputs":[]}', b"7"),
-        (b'{"inputs":[],"id" :\n\t"a b/c"}', b'{"inputs":[],"id" :\n\t}', b"a b/c"),
-        (b'{"id":"%b"}' % (b"x" * 128), b'{"id":}', b"x" * 128),
-        (b'{"id":"1","id":"2"}', b'{"id":,"id":"2"}', b"1"),
+        (b'{"id":"7","inputs":[]}', (b'{"id":"', b'","inputs":[]}'), b"7", b""),
+        (b'{"inputs":[],"id" :\n\t"a b/c"}', (b'{"inputs":[],"id" :\n\t"', b'"}'), b"a b/c", b""),
+        (b'{"id":"%b"}' % (b"x" * 128), (b'{"id":"', b'"}'), b"x" * 128, b""),
+        (b'{"id":"1","id":"2"}', (b'{"id":"', b'","id":"2"}'), b"1", b""),
+        (b'{"parameters":{"a":1},"id":"1"}', (b'{"parameters":', b',"id":"', b'"}'), b"1", b'{"a":1}'),
+        (b'{"id":"1","parameters" :{"id":"2"}}', (b'{"id":"', b'","parameters" :', b"}"), b"1", b'{"id":"2"}'),
+        (b'{"parameters":{"id":"2"},"id":"1"}', (b'{"parameters":', b',"id":"', b'"}'), b"1", b'{"id":"2"}'),
+        (b'{"parameters":{"id":"2"}}', (b'{"parameters":', b"}"), b"", b'{"id":"2"}'),
+        (b'{"inputs":[{"parameters":{"a":1}}],"parameters":{"b":2}}',
+         (b'{"inputs":[{"parameters":{"a":1}}],"parameters":', b"}"), b"", b'{"b":2}'),
     ],
-)
-def test_an_id_is_cut_out(json: bytes, cut: bytes, id_: bytes) -> None:
-    assert cut_id(json) == (cut, id_)
+)  # fmt: skip
+def test_id_and_parameters_are_cut_out(json: bytes, rest: tuple[bytes, ...], id_: bytes, parameters: bytes) -> None:
+    assert cut(json)[:3] == (rest, id_, parameters)
 
 
 @pytest.mark.parametrize(
     "json",
     [b"", b'{"inputs":[]}', b'{"id":""}', b'{"id":7}', b'{"id":"\xc3\xa9"}', b'{"id":"a\\n"}', b'{"id":"a\x7f"}',
-     b'{"id":"a\n"}', b'{"id":"%b"}' % (b"x" * 129), b'{"name":"id"}', b'{"id"'],
+     b'{"id":"a\n"}', b'{"id":"%b"}' % (b"x" * 129), b'{"name":"id"}', b'{"id"', b'{"parameters":{}}',
+     b'{"parameters":{"a":{}}}', b'{"parameters":{"a":"\\n"}}', b'{"parameters":{"a":"%b"}}' % (b"x" * 520),
+     b'{"inputs":[{"parameters":{"a":1}}]}', b'{"parameters":[1]}'],
 )  # fmt: skip
-def test_what_is_no_plain_id_stays(json: bytes) -> None:
-    assert cut_id(json) == (json, b"")
+def test_what_is_not_plain_stays(json: bytes) -> None:
+    assert cut(json)[:3] == ((json,), b"", b"")
 
 
-def test_what_was_cut_out_must_be_the_request_s_id_and_the_only_one() -> None:
-    assert is_only_id(b'{"id":"7"}', b"7", "7")
-    assert is_only_id(b'{"inputs":[]}', b"", "")
-    assert is_only_id(b'{"id":"\xc3\xa9"}', b"", "é")
-    assert not is_only_id(b'{"parameters":{"id":"7"}}', b"7", "")
-    assert not is_only_id(b'{"parameters":{"id":"7"},"id":"7"}', b"7", "7")
-    assert not is_only_id(b'{"parameters":{"id":"7"},"\\u0069d":"7"}', b"7", "7")
+@pytest.mark.parametrize(
+    ("json", "is_so"),
+    [
+        (b'{"id":"7"}', True),
+        (b'{"id":"x"}', True),
+        (b'{"inputs":[]}', True),
+        (b'{"id":"\xc3\xa9"}', True),
+        (b'{"id":"7","parameters":{"id":"7"}}', True),
+        (b'{"parameters":{"x":0},"id":"7"}', True),
+        (b'{"a":{"id":"7"}}', False),
+        (b'{"a":{"id":"7"},"id":"7"}', False),
+        (b'{"a":{"id":"x"},"id":"x"}', False),
+        (b'{"id":"7","\\u0069d":"7"}', False),
+        (b'{"id":"7","id":"7"}', False),
+        (b'{"a":{"parameters":{"x":0}}}', False),
+        (b'{"a":{"parameters":{"x":0}},"parameters":{"x":0,"y":{}}}', False),
+        (b'{"parameters":{"x":0},"parameters":7}', False),
+        (b'{"id":"7"', False),
+        (b'{"id":"7","a":NaN}', False),
+    ],
+)
+def test_what_was_cut_out_must_be_the_request_s_own(json: bytes, is_so: bool) -> None:
+    assert is_right(json, cut(json)) == is_so
 
 
 #: The value of an id in place of %b, and the inputs in place of %i.
