@@ -355,6 +355,7 @@ def main() -> None:
             # A standby batcher waits here, with all its imports done.
             settings, _ = channel.receive(to_batcher.TO_STANDBY)
             set_title("batcher")
+            log.describe("batcher")
             log.configure(**settings.log)
             batcher = Batcher(channel, settings)
             batcher.run()

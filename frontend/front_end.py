@@ -81,6 +81,7 @@ def join(name: str) -> FrontEnd:
     """
     fault.install("road" if name == "road" else "lane")
     place, welcome, seq = take_place(FrontEndConnected)
+    log.describe(name)
     log.configure(**welcome.log)
     assert welcome.settings is not None, "this process is a front end"
     settings: dict[str, Any] = {**welcome.settings}

@@ -7,13 +7,14 @@ expect. The arbiter has no threads, so forking it is safe.
 
 import gc
 import importlib
+import json
 import logging
 import os
 import resource
 import sys
 from typing import Any
 
-from shoal.log import PatientHandler
+from shoal import log
 from shoal.process import die_with_parent, set_title
 
 _ROLE = os.environ["SHOAL_FRONT_END"]
@@ -58,20 +59,21 @@ def on_starting(_arbiter: Any) -> None:
     die_with_parent(int(os.environ["SHOAL_SUPERVISOR_PID"]))
     set_title(f"{_ROLE} (gunicorn)")
     importlib.import_module(worker_class.rpartition(".")[0])
-    _log_patiently()
+    _forward_log()
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve
     os.close(_GO_FD)
 
 
-def _log_patiently() -> None:
-    """Let gunicorn's log lose lines, as ours does, if stderr is a full pipe: waiting would stop its processes."""
-    for handler in (logger := logging.getLogger("gunicorn.error")).handlers[:]:
-        patient = PatientHandler(sys.stderr)
-        patient.setFormatter(handler.formatter)
+def _forward_log() -> None:
+    """Give gunicorn's lines to Shoal's log: its own handler would wait for a full pipe, and stop its processes."""
+    log.describe(_ROLE)
+    log.configure(**json.loads(os.environ["SHOAL_LOG"]))
+    logger = logging.getLogger("gunicorn.error")
+    for handler in logger.handlers[:]:
         logger.removeHandler(handler)
-        logger.addHandler(patient)
+    logger.addHandler(log.ForwardingHandler())
 
 
 def post_fork(_arbiter: Any, worker: Any) -> None:

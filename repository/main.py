@@ -130,6 +130,7 @@ def main() -> int:
         with control.join(to_poller.PollerConnected()) as channel:
             set_title("repository poller")
             welcome, _ = channel.receive(to_poller.POLLER_WELCOME)
+            log.describe("repository poller")
             log.configure(**welcome.log)
             sources = [
                 Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)

@@ -7,18 +7,24 @@ Times are UTC. With `to_file` all lines go to the end of a file. A message is on
 string, since it may have text from a client; only tables and tracebacks have several lines. If the log is a pipe
 without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`, once
 and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a request.
-Imports nothing of Shoal.
+With the format "json" a line is an object:
+
+    {"time":"2024-05-20T20:03:25.829575Z","level":"info","process":"worker","pid":3355,"model":"simple","version":"1",
+     "instance":"simple_0_0","place":"server.cc:441","message":"loading: simple:1"}
+
+with `request_id` where the record has one. Imports nothing of Shoal but the writer (log_writer.py).
 """
 
 import json
 import logging
 import os
-import select
-import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from shoal.log_writer import PATIENCE_MS, UNREAD, writer_of
 
 if TYPE_CHECKING:
     TextHandler = logging.StreamHandler[TextIO]
@@ -27,11 +33,13 @@ else:
 
 logger = logging.getLogger("shoal")
 
+#: The format with an object for each line; ours, the others are Triton's.
+JSON = "json"
+#: The beginning of each line in the JSON format.
+JSON_START = b'{"time":"'
+
 #: If set to 0, messages are printed unescaped. Triton's variable.
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
-
-#: How long (ms) a line waits, once, for a full pipe's reader: further lines are lost until there is room (ours).
-PATIENCE_MS = 100
 
 #: Characters of a table's cell before it is wrapped (ours): a reason may have several hundred.
 _CELL_WIDTH = 80
@@ -129,6 +137,50 @@ class TritonFormatter(logging.Formatter):
         return json.dumps(message, ensure_ascii=False) if self._escape else message
 
 
+_LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
+#: What a record may carry beside its message (`extra=`); more about a line than about its process.
+_FIELDS = ("model", "version", "instance", "request_id")
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line, a JSON object. Control characters, and half pairs of surrogates, are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line without its newline."""
+        level = next((name for number, name in _LEVELS if record.levelno >= number), "verbose")
+        message = record.msg if isinstance(record.msg, LaidOutText) else record.getMessage()
+        more = {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+        place = f"{record.filename}:{record.lineno}"
+        line = json_line(record.created, level, {"pid": record.process, **_context, **more, "place": place}, message)
+        if record.exc_info:
+            line = f"{line[:-1]},{json.dumps({'exception': self.formatException(record.exc_info)})[1:]}"
+        return line
+
+
+def json_line(time_s: float, level: str, fields: Mapping[str, Any], message: str) -> str:
+    """A line of the JSON format, without its newline, of a time (wall clock, s), a level, fields and a message."""
+    time = datetime.fromtimestamp(time_s, timezone.utc)
+    whole = {"time": f"{time:%Y-%m-%dT%H:%M:%S.%f}Z", "level": level, **fields, "message": message}
+    return json.dumps(whole, default=str, separators=(",", ":"))
+
+
+#: What this process's lines say about it in the JSON format; set by `describe`.
+_context: dict[str, Any] = {}
+#: The settings of the last call of `configure`.
+_settings: dict[str, Any] = {}
+
+
+def describe(process: str, **fields: Any) -> None:
+    """Name this process for the JSON format's lines: its kind, and of a worker `model`, `version` and `instance`."""
+    _context.clear()
+    _context.update({"process": process, **fields})
+
+
+def is_json() -> bool:
+    """Whether this process's log is in the JSON format."""
+    return _settings.get("log_format") == JSON
+
+
 class _Switches(logging.Filter):
     """Lets a record pass if its level is switched on and belongs on this stream."""
 
@@ -156,7 +208,7 @@ class _Switches(logging.Filter):
 
 
 class PatientHandler(TextHandler):
-    """A handler for a stream that may be a pipe, which is full if its reader stops."""
+    """A handler for a stream whose reader may stop, or whose disk may be full: it loses lines, and counts them."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -175,39 +227,51 @@ class PatientHandler(TextHandler):
             self.handleError(record)
 
     def _account(self, record: logging.LogRecord) -> str:
-        lost = "%d messages are lost here: the log was not read"
-        return self.format(
-            logging.LogRecord(record.name, logging.WARNING, __file__, 0, lost, (self._num_lost,), None, "emit")
-        )
+        lost, arguments = "%d messages are lost here: the log %s", (self._num_lost, problem_of(self.stream))
+        return self.format(logging.LogRecord(record.name, logging.WARNING, __file__, 0, lost, arguments, None, "emit"))
+
+
+class ForwardingHandler(logging.Handler):
+    """A handler that gives another library's records to this log, whose switches and format they then have."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
 
 
 def print_line(line: str) -> None:
-    """Print a line to stdout outside the log; the line is lost if stdout is a full pipe."""
-    put(sys.stdout, f"{line}\n")
+    """Print a line to stdout outside the log's format, unless that is JSON; the line is lost if stdout is a full
+    pipe."""
+    if is_json():
+        logger.info("%s", line)
+    else:
+        put(sys.stdout, f"{line}\n")
 
 
-def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bool:
-    """Write to a stream without waiting longer than `patience_ms` for any part; False if all or the rest is lost: the
-    stream is not read, its reader has gone, or the disk is full."""
+def put(stream: TextIO | None, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bool:
+    """Write to a stream without waiting longer than `patience_ms`; False if all or the rest is lost: the stream is
+    closed, it is not read, its reader has gone, or the disk is full."""
+    if stream is None:  # this process was started without it
+        return False
     try:
         fd = stream.fileno()
-    except OSError:  # a test's stream that is not a file
+    except (OSError, ValueError):  # a test's stream that is not a file
         stream.write(text if isinstance(text, str) else text.decode("utf-8", "backslashreplace"))
         return True
-    data = text.encode(stream.encoding, "backslashreplace") if isinstance(text, str) else text
+    data = text.encode(stream.encoding or "utf-8", "backslashreplace") if isinstance(text, str) else text
     try:
         stream.flush()
-        # A pipe with room takes at least this at once; a file takes all, as one piece among other processes' writes.
-        most = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
-        room = select.poll()
-        room.register(fd, select.POLLOUT)
-        while data:
-            if not room.poll(patience_ms):
-                return False
-            data = data[os.write(fd, data[:most]) :]
     except OSError:
-        return False  # the reader has gone, or the disk is full
-    return True
+        return False  # what others have printed to it cannot be written either
+    return writer_of(fd).write(data, patience_ms)
+
+
+def problem_of(stream: TextIO) -> str:
+    """Why lines to a stream were lost last."""
+    try:
+        return writer_of(stream.fileno()).problem or UNREAD
+    except (OSError, ValueError):
+        return UNREAD
 
 
 def to_file(path: str) -> None:
@@ -222,6 +286,11 @@ def to_file(path: str) -> None:
     os.close(fd)
 
 
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Log what ends this process, which Python would print in its own form."""
+    logger.error("the process ends: %s", error, exc_info=(kind, error, trace))
+
+
 def configure(
     log_verbose: int = 0,
     log_info: bool = True,
@@ -230,10 +299,19 @@ def configure(
     log_format: str = "default",
 ) -> None:
     """Send this process's log to its stdout and stderr; a later call replaces the former's settings."""
-    formatter = TritonFormatter(log_format, escape=os.environ.get(ESCAPE_VARIABLE) != "0")
+    _settings["log_format"] = log_format
+    formatter: logging.Formatter
+    if log_format == JSON:
+        formatter = JsonFormatter()
+        sys.excepthook = _log_uncaught
+    else:
+        formatter = TritonFormatter(log_format, escape=os.environ.get(ESCAPE_VARIABLE) != "0")
+        sys.excepthook = sys.__excepthook__
     for handler in tuple(logger.handlers):
         logger.removeHandler(handler)
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue  # this process was started without it
         handler = PatientHandler(stream)
         handler.setFormatter(formatter)
         handler.addFilter(

@@ -72,7 +72,7 @@ class ServerOptions:
     log_info: bool = True  # Triton's
     log_warning: bool = True  # Triton's
     log_error: bool = True  # Triton's
-    log_format: str = "default"  # "default" or "ISO8601"; Triton's
+    log_format: str = "default"  # "default" or "ISO8601", which are Triton's, or "json"
     log_file: str = ""  # file for all output; "": stdout and stderr; Triton's
 
     # Models.

@@ -25,6 +25,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 
+from shoal import log
 from shoal.control import GONE, Channel
 from shoal.messages.message import close_descriptors
 from shoal.messages.to_zygote import TO_FORKED, TO_ZYGOTE, Fork, Forked, ZygoteReady, ZygoteUnfit
@@ -87,7 +88,9 @@ def _serve(channel: Channel) -> Fork:
                 if _fork():
                     return order
         except OSError as error:
-            print(f"a zygote cannot fork: {error}", file=sys.stderr)  # noqa: T201 - it has no log; its stderr is the server's
+            log.put(
+                sys.stderr, f"a zygote cannot fork: {error}\n"
+            )  # it has no log settings; its stderr is the server's
         close_descriptors(order)
 
 

@@ -30,6 +30,7 @@ def run(options: ServerOptions) -> int:
         log_error=options.log_error,
         log_format=options.log_format,
     )
+    log.describe("supervisor")
     log.configure(**log_settings)
     if options.log_file:
         try:

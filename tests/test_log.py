@@ -1,6 +1,7 @@
 """The lines scripts and log shippers parse, byte by byte, and which of them goes where."""
 
 import fcntl
+import json
 import logging
 import os
 import select
@@ -272,3 +273,72 @@ def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_a_block_quotes_lines_below_its_heading_and_nothing_in_them_moves_the_cursor() -> None:
     assert log.block("it wrote:", "one\n  two\x1b[2J\n") == "it wrote:\n    one\n      two\\x1b[2J"
+
+
+def json_of(**more: object) -> dict[str, object]:
+    made = record(logging.WARNING, "said \x1b[2J %s", "\ud800")
+    for name, value in more.items():
+        setattr(made, name, value)
+    line = log.JsonFormatter().format(made)
+    assert line.isascii()
+    assert "\x1b" not in line
+    assert line.encode().startswith(log.JSON_START)
+    parsed: dict[str, object] = json.loads(line)
+    return parsed
+
+
+def test_a_line_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "_context", {})
+    log.describe("worker", model="simple", version="1", instance="simple_0_0")
+    assert json_of(request_id="r7") == {
+        "time": "2024-05-20T20:03:25.829575Z", "level": "warning", "pid": 3355, "process": "worker",
+        "model": "simple", "version": "1", "instance": "simple_0_0", "request_id": "r7",
+        "place": "lifecycle.py:441", "message": "said \x1b[2J \ud800",
+    }  # fmt: skip
+    log.describe("supervisor")
+    assert json_of()["process"] == "supervisor"
+
+
+def test_a_traceback_is_a_member_of_its_line() -> None:
+    made = record(logging.ERROR, "failed")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    parsed = json.loads(log.JsonFormatter().format(made))
+    assert parsed["message"] == "failed"
+    assert parsed["exception"].endswith("ValueError: no")
+
+
+#: Every way in which a process may write while its log is JSON: a table, an uncaught exception, gunicorn's line.
+JSON_TALKER = """
+import logging
+from shoal import log
+log.describe("road")
+log.configure(log_format="json")
+gunicorn = logging.getLogger("gunicorn.error")
+gunicorn.propagate = False
+gunicorn.addHandler(log.ForwardingHandler())
+log.logger.info(log.table(("Model",), [("simple",)]))
+log.print_line("Signal (15) received.")
+gunicorn.warning("Invalid request from ip=%s", "192.0.2.1")
+raise SystemError("at the end")
+"""
+
+
+def test_all_lines_of_a_process_are_json() -> None:
+    done = subprocess.run([sys.executable, "-c", JSON_TALKER], capture_output=True, check=False)
+    lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+    assert [(each["level"], each["process"]) for each in lines] == [
+        ("info", "road"), ("info", "road"), ("warning", "road"), ("error", "road"),
+    ]  # fmt: skip
+    assert lines[0]["message"].splitlines()[2] == "| Model  |"
+    assert [each["message"] for each in lines[1:]] == [
+        "Signal (15) received.", "Invalid request from ip=192.0.2.1", "the process ends: at the end",
+    ]  # fmt: skip
+
+
+def test_a_process_without_streams_logs_nothing_and_goes_on() -> None:
+    source = "from shoal import log; log.configure(); log.logger.error('x'); log.print_line('y')"
+    done = subprocess.run(["sh", "-c", f'exec "$0" -c "{source}" >&- 2>&-', sys.executable], check=False)
+    assert done.returncode == 0

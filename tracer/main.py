@@ -140,6 +140,7 @@ def main() -> int:
         welcome, _ = supervisor.receive(to_tracer.TRACER_WELCOME)
     except GONE:
         return 0  # the supervisor is gone, or nothing is traced any more
+    log.describe("tracer")
     log.configure(**welcome.log)
     channel = Channel(socket.socket(fileno=welcome.traces))
     channel.setblocking(False)

@@ -63,6 +63,7 @@ def serve(channel: Channel) -> None:
     order = _receive(channel, LoadModel)
     if order is None:
         return
+    log.describe("worker", model=order.name, version=str(order.version), instance=order.instance_name)
     log.configure(**order.log)
     instance_name = order.instance_name
     device = Device(order.kind, order.device_id, tuple(order.cores), order.log.get("log_verbose", 0))

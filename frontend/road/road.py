@@ -10,7 +10,6 @@ this file corrects that, outside the application.
 # pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false
 
-import logging
 import os
 import select
 import selectors
@@ -33,6 +32,7 @@ from shoal.frontend.front_end import join
 from shoal.frontend.response import error_json
 from shoal.frontend.road.app import HEAD_VARIABLE, TRANSPORT_VARIABLE, create_app
 from shoal.frontend.road.hang_ups import Caller, HangUps
+from shoal.frontend.road.refusal_log import RefusalLog
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.work import LOOK_BYTES, Work, work_of
 from shoal.process import set_title
@@ -95,7 +95,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def init_process(self) -> None:
         """Set up the worker process; gunicorn calls this after the fork."""
-        self.log.error_log.addFilter(_is_worth_a_line)
+        self.log.error_log.addFilter(RefusalLog())
         self._incoming = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
         self._lanes = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
         self._returned = socket.socket(fileno=int(os.environ["SHOAL_RETURNED_FD"]))
@@ -198,12 +198,6 @@ def _seen_of(conn: Any) -> bytes:
         with suppress(OSError):  # nothing has come, or the client is gone, which reading will show
             data += conn.sock.recv(LOOK_BYTES - len(data), socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return data
-
-
-def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record of gunicorn's is to be logged. Not if it is about the socket's timeout: a client that stops
-    in the middle of a request would cost twenty lines."""
-    return not (record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
 
 
 def create() -> "WSGIApplication":

@@ -13,7 +13,7 @@ from shoal.frontend.call import ANSWER_S, Ask
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 
-FORMATS = ("default", "ISO8601")
+FORMATS = ("default", "ISO8601", "json")
 
 #: The protocol's names → log.configure's name, type, Triton's name of the type; in the order of Triton's checks.
 SETTINGS: dict[str, tuple[str, Any, str]] = {

@@ -90,7 +90,9 @@ LOGGING = (
     honour("log-info", BOOLEAN, "print information messages (stdout)"),
     honour("log-warning", BOOLEAN, "print warnings (stderr)"),
     honour("log-error", BOOLEAN, "print errors (stderr)"),
-    honour("log-format", choice("default", "ISO8601"), "how a line begins; both are Triton's, in UTC"),
+    honour(
+        "log-format", choice("default", "ISO8601", "json"), "the form of a line, in UTC; json: an object a line, ours"
+    ),
     honour("log-file", ANY_TEXT, "append everything that is printed to this file instead; logrotate: copytruncate"),
 )
 MODELS = (

@@ -49,6 +49,7 @@ def main(text: str) -> int:
     die_with_parent()
     ignore_group_signals()
     order = json.loads(text)
+    log.describe("worker", model=order["model"], instance=order["instance_name"])
     log.configure(**order["log"])
     name: str = order["instance_name"]
     set_title(f"environment of {name}")

@@ -77,7 +77,9 @@ class Worker:
         self._num_oom_kills = self._context.oom_kills.count()
         kind, program = worker_program(self._number, self._version, placement, self._context, gives_way=gives_way)
         self.child = self._context.zygotes.spawn(kind, program, captured=True)
-        self.output = ChildOutput(self._context.loop, placement.instance_name, self.child)
+        model = self._version.identifier.name
+        fields = {"model": model, "version": str(self._version.version), "instance": placement.instance_name}
+        self.output = ChildOutput(self._context.loop, placement.instance_name, self.child, fields)
         self.output.start()
         return self.child.exited
 

@@ -53,6 +53,7 @@ class FrontEnds:
         }
         self._environment = {
             ADDRESS_VARIABLE: control_address,
+            "SHOAL_LOG": json.dumps(log_settings),
             "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
             "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, options.exit_timeout_secs)),
             # glibc gives each thread an arena that keeps what its largest request took: with bodies of 2 MB of JSON

@@ -9,6 +9,8 @@ import logging
 import os
 import sys
 import termios
+import time
+from collections.abc import Mapping
 from typing import IO
 
 from shoal import log
@@ -80,11 +82,13 @@ def room_of(file: IO[str]) -> int:
 
 
 class ChildOutput:
-    """Both output streams of one worker, from its start to its end."""
+    """Both output streams of one worker, from its start to its end. `fields` go into its lines in the JSON format."""
 
-    def __init__(self, loop: EventLoop, name: str, child: Child) -> None:
+    def __init__(self, loop: EventLoop, name: str, child: Child, fields: Mapping[str, str] | None = None) -> None:
         self._loop = loop
         self._name = name
+        self._child = child
+        self._fields = fields or {"instance": name}
         self._pipes = child.outputs
         self._lines = Lines(len(self._pipes))
         # Changed by _read: the end of stderr, and which streams have not ended.
@@ -133,10 +137,24 @@ class ChildOutput:
         had_dropped = self._lines.num_dropped
         file = (sys.stdout, sys.stderr)[stream]
         passed_on = self._lines.feed(stream, data, now_ns, room_of(file))
+        if passed_on and log.is_json():
+            passed_on = self._as_json(stream, passed_on)
         if passed_on and not log.put(file, passed_on, patience_ms=0):
             self._lines.num_dropped += passed_on.count(b"\n")
         if self._lines.num_dropped and not had_dropped:
             self._loop.call_after(1.0, lambda: self._log_dropped(int(self._loop.now_s() * 1e9)))
+
+    def _as_json(self, stream: int, lines: bytes) -> bytes:
+        """Lines of the JSON format, of what a model has printed; the worker's own log has that format already."""
+        fields = {"process": "worker", "pid": self._child.pid, **self._fields, "stream": ("stdout", "stderr")[stream]}
+        level = ("info", "warning")[stream]
+        now_s = time.time()
+        return b"".join(
+            line
+            if line.startswith(log.JSON_START)
+            else log.json_line(now_s, level, fields, line.decode("utf-8", "replace").rstrip("\n")).encode() + b"\n"
+            for line in lines.splitlines(keepends=True)
+        )
 
     def _log_dropped(self, now_ns: int) -> None:
         if num_dropped := self._lines.take_dropped(now_ns):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
-_STARTED = re.compile(rb"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ ]*:([0-9]+)")
+_STARTED = re.compile(rb"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ \"]*:([0-9]+)")
 #: Generous: the machine may be busy, and what takes longer than this hangs.
 DEADLINE_S = 60.0
 #: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, which counts from the next exec on.

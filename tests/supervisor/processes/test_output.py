@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import json
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import log
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.children import spawn
 from shoal.supervisor.processes.output import ChildOutput, Lines, room_of
@@ -191,3 +193,18 @@ def test_a_flood_is_cut_and_said_so(
     said = [re.fullmatch(SAID, record.getMessage()) for record in caplog.records]
     assert said
     assert len(passed) + sum(int(each[1]) for each in said if each) == 100_000
+
+
+def test_in_the_json_format_what_a_model_prints_is_an_object_with_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "is_json", lambda: True)
+    own = '{"time":"2024-05-20T20:03:25.829575Z","message":"its own log"}'
+    run_child(tmp_path, monkeypatch, f"print('a\\x1b\\udc80'.encode('utf-8', 'replace')); print({own!r})")
+    printed, unchanged = capfd.readouterr().out.splitlines()
+    assert unchanged == own
+    found = json.loads(printed)
+    assert (found["level"], found["process"], found["instance"], found["stream"]) == (
+        "info", "worker", "simple_0_0", "stdout",
+    )  # fmt: skip
+    assert found["pid"] > 0

@@ -1,0 +1,127 @@
+"""The writer of log lines: one for each output stream of a process, which never stops for whatever reads the log.
+
+A pipe or terminal is opened a second time without blocking, since the descriptor that a process inherits belongs to
+its parent, too; a socket (journald's) is sent to without blocking. Nothing is kept for later: what cannot be written is
+lost, and its caller counts it. Imports nothing of Shoal.
+"""
+
+import os
+import select
+import socket
+import stat
+import time
+from collections.abc import Callable
+
+#: How long (ms) a process waits for its log's readers in any second, at most (ours): lines in one burst are not lost to
+#: a reader that is slow for a moment, and one that has stopped costs a tenth of the process's time once.
+PATIENCE_MS = 100
+#: Bytes that a pipe with room takes at once (pipe(7)): such a part is written whole or not at all.
+_PIPE_PART = select.PIPE_BUF
+
+UNREAD = "was not read"
+
+
+class PatientWriter:
+    """Writes to one descriptor, whatever it refers to by then: a file, a pipe, a socket or a terminal."""
+
+    def __init__(self, fd: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._fd = fd
+        self._now_s = now_s
+        # Changed by write.
+        self.problem = (
+            ""  # why data were lost last: "was not read", or "could not be written (No space left on device)"
+        )
+        self._file = (0, 0)  # the device and inode that `_own_fd` has opened
+        self._own_fd = -1
+        self._write: Callable[[bytes], int] = self._write_if_ready
+        self._part = 0  # the most bytes of one write
+        self._second_ends_s = 0.0
+        self._left_ms = PATIENCE_MS
+
+    def write(self, data: bytes, patience_ms: int = PATIENCE_MS) -> bool:
+        """Write data; False if all or the rest is lost: the reader has stopped or gone, or the disk is full.
+
+        Waits for room no longer than `patience_ms`, and than the process's patience for this second.
+        """
+        try:
+            self._follow()
+            while data:
+                try:
+                    data = data[self._write(data[: self._part]) :]
+                except BlockingIOError:
+                    if not self._wait(patience_ms):
+                        self.problem = UNREAD
+                        return False
+        except OSError as error:
+            self.problem = f"could not be written ({error.strerror or error})"
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the second descriptor; the next write opens it again."""
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
+        self._own_fd, self._file = -1, (0, 0)
+
+    def _follow(self) -> None:
+        """Notice that the descriptor refers to another file: a zygote's child, or --log-file, has redirected it."""
+        found = os.fstat(self._fd)
+        if (found.st_dev, found.st_ino) == self._file:
+            return
+        self.close()
+        self._write, self._part = self._write_if_ready, _PIPE_PART
+        if stat.S_ISREG(found.st_mode):
+            # a file takes all, as one piece among other processes' writes
+            self._write, self._part = self._write_to_file, 1 << 30
+        elif stat.S_ISSOCK(found.st_mode):
+            self._write = self._send
+        elif stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode):
+            try:
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                self._own_fd = os.open(f"/proc/self/fd/{self._fd}", flags)
+            except OSError:  # no /proc, another user's terminal, or no descriptor left
+                self._own_fd = -1
+            else:
+                self._write = self._write_to_own
+        self._file = found.st_dev, found.st_ino
+
+    def _write_to_file(self, data: bytes) -> int:
+        return os.write(self._fd, data)
+
+    def _write_to_own(self, data: bytes) -> int:
+        return os.write(self._own_fd, data)
+
+    def _send(self, data: bytes) -> int:
+        with socket.socket(fileno=os.dup(self._fd)) as sending:
+            return sending.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _write_if_ready(self, data: bytes) -> int:
+        # Another process may take the room first, and this write then waits for the reader: the last resort.
+        if not self._poll(0):
+            raise BlockingIOError
+        return os.write(self._fd, data)
+
+    def _wait(self, patience_ms: int) -> bool:
+        """Wait for room, within what is left of this second's patience."""
+        begun_s = self._now_s()
+        if begun_s >= self._second_ends_s:
+            self._second_ends_s, self._left_ms = begun_s + 1.0, PATIENCE_MS
+        has_room = self._poll(max(0, min(patience_ms, self._left_ms)))
+        self._left_ms -= round((self._now_s() - begun_s) * 1000)
+        return has_room
+
+    def _poll(self, timeout_ms: int) -> bool:
+        room = select.poll()
+        room.register(self._fd, select.POLLOUT)
+        return bool(room.poll(timeout_ms))
+
+
+_WRITERS: dict[int, PatientWriter] = {}
+
+
+def writer_of(fd: int) -> PatientWriter:
+    """This process's writer to a descriptor."""
+    found = _WRITERS.get(fd)
+    if found is None:
+        found = _WRITERS[fd] = PatientWriter(fd)
+    return found
