@@ -1,10 +1,12 @@
 """gunicorn as the supervisor starts it (python -m shoal.frontend.gunicorn_main); settings are in gunicorn_conf.py."""
 
+import itertools
 import os
 from typing import Any
 
 import gunicorn.workers.base
 from gunicorn.app.wsgiapp import WSGIApplication
+from gunicorn.arbiter import Arbiter
 from gunicorn.workers.workertmp import WorkerTmp
 
 
@@ -13,6 +15,24 @@ class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no typ
 
     def chdir(self) -> None:
         """Do nothing, so that the working directory stays out of the path: no file there may stand in for a module."""
+
+    def run(self) -> None:
+        """Run an arbiter that shows the supervisor its progress."""
+        WatchedArbiter(self, int(os.environ["SHOAL_PROGRESS_FD"])).run()
+
+
+class WatchedArbiter(Arbiter):  # type: ignore[misc]
+    """gunicorn's arbiter, which counts the passes of its loop, one a second at least, where the supervisor reads."""
+
+    def __init__(self, app: Application, progress_fd: int) -> None:
+        super().__init__(app)
+        self._progress_fd = progress_fd
+        self._passes = itertools.count(1)  # changed by murder_workers, once in each pass
+
+    def murder_workers(self) -> None:
+        """Kill front ends that have stood still for too long, and count a pass of the loop."""
+        os.pwrite(self._progress_fd, next(self._passes).to_bytes(8, "little"), 0)
+        super().murder_workers()
 
 
 class Heartbeat(WorkerTmp):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -49,6 +49,7 @@ from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.scaling import Scaling
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.batchers import Batchers
+from shoal.supervisor.processes.children import running
 from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.guests import Guests
@@ -56,6 +57,7 @@ from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
+from shoal.supervisor.processes.stopped_processes import StoppedProcesses, Watched
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.explanations import Explanations
@@ -181,6 +183,7 @@ class Supervisor:
         self._signals.watch()
         with contained(self):
             self._loop.on_readable(self._control.fileno(), self._accept)
+            StoppedProcesses(self._loop, self._watched).watch()
             living = self._loop.begin(self._live())
         living.add_done_callback(lambda _: self._loop.stop())
         while not living.done():
@@ -262,6 +265,14 @@ class Supervisor:
         if self._options.store is not None:
             await self._registrations.load_at_start()
         await shared(from_repositories)
+
+    def _watched(self) -> Iterator[Watched]:
+        """The server's own processes that run no users' code."""
+        for child in running():
+            if not child.program.runs_model:
+                yield Watched(child.pid, f"process '{child.program.role}'", child.signal)
+        for client in self._star.front_ends:
+            yield Watched(client.member.pid, "a front end", client.member.signal)
 
     def _log_models(self) -> None:
         """Log how every model's load has ended. Raises _CannotServeError where a failed load ends the server."""

@@ -14,8 +14,15 @@ from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
+from shoal.supervisor.processes.silence import Silence, observe
 
 _log = logging.getLogger(__name__)
+
+#: An arbiter's loop makes a pass a second; one that makes none for so long though it could have run, is killed (ours).
+#: A front end that hangs is gunicorn's to end, after 30 s.
+HUNG_S = 30.0
+#: Between two checks of that (ours).
+LOOK_S = 1.0
 
 #: Variables by which gunicorn would take settings that are not meant for it. (systemd's are gone already: notify.py.)
 FOREIGN_VARIABLES = ("GUNICORN_CMD_ARGS", "GUNICORN_FD", "GUNICORN_PID", "WEB_CONCURRENCY")
@@ -47,6 +54,7 @@ class Arbiter:
         self._stopping: Future[None] = loop.future()
         self._num_deaths = 0
         self._started_s = 0.0
+        self._progress_fd = -1  # a file without a name, where the arbiter counts the passes of its loop
 
     def start(self) -> None:
         """Keep the process running until `stop`."""
@@ -81,27 +89,50 @@ class Arbiter:
         if self._is_open:
             self._let_go()
         try:
+            await self._watch(child)
             code = await shared(child.exited)
         finally:
             self._child = None
             self._hang_up()
         return f"{self.title} (pid {child.pid}) {describe_exit(code)}"
 
+    async def _watch(self, child: Child) -> None:
+        """Kill the process if its loop stands still; returns when it has ended."""
+        silence, passes, looked_s = Silence(self._loop.now_s()), b"", self._loop.now_s()
+        while not await first(child.exited, limit_s=LOOK_S):
+            now_s, seen = self._loop.now_s(), os.pread(self._progress_fd, 8, 0)
+            # Until it is let go, it waits for its byte, and while it stops, for its front ends. A late look excuses it,
+            # as the machine stood still.
+            is_excused = self._go_fd >= 0 or self._stopping.done() or now_s - looked_s > 2 * LOOK_S
+            if seen != passes or is_excused:
+                silence.reset(now_s)
+            if silence.look(now_s, observe(child.pid)) >= HUNG_S:
+                _log.error("%s (pid %d) has not moved for %g s; it is killed", self.title, child.pid, HUNG_S)
+                child.signal(signal.SIGKILL)
+                silence.reset(now_s)
+            passes, looked_s = seen, now_s
+
     def _execute(self) -> Child:
         for name in FOREIGN_VARIABLES:
             os.environ.pop(name, None)
+        if self._progress_fd < 0:
+            self._progress_fd = os.memfd_create(f"passes of {self.role}")
+        os.ftruncate(self._progress_fd, 0)  # a successor counts from the beginning
         read_fd, go_fd = os.pipe()
         environment = {
             **self._environment,
             "SHOAL_FRONT_END": self.role,
             "SHOAL_PROCESSES": str(self.num_processes),
             "SHOAL_GO_FD": str(read_fd),
+            "SHOAL_PROGRESS_FD": str(self._progress_fd),
             "SHOAL_SUPERVISOR_PID": str(os.getpid()),
             # numpy's BLAS would start threads at import, and the arbiter must have none when it forks
             "OPENBLAS_NUM_THREADS": "1",
         }
         try:
-            child = spawn(self._loop, self.role, _GUNICORN, environment, pass_fds=[*self._fds, read_fd])
+            child = spawn(
+                self._loop, self.role, _GUNICORN, environment, pass_fds=[*self._fds, read_fd, self._progress_fd]
+            )
         except OSError:
             os.close(go_fd)
             raise

@@ -26,8 +26,8 @@ if sys.version_info >= (3, 11):
 else:
     _popen = partial(subprocess.Popen, preexec_fn=os.setpgrp)
 
-#: Pids of children that run and have not been waited for, of this process: the kernel has one list of children, too.
-_RUNNING: set[int] = set()
+#: Children that run and have not been waited for, of this process, by pid: the kernel has one list of them, too.
+_RUNNING: "dict[int, Child]" = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class ChildProgram:
     environment: Mapping[str, str]
     pass_fds: Sequence[int] = ()
     gives_way: bool = False  # has a lower priority than processes that serve (niceness.py), until `join_in`
+    runs_model: bool = False  # runs users' code, in a worker
 
 
 class Child:
@@ -120,7 +121,7 @@ class Child:
             niceness.give_way(pid)
         else:
             niceness.join_in(pid)  # a forked child starts with the priority of its zygote
-        _RUNNING.add(pid)
+        _RUNNING[pid] = self
         self._loop.on_readable(self._pidfd, self._ended_here)
         self._close_outputs()
         if self._waiting_signal:
@@ -153,7 +154,7 @@ class Child:
         self._loop.forget(pidfd)
         os.close(pidfd)
         _, status, usage = os.wait4(self.pid, 0)
-        _RUNNING.discard(self.pid)
+        _RUNNING.pop(self.pid, None)
         code = os.waitstatus_to_exitcode(status)
         if self._process is not None:
             self._process.returncode = code  # otherwise Popen would wait for the process itself
@@ -189,6 +190,11 @@ def spawn(
     child = prepare(loop, ChildProgram(role, module, environment, pass_fds, gives_way), captured=captured)
     child.execute()
     return child
+
+
+def running() -> "list[Child]":
+    """All children that run."""
+    return list(_RUNNING.values())
 
 
 def reap_orphans() -> bool:

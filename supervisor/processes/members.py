@@ -134,8 +134,12 @@ class Member:
         self.on_gone()
 
     def kill(self) -> bool:
-        """Kill the process, unless it has ended, since its pid may be another's by then. False where this process has
-        no descriptor left for that."""
+        """Kill the process (see `signal`)."""
+        return self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> bool:
+        """Send the process a signal, unless it has ended, since its pid may be another's by then. False where this
+        process has no descriptor left for that."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -145,7 +149,7 @@ class Member:
         try:
             # The connection is still open after the pidfd was opened, so the pidfd is that process's.
             if self._is_open and not self._channel.is_hung_up():
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
             """It has just ended."""
         finally:

@@ -43,11 +43,13 @@ def worker_program(
         install_requirements=options.install_requirements,
     )
     if own is None:
-        program = ChildProgram(f"worker {name}", ["shoal.workers.worker"], variables, gives_way=gives_way)
+        program = ChildProgram(
+            f"worker {name}", ["shoal.workers.worker"], variables, runs_model=True, gives_way=gives_way
+        )
         return runs_on(version.config), program
     directory = cache_directory(options.environment_cache_directory, os.environ)
     module = enter.program(own, version.name, name, directory, context.log_settings)
-    return "", ChildProgram(f"worker {name}", module, variables, gives_way=gives_way)
+    return "", ChildProgram(f"worker {name}", module, variables, runs_model=True, gives_way=gives_way)
 
 
 def load_message(

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import tensors
 from tests.end_to_end.lifecycle import instances, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, await_standby, descendants, only, serving, title, wait_until
 from tests.end_to_end.traffic import MODEL
 from tests.scarcity import limited
 
@@ -215,6 +215,38 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
     both_lanes(server, without=fresh)
     with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as last:
         ask(last, "steady")
+
+
+STOPPED = {
+    "gunicorn: master [shoal http]", "shoal repository poller", "shoal zygote batcher", "shoal batcher (standby)",
+}  # fmt: skip
+
+
+def test_what_is_stopped_is_resumed(server: Server, client: triton.InferenceServerClient) -> None:
+    """An arbiter that is stopped replaces no lane, and a poller that is stopped answers no load."""
+    await_standby(server)
+    start, killed = len(server.log), both_lanes(server)
+    stopped = [pid for pid in descendants(server.process.pid) if title(pid) in STOPPED]
+    assert len(stopped) == len(STOPPED)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    both_lanes(server, without=killed)
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as fresh:
+        fresh.load_model("later")
+        fresh.unload_model("later")
+    for pid in stopped:
+        assert server.read_log(f"(pid {pid}) has been stopped for 3 s; it is resumed".encode(), start=start)
+        assert pid in descendants(server.process.pid)
+
+
+def test_an_arbiter_shows_its_progress(server: Server) -> None:
+    """One that shows none, though it could, is killed after 30 s: tests/supervisor/processes/test_arbiter.py."""
+    (arbiter,) = [pid for pid in descendants(server.process.pid) if title(pid) == "gunicorn: master [shoal http]"]
+    link = next(each for each in Path(f"/proc/{arbiter}/fd").iterdir() if "passes of http" in os.readlink(each))
+    before = link.read_bytes()
+    wait_until(lambda: link.read_bytes() != before)
 
 
 def test_a_log_that_nobody_reads_keeps_nobody_from_working(

@@ -1,0 +1,57 @@
+"""arbiter.py: an arbiter whose loop stands still is killed, and another is started in its place."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.processes import arbiter
+from shoal.supervisor.processes.arbiter import Arbiter
+
+#: Stands in for gunicorn: counts passes as an arbiter does, or makes none. The first of all makes none.
+PROGRAM = """
+import os, sys, time
+assert os.read(int(os.environ["SHOAL_GO_FD"]), 1) == b"g"
+marker = os.environ["MARKER"]
+hangs = not os.path.exists(marker)
+open(marker, "w").close()
+number = 0
+while True:
+    number += not hangs
+    os.pwrite(int(os.environ["SHOAL_PROGRESS_FD"]), number.to_bytes(8, "little"), 0)
+    time.sleep(0.01)
+"""
+
+
+def test_one_that_makes_no_progress_is_killed_and_one_that_does_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "program_of_test.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(arbiter, "_GUNICORN", ("program_of_test",))
+    monkeypatch.setattr(arbiter, "LOOK_S", 0.05)
+    monkeypatch.setattr(arbiter, "HUNG_S", 0.5)
+    loop = EventLoop()
+    watched = Arbiter(loop, "http", 1, {"MARKER": str(tmp_path / "marker")}, [])
+    pids = list[int]()
+
+    def look(_late_s: float) -> None:
+        child = watched._child
+        if child is not None and child.pid not in pids:
+            pids.append(child.pid)
+        passes = int.from_bytes(os.pread(watched._progress_fd, 8, 0), "little") if child else 0
+        if len(pids) == 2 and passes > 200:  # it has outlived the time after which the first was killed
+            loop.stop()
+
+    with caplog.at_level(logging.ERROR):
+        watched.start()
+        watched.open()
+        loop.every(0.01, look)
+        loop.run()
+    first, second = pids
+    assert f"(pid {first}) has not moved for 0.5 s; it is killed" in caplog.text
+    assert f"(pid {second}) has not moved" not in caplog.text
+    assert watched._child is not None
+    watched._child.signal(9)
