@@ -19,6 +19,7 @@ from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView
 from shoal.shm.segment import SegmentView
 from shoal.star.place import Place, take_place
+from shoal.torchserve_settings import TorchServeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def join(name: str) -> FrontEnd:
     settings: dict[str, Any] = {**welcome.settings}
     settings["grpc"] = GrpcSettings(**settings["grpc"])
     settings["metrics_config"] = MetricsConfig(**settings["metrics_config"])
+    settings["torchserve"] = TorchServeSettings(**settings["torchserve"])
     are_allowed = settings.pop("allow_client_shm")
     settings["regions"] = Regions(are_allowed=are_allowed, max_string_bytes=settings["http_max_input_size"])
     table = CounterTableView(SegmentView.attach(welcome.counters))

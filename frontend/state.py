@@ -3,7 +3,7 @@
 One thread changes it by the supervisor's messages while others answer requests. Reading it never waits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from shoal.options import MetricsConfig
 from shoal.shm.counters import CACHE_FIGURES
 from shoal.star.known_server import KnownServer
 from shoal.star.models import ModelEntry
+from shoal.torchserve_settings import TorchServeSettings
 
 if TYPE_CHECKING:
     from shoal.frontend.tracing import Tracing
@@ -44,6 +45,9 @@ class ServerState(KnownServer):
     vertex_ai_default_model: str = ""
     vertex_ai_predict_route: str = ""
     vertex_ai_health_route: str = ""
+    torchserve: TorchServeSettings = field(default_factory=TorchServeSettings)
+    #: The names of TorchServe's endpoints → the APIs that each serves (shoal/options.py).
+    torchserve_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
     tracing: "Tracing | None" = None  # None = nothing is traced
     regions: Regions = field(default_factory=Regions)
 
@@ -51,6 +55,16 @@ class ServerState(KnownServer):
     def allows_regions(self) -> bool:
         """Implements `KnownServer.allows_regions`: whether this server accepts clients' shared memory."""
         return self.regions.are_allowed
+
+    def endpoint_at(self, address: str, port: int | str) -> str:
+        """The name of the endpoint at which a connection with this local address arrived.
+
+        An address that is not in the table is that of a lane's connection: http may listen on every address.
+        """
+        for listening in (address, "0.0.0.0", "::"):
+            if name := self.endpoints.get(f"{listening}:{port}"):
+                return name
+        return "http"
 
     def read_cache_figures(self) -> dict[str, float]:
         """Figures of the response cache; zeros without one."""

@@ -16,6 +16,7 @@ from shoal.cache_settings import CacheConfig, cache_bytes, check_cache
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 from shoal.store_settings import StoreSettings
+from shoal.torchserve_settings import TorchServeSettings
 
 MIB = 1024 * 1024
 
@@ -33,6 +34,9 @@ RESTRICTED_APIS = (
 
 #: The kinds of requests to SageMaker's /invocations, by Triton's names.
 INFERENCE_TYPES = ("infer", "generate", "generate_stream")
+
+#: TorchServe's APIs over HTTP. The listener for inference is a lane's.
+TORCHSERVE_APIS = ("inference", "management", "metrics")
 
 MAX_PORT = 65535
 #: Addresses that listen on every interface, and so conflict with every other address.
@@ -163,6 +167,16 @@ class ServerOptions:
     vertex_ai_predict_route: str = ""  # required; Triton's
     vertex_ai_health_route: str = ""  # required; Triton's
 
+    # TorchServe. Ports: 0 = any free port; all defaults are TorchServe's. Listeners with one address and port are one.
+    allow_torchserve: bool = False
+    torchserve_inference_address: str = "127.0.0.1"
+    torchserve_inference_port: int = 8080
+    torchserve_management_address: str = "127.0.0.1"
+    torchserve_management_port: int = 8081
+    torchserve_metrics_address: str = "127.0.0.1"
+    torchserve_metrics_port: int = 8082
+    torchserve: TorchServeSettings = TorchServeSettings()  # what config.properties says about the protocol
+
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     host_policy: Mapping[str, HostPolicy] = field(default_factory=dict)  # name → cores of instances; Triton's
@@ -254,7 +268,30 @@ def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
             Endpoint("vertex-ai", "Vertex AI", options.vertex_ai_address, options.vertex_ai_port),
         ),
     )
-    return tuple(endpoint for is_wanted, endpoint in all_ if is_wanted)
+    return (*(endpoint for is_wanted, endpoint in all_ if is_wanted), *_torchserve_endpoints(options))
+
+
+def _torchserve_endpoints(options: ServerOptions) -> list[Endpoint]:
+    """The listeners of TorchServe's APIs; the name of one that several share is that of the first."""
+    shared = torchserve_apis(options)
+    return [
+        Endpoint(name, f"TorchServe {apis[0]}", *_torchserve_address(options, apis[0])) for name, apis in shared.items()
+    ]
+
+
+def torchserve_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
+    """The name of each listener of TorchServe's, and which of the TORCHSERVE_APIS it serves."""
+    listeners: dict[tuple[str, int], tuple[str, ...]] = {}
+    for api in TORCHSERVE_APIS if options.allow_torchserve else ():
+        address, port = _torchserve_address(options, api)
+        # Port 0 is a port of the listener's own.
+        key = (address, port) if port else (api, 0)
+        listeners[key] = (*listeners.get(key, ()), api)
+    return {f"torchserve-{apis[0]}": apis for apis in listeners.values()}
+
+
+def _torchserve_address(options: ServerOptions, api: str) -> tuple[str, int]:
+    return getattr(options, f"torchserve_{api}_address"), getattr(options, f"torchserve_{api}_port")
 
 
 def largest_request_bytes(options: ServerOptions) -> int:

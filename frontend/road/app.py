@@ -121,8 +121,7 @@ def _endpoint_of(state: ServerState, environ: Environ) -> str:
     """The name of the endpoint at which a request arrived."""
     if environ.get("REMOTE_ADDR") == "":  # only a socketpair has no address, and only gRPC's lanes create socketpairs
         return "grpc"
-    # An address that is not in the table is that of a lane's connection: http may listen on every address.
-    return state.endpoints.get(f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}", "http")
+    return state.endpoint_at(environ["SERVER_NAME"], environ["SERVER_PORT"])
 
 
 def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Response | RouteMatch:

@@ -234,6 +234,15 @@ CLOUD_ENDPOINTS = (
     ignore("vertex-ai-thread-count", INTEGER, 8, _ROAD_THREADS, in_force=8),
     honour("vertex-ai-default-model", ANY_TEXT, "model that Vertex AI's predictions ask; empty for the only one"),
 )
+TORCHSERVE = (
+    honour("allow-torchserve", BOOLEAN, "serve TorchServe's APIs: /predictions, /models, its metrics"),
+    honour("torchserve-inference-address", TEXT, "address to listen on for TorchServe's inference API"),
+    honour("torchserve-inference-port", INTEGER, "its port; 0 for any free one"),
+    honour("torchserve-management-address", TEXT, "address to listen on for TorchServe's management API"),
+    honour("torchserve-management-port", INTEGER, "its port; 0 for any free one; equal addresses share one listener"),
+    honour("torchserve-metrics-address", TEXT, "address to listen on for TorchServe's metrics"),
+    honour("torchserve-metrics-port", INTEGER, "its port; 0 for any free one"),
+)
 METRICS = (
     honour("allow-metrics", BOOLEAN, "serve GET /metrics for Prometheus"),
     honour("allow-gpu-metrics", BOOLEAN, "tell of the GPUs, where nvidia-ml-py (the extra gpu-metrics) finds some"),
@@ -359,6 +368,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Bounds": BOUNDS,
     "Tracing": TRACING,
     "SageMaker and Vertex AI": CLOUD_ENDPOINTS,
+    "TorchServe": TORCHSERVE,
     "Deprecated": DEPRECATED,
 }
 

@@ -42,6 +42,8 @@ class FrontEndSettings(TypedDict):
     vertex_ai_default_model: str
     vertex_ai_predict_route: str
     vertex_ai_health_route: str
+    torchserve: dict[str, Any]  # fields of TorchServeSettings
+    torchserve_apis: Mapping[str, Sequence[str]]  # endpoint's name → the APIs of TorchServe that it serves
 
 
 class ClientWelcomed(Message):

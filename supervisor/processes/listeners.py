@@ -22,6 +22,9 @@ SERVICES = {
     "metrics": "Metrics Service",
     "sagemaker": "Sagemaker HTTPService",
     "vertex-ai": "Vertex AI HTTPService",
+    "torchserve-inference": "TorchServe Inference",
+    "torchserve-management": "TorchServe Management",
+    "torchserve-metrics": "TorchServe Metrics",
 }
 Listeners = Mapping[str, socket.socket]
 

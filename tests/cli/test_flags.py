@@ -37,6 +37,8 @@ SHOAL = """
     model-load-timeout-secs model-execution-timeout-secs max-request-bytes listen-backlog http-process-count
     allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
     environment-cache-directory latency-target cpu-fallback models
+allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
+torchserve-management-port torchserve-metrics-address torchserve-metrics-port
 """.split()  # noqa: SIM905 - to be compared with a page
 
 
@@ -49,7 +51,7 @@ def test_an_honoured_flag_sets_a_field_and_every_field_has_a_flag_or_a_variable(
     honoured = {flag.option for flag in FLAGS if flag.fate is FlagSupport.HONOURED}
     of_store = {"model_store", "load_models"}  # which together are the option `store`
     assert of_store <= honoured
-    assert {field.name for field in fields(ServerOptions)} == honoured - of_store | {"store"} | set(VARIABLES.values())
+    assert {field.name for field in fields(ServerOptions)} == honoured - of_store | {"store", "torchserve"} | set(VARIABLES.values())
     assert honoured.isdisjoint(VARIABLES.values())
 
 

@@ -1,0 +1,22 @@
+"""Settings of TorchServe's listeners for front ends, by the names of TorchServe's config.properties. Made by the
+supervisor."""
+
+from dataclasses import dataclass
+
+#: The values of `metrics_mode`, TorchServe's.
+METRICS_MODES = ("log", "prometheus", "legacy")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchServeSettings:
+    """Properties that TorchServe's protocol depends on; all defaults are TorchServe's, except for `token_file`."""
+
+    max_request_size: int = 6_553_500  # bytes of a body; a larger one is refused with 413 and an empty body
+    enable_model_api: bool = False  # clients may register and unregister models
+    metrics_mode: str = "log"  # one of METRICS_MODES: what GET /metrics has
+    open_inference_protocol: bool = False  # GET /v2, /v2/health/live, /v2/health/ready
+    token_file: str = ""  # key_file.json with the keys that requests must have; "": none is needed (ours)
+    cors_allowed_origin: str = ""  # "": no CORS headers; these three as TorchServe's properties
+    cors_allowed_methods: str = ""
+    cors_allowed_headers: str = ""
+    default_workers: int = 0  # initial_workers of a registration that has none
