@@ -69,6 +69,7 @@ class ServerOptions:
 
     # The server.
     id: str = "triton"  # name in GET /v2; Triton's, since clients' tests compare it
+    announcement: str = ""  # a line for stdout once the server serves, which TorchServe's launchers wait for
     exit_timeout_secs: int = 30  # s from SIGTERM to dropping open requests; Triton's
 
     # Logging.
@@ -175,7 +176,7 @@ class ServerOptions:
     torchserve_management_port: int = 8081
     torchserve_metrics_address: str = "127.0.0.1"
     torchserve_metrics_port: int = 8082
-    torchserve: TorchServeSettings = TorchServeSettings()  # what config.properties says about the protocol
+    torchserve: TorchServeSettings = field(default_factory=TorchServeSettings)  # the protocol's properties
 
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -284,6 +285,8 @@ def torchserve_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
     listeners: dict[tuple[str, int], tuple[str, ...]] = {}
     for api in TORCHSERVE_APIS if options.allow_torchserve else ():
         address, port = _torchserve_address(options, api)
+        if api == "metrics" and not options.torchserve.enable_metrics_api:
+            continue
         # Port 0 is a port of the listener's own.
         key = (address, port) if port else (api, 0)
         listeners[key] = (*listeners.get(key, ()), api)

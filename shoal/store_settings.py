@@ -28,6 +28,7 @@ class StoreSettings:
     install_py_dep_per_model: bool = False
     limit_max_image_pixels: bool = True
     number_of_gpu: int | None = None  # the most GPUs to use; None: all
+    environment: Mapping[str, str] = field(default_factory=dict)  # what workers are told, as parameters of each model
 
     @property
     def fields(self) -> dict[str, Any]:

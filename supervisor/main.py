@@ -38,7 +38,8 @@ def run(options: ServerOptions) -> int:
         except OSError as error:
             _log.error("cannot write the log to '%s': %s. Give another --log-file", options.log_file, error.strerror)
             return EXIT_FAILED
-    set_title("supervisor")
+    # The last word is how SageMaker's toolkit finds TorchServe's process.
+    set_title("supervisor" + " org.pytorch.serve.ModelServer" * options.allow_torchserve)
     raise_limit()
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: the journal then has the supervisor's stack
     notifier = Notifier.take(os.environ, os.getpid())

@@ -10,6 +10,7 @@ thread that made them.
 import logging
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -258,6 +259,9 @@ class Supervisor:
         await shared(started)
         self._is_serving = True
         self._service.ready(self._models.versions, self._front_ends.num_front_ends)
+        if self._options.announcement:
+            sys.stdout.write(f"{self._options.announcement}\n")
+            sys.stdout.flush()
 
     async def _load_at_start(self) -> None:
         """Load the models of the repositories and those of TorchServe's store, side by side."""

@@ -79,7 +79,8 @@ def configuration(
         least = MAX_INSTANCES
     if response_s * 1000 > MAX_MS:
         warnings.append(f"responseTimeout of model '{facts.name}' is {response_s} s; an hour is the most, and counts")
-    parameters = {
+    parameters: dict[str, Any] = {
+        **settings.environment,
         "execution_timeout_ms": min(response_s * 1000, MAX_MS),
         "ts_handler": handler,
         "ts_runtime": request.runtime or manifest.runtime or "python",
@@ -91,6 +92,7 @@ def configuration(
         "ts_max_workers": max(least, most),
         "ts_response_timeout_s": response_s,
         "ts_startup_timeout_s": first(request.startup_timeout, "startupTimeout", settings.default_startup_timeout),
+        "ts_default": row.get("defaultVersion"),
         "ts_decode_input_request": settings.decode_input_request,
         "ts_limit_max_image_pixels": settings.limit_max_image_pixels,
         "ts_loaded_at_startup": request.is_startup,

@@ -1,4 +1,4 @@
-"""The commands: `shoal VERB …`, one file per verb, and `tritonserver`: `shoal serve` with Triton's defaults.
+"""The commands: `shoal VERB …`, one file per verb, `tritonserver`: `shoal serve` with Triton's defaults, `torchserve`.
 
 Prints to a person and returns an exit code; decides nothing that a server does. A verb's file is imported when the verb
 is used.
@@ -99,6 +99,13 @@ def tritonserver(argv: Sequence[str] | None = None) -> int:
     """The command `tritonserver`; returns its exit code. Start scripts written for Triton work unedited."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return _serve(arguments, prog="tritonserver", environ=os.environ, **TRITONS_DEFAULTS)
+
+
+def torchserve(argv: Sequence[str] | None = None) -> int:
+    """The command `torchserve`; returns its exit code. Start scripts written for TorchServe work unedited."""
+    from shoal.cli.torchserve.command import torchserve as command
+
+    return command(list(sys.argv[1:] if argv is None else argv), environ=os.environ)
 
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:

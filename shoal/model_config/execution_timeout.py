@@ -11,6 +11,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter, whole_number_faults
 
 PARAMETER = "execution_timeout_ms"
+_LOAD_PARAMETER = "ts_startup_timeout_s"
 #: The most milliseconds: one hour, as for every other time in a configuration (ours).
 MAX_MS = 3_600_000
 
@@ -19,6 +20,12 @@ def execution_timeout_ms(config: Config) -> int | None:
     """The limit in milliseconds; None where the server's limit holds. The configuration has been checked."""
     text = parameter(config, PARAMETER)
     return None if text is None else int(text)
+
+
+def load_timeout_s(config: Config) -> int | None:
+    """Seconds that an instance has to load, as an archive of TorchServe's says; None where the server's limit holds."""
+    text = parameter(config, _LOAD_PARAMETER) or ""
+    return min(int(text[:10]), MAX_MS) or None if text.isascii() and text.isdecimal() else None
 
 
 def faults(config: Config) -> Iterator[str]:

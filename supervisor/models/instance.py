@@ -15,7 +15,7 @@ from shoal import log
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.messages.to_worker import ConfigFinished, StopWorker
-from shoal.model_config.execution_timeout import execution_timeout_ms
+from shoal.model_config.execution_timeout import execution_timeout_ms, load_timeout_s
 from shoal.placement import Placement
 from shoal.process import pin_threads
 from shoal.reasons import Reason
@@ -145,7 +145,9 @@ class Instance:
 
     async def _run_worker(self, worker: Worker) -> int:
         """Start a worker's process, bring it up, and wait for its end; returns its exit code, 0 if it never started."""
-        limit_s = self._context.options.model_load_timeout_secs
+        of_model = load_timeout_s(self.version.config)
+        limit_s = of_model or self._context.options.model_load_timeout_secs
+        flag = "startup_timeout" if of_model else "--model-load-timeout-secs"
         try:
             exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
             worker.up = self._context.loop.start(self._bring_up(worker))
@@ -153,7 +155,7 @@ class Instance:
                 worker.fail(
                     InternalError(
                         f"model '{self.version.name}' version {self.version.version} instance '{self.name}' did not "
-                        f"load within {limit_s:g} s; give it longer with --model-load-timeout-secs"
+                        f"load within {limit_s:g} s; give it longer with {flag}"
                     )
                 )
             return await shared(exited)

@@ -106,7 +106,7 @@ class Registrations:
                 self._models.add_problem(each.identifier, _readable(each.error))
                 continue
             try:
-                row = self._add(each)
+                row = self._add(each, is_start=True)
             except ShoalError as error:
                 _log.warning("'%s' is not loaded: %s", _said(each.config, "ts_model_url"), _readable(error))
                 self._withdraw(each.directory, each.origin)
@@ -214,7 +214,7 @@ class Registrations:
 
     # --- rows ---
 
-    def _add(self, found: FoundModel) -> Registration:
+    def _add(self, found: FoundModel, *, is_start: bool = False) -> Registration:
         """Register a version that was found. Raises TorchServe's conflict where there is one, and changes nothing."""
         name, text = found.name, _said(found.config, "ts_version")
         rows = self._rows.get(name, {})
@@ -228,10 +228,9 @@ class Registrations:
                 409, "ConflictStatusException", f"Model {name} is already served from a model repository"
             )
         (version,) = found.versions.values()
-        config, workers = found.config, int(_said(found.config, "ts_min_workers"))
-        is_default = not rows or parameter(config, "ts_default") == "true"
-        if is_default:
-            config = with_parameter(config, "ts_default", "true")
+        # The first version is the default one; others only at the start, before anything is loaded.
+        is_default = not rows or (is_start and parameter(found.config, "ts_default") == "true")
+        config = with_default(found.config, is_default=is_default)
         row = Registration(
             text,
             number_for(text, [each.number for each in rows.values()]),
@@ -240,8 +239,11 @@ class Registrations:
             version.modified_ns,
             found.origin,
             config,
-            workers,
+            int(_said(config, "ts_min_workers")),
         )
+        if is_default:
+            for other in rows.values():
+                other.config = with_default(other.config, is_default=False)
         self._rows.setdefault(name, {})[text] = row
         if is_default:
             self._defaults[name] = text
@@ -297,9 +299,10 @@ def number_for(text: str, taken: Iterable[int]) -> int:
     return max(numbers, default=0) + 1
 
 
-def with_parameter(config: Config, key: str, value: str) -> Config:
-    """A configuration with one more parameter."""
-    return {**config, "parameters": {**config["parameters"], key: {"string_value": value}}}
+def with_default(config: Config, *, is_default: bool) -> Config:
+    """A configuration that says of its version whether it is the default one when it is loaded."""
+    others = {key: value for key, value in config["parameters"].items() if key != "ts_default"}
+    return {**config, "parameters": {**others, "ts_default": {"string_value": "true"}} if is_default else others}
 
 
 def _merged(name: str, rows: Iterable[Registration]) -> FoundModel:

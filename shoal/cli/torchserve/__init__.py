@@ -1,0 +1,1 @@
+"""The command `torchserve`: TorchServe's flags and files, Shoal's server."""

@@ -1,0 +1,213 @@
+"""The command `torchserve`: starts the server in the background or in the foreground, or stops it.
+
+Flags, files and sentences are TorchServe's (its model_server.py). Runs in what becomes the supervisor's process.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.cli.torchserve.configuration import settings_of_options
+from shoal.cli.torchserve.keys import read_values
+from shoal.cli.torchserve.pid_file import PidFile, PidFileError, await_end, default_path, running_server
+from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
+from shoal.cli.torchserve.tokens import FILE, write_keys
+from shoal.errors import InvalidArgumentError
+from shoal.model_config import files
+from shoal.options import ServerOptions, check
+
+#: The version of TorchServe that is answered for.
+TORCHSERVE_VERSION = "0.12.0"
+STOP_LIMIT_S = 60.0
+_MAX_FILE_BYTES = 1 << 20
+#: Fields of ServerOptions that differ from `shoal serve`: Triton's listeners stay closed, a failed model is logged.
+_DEFAULTS: dict[str, Any] = {
+    "allow_http": False,
+    "allow_grpc": False,
+    "allow_metrics": False,
+    "exit_on_error": False,
+    "announcement": "Model server started.",
+}
+
+
+class _Start(NamedTuple):
+    """What a start has led to."""
+
+    options: ServerOptions
+    warnings: tuple[str, ...]
+    expires_min: int  # of the tokens
+
+
+def torchserve(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Run the command; returns its exit code, with --foreground or in the background's process when the server ends."""
+    arguments = _parser().parse_args(list(argv))
+    path = default_path()
+    if arguments.version:
+        print(f"TorchServe Version is {TORCHSERVE_VERSION}")
+        return 0
+    try:
+        if arguments.stop:
+            return _stop(path, waits=arguments.foreground)
+        return _start(arguments, path, environ)
+    except (PidFileError, PropertiesError, InvalidArgumentError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchserve",
+        description="Serve TorchServe's model store as TorchServe does. docs/migrate-from-torchserve.md has every key "
+        "of config.properties and every difference.",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "-v", "--version", action="store_true", help="print the version of TorchServe that is answered for"
+    )
+    which.add_argument("--start", action="store_true", help="start the server, in the background")
+    which.add_argument("--stop", action="store_true", help="stop the server; with --foreground, wait for its end")
+    parser.add_argument("--ts-config", metavar="FILE", help="config.properties")
+    parser.add_argument(
+        "--model-store", metavar="DIRECTORY", help="directory of archives; required here or in the file"
+    )
+    parser.add_argument("--models", nargs="+", metavar="[NAME=]ARCHIVE", help="loaded at start; all for every archive")
+    parser.add_argument("--foreground", action="store_true", help="start in the foreground, and print the log here")
+    parser.add_argument(
+        "--no-config-snapshots", "--ncs", action="store_true", help="read no snapshot of a configuration"
+    )
+    parser.add_argument("--disable-token-auth", "--dt", action="store_true", help="requests need no tokens")
+    parser.add_argument("--enable-model-api", action="store_true", help="clients may register and unregister models")
+    for flag in ("--workflow-store", "--log-config", "--cpp-log-config", "--plugins-path"):
+        parser.add_argument(flag, *(["--ppath"] if flag == "--plugins-path" else []), metavar="PATH", help="ignored")
+    return parser
+
+
+# --- start ---
+
+
+def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]) -> int:
+    start = understand(arguments, environ)
+    pid_file = PidFile.take(path)
+    if pid_file is None:
+        print("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
+        return 1
+    for sentence in start.warnings:
+        print(f"Warning: {sentence}", file=sys.stderr)
+    if start.options.torchserve.token_file:
+        try:
+            write_keys(Path(start.options.torchserve.token_file), datetime.now(), start.expires_min)
+        except OSError as error:
+            raise PropertiesError(
+                f"{FILE} cannot be written into '{Path.cwd()}': {error.strerror}; start elsewhere, or with "
+                "--disable-token-auth"
+            ) from error
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = 0 if arguments.foreground else os.fork()  # before the supervisor's modules are there, and one thread
+    if child:
+        pid_file.write(child)
+        return 0
+    if arguments.foreground:
+        pid_file.write(os.getpid())
+    else:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    from shoal.supervisor.main import run  # imported here: --stop needs none of it
+
+    try:
+        return run(start.options)
+    finally:
+        pid_file.remove()
+
+
+def understand(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _Start:
+    """The server's options by flags, file and environment. Raises PropertiesError, InvalidArgumentError."""
+    file = _config_file(arguments, environ)
+    given: Mapping[str, str] = {}
+    if file is not None:
+        given = with_variables(parse_properties(_read(file)), environ)
+    values, warnings = read_values(given, _flags(arguments), environ)
+    store = values["model_store"]
+    if store is not None and not Path(store).is_dir():
+        raise PropertiesError(f"--model-store directory not found: {store}")
+    said = [f"configuration is read from '{file}'"] if file is not None and arguments.ts_config is None else []
+    ignored = {"--workflow-store": arguments.workflow_store, "--log-config": arguments.log_config,
+               "--cpp-log-config": arguments.cpp_log_config, "--plugins-path": arguments.plugins_path}  # fmt: skip
+    said += [f"{flag} is ignored" for flag, value in ignored.items() if value]
+    is_one_port = values["inference_address"] == values["management_address"]
+    has_tokens = not values["disable_token_authorization"]
+    if has_tokens and is_one_port:
+        said.append("tokens are off: inference and management have one address, where no request could have both")
+    token_file = str(Path.cwd() / FILE) if has_tokens and not is_one_port else ""
+    fields, more = settings_of_options(values, token_file)
+    port = fields["torchserve_inference_port"]  # the port of HTTP names the socket of shoal.Client
+    options = ServerOptions(**{**_DEFAULTS, **fields, "http_port": port})
+    check(options)
+    return _Start(options, (*said, *warnings, *more), max(1, values["token_expiration_min"]))
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, str]:
+    """The keys that flags set. Flags can turn tokens only off, and the model API only on."""
+    flags = {
+        "model_store": arguments.model_store,
+        "load_models": None if arguments.models is None else ",".join(arguments.models),
+        "disable_token_authorization": "true" if arguments.disable_token_auth else None,
+        "enable_model_api": "true" if arguments.enable_model_api else None,
+    }
+    return {key: value for key, value in flags.items() if value is not None}
+
+
+def _config_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
+    """The file that is in force: of the environment, of the flag, the newest snapshot, or the one that lies here."""
+    named = environ.get("TS_CONFIG_FILE") or arguments.ts_config
+    if named:
+        if not Path(named).is_file():
+            raise PropertiesError(f"--ts-config file not found: {named}")
+        return Path(named)
+    if not arguments.no_config_snapshots:
+        snapshots = Path(environ.get("LOG_LOCATION", "logs"), "config").glob("*.cfg")
+        newest = max(snapshots, key=lambda each: each.name, default=None)
+        if newest is not None:
+            return newest
+    here = Path("config.properties")
+    return here if here.is_file() else None
+
+
+def _read(file: Path) -> bytes:
+    try:
+        raw = files.read(file, _MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise PropertiesError(f"'{file}' cannot be read: {error.strerror or error}") from error
+    if len(raw) > _MAX_FILE_BYTES:
+        raise PropertiesError(f"'{file}' is larger than {_MAX_FILE_BYTES} bytes")
+    return raw
+
+
+# --- stop ---
+
+
+def _stop(path: Path, *, waits: bool) -> int:
+    pid = running_server(path)
+    if pid is None:
+        print("TorchServe is not currently running.")
+        return 0
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        print("TorchServe already stopped.")
+        return 0
+    if waits:
+        if not await_end(path, STOP_LIMIT_S):
+            print("Stopping TorchServe took too long.")
+            return 1
+        Path(FILE).unlink(missing_ok=True)
+    print("TorchServe has stopped.")
+    return 0

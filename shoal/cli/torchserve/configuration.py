@@ -1,0 +1,176 @@
+"""From the values of config.properties to a server's options. Pure."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from shoal.cli.torchserve.properties import PropertiesError
+from shoal.store_settings import StoreSettings
+from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
+
+#: Default ports of addresses without one, TorchServe's.
+_PORTS = {"inference": 80, "management": 8081, "metrics": 8082}
+#: Fields of a row of `models=` that count, where they are whole numbers above 0.
+_NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+#: s that stand for no limit, with debug=true: the most that a model's configuration takes.
+_NO_LIMIT_S = 3600
+
+
+class Address(NamedTuple):
+    """The address and port of a listener."""
+
+    host: str
+    port: int
+
+
+class Rows(NamedTuple):
+    """What `models=` or `model_snapshot=` says: settings by model and version, and the archives of a snapshot."""
+
+    settings: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    load_models: tuple[str, ...]
+
+
+def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dict[str, Any], list[str]]:
+    """Fields of ServerOptions, and sentences about what cannot be had. `values` is of every key; `token_file` "" means
+    no tokens.
+
+    Raises PropertiesError for what the server cannot start with.
+    """
+    warnings: list[str] = []
+    if values["enable_grpc_ssl"]:
+        raise PropertiesError("enable_grpc_ssl=true is not supported: let TLS end in a proxy in front of gRPC's ports")
+    fields: dict[str, Any] = {"store": store_settings(values, warnings), "allow_torchserve": True}
+    for api, port in _PORTS.items():
+        address = read_address(f"{api}_address", values[f"{api}_address"], port)
+        fields |= {f"torchserve_{api}_address": address.host, f"torchserve_{api}_port": address.port}
+    if values["metrics_mode"] not in METRICS_MODES:
+        warnings.append(
+            f"metrics_mode is '{values['metrics_mode']}', must be one of {', '.join(METRICS_MODES)}: log is used"
+        )
+    fields["torchserve"] = TorchServeSettings(
+        max_request_size=values["max_request_size"],
+        enable_model_api=values["enable_model_api"],
+        metrics_mode=values["metrics_mode"] if values["metrics_mode"] in METRICS_MODES else "log",
+        enable_metrics_api=values["enable_metrics_api"],
+        open_inference_protocol=values["ts_open_inference_protocol"],
+        token_file=token_file,
+        cors_allowed_origin=values["cors_allowed_origin"] or "",
+        cors_allowed_methods=values["cors_allowed_methods"] or "",
+        cors_allowed_headers=values["cors_allowed_headers"] or "",
+        default_workers=values["default_workers_per_model"],
+    )
+    fields["install_requirements"] = values["install_py_dep_per_model"]
+    return fields, warnings
+
+
+def store_settings(values: Mapping[str, Any], warnings: list[str]) -> StoreSettings:
+    """The settings of the model store. Raises PropertiesError."""
+    if values["model_store"] is None:
+        raise PropertiesError("Missing mandatory parameter --model-store")
+    rows = read_rows(values, warnings)
+    loaded = rows.load_models if values["model_snapshot"] else tuple(filter(None, _split(values["load_models"])))
+    patterns = tuple(filter(None, _split(values["allowed_urls"])))
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise PropertiesError(f"allowed_urls has '{pattern}', which is no regular expression: {error}") from error
+    is_debug = values["debug"]
+    return StoreSettings(
+        Path(values["model_store"]),
+        load_models=loaded,
+        allowed_urls=patterns,
+        models=rows.settings,
+        default_workers_per_model=1 if is_debug else max(0, values["default_workers_per_model"]),
+        default_response_timeout=_NO_LIMIT_S if is_debug else max(1, values["default_response_timeout"]),
+        default_startup_timeout=_NO_LIMIT_S if is_debug else max(1, values["default_startup_timeout"]),
+        job_queue_size=max(1, values["job_queue_size"]),
+        default_service_handler=values["default_service_handler"] or "",
+        service_envelope=values["service_envelope"] or "",
+        decode_input_request=values["decode_input_request"],
+        install_py_dep_per_model=values["install_py_dep_per_model"],
+        limit_max_image_pixels=values["limit_max_image_pixels"],
+        number_of_gpu=_count(values["number_of_gpu"]),
+        environment=environment_of(values),
+    )
+
+
+def environment_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Properties that workers need, as parameters of every model."""
+    said = {"ts_blacklist_env_vars": values["blacklist_env_vars"] or ""}
+    for end in ("id", "start", "end"):
+        name = values[f"ts_header_key_sequence_{end}"]
+        said[f"ts_header_key_sequence_{end}"] = "" if name == f"ts_request_sequence_{end}" else name
+    return {key: value for key, value in said.items() if value}
+
+
+def read_address(key: str, text: str, default_port: int) -> Address:
+    """The address of a listener. Raises PropertiesError for TLS, a Unix socket, and what is no address."""
+    scheme = text.partition(":")[0]
+    if scheme == "https":
+        raise PropertiesError(f"{key} is '{text}', but TorchServe's listeners have no TLS: let it end in a proxy")
+    if scheme == "unix":
+        raise PropertiesError(f"{key} is '{text}', but TorchServe's listeners have no Unix sockets: write http://")
+    parts = urlsplit(text)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if scheme != "http" or not parts.hostname or port == -1 or parts.path not in ("", "/"):
+        raise PropertiesError(f"{key} is '{text}', which is no address: write it as http://127.0.0.1:8080")
+    return Address(parts.hostname, default_port if port is None else port)
+
+
+def read_rows(values: Mapping[str, Any], warnings: list[str]) -> Rows:
+    """What `models=` says or, where it is given, `model_snapshot=`. Raises PropertiesError for what is no JSON."""
+    key = "model_snapshot" if values["model_snapshot"] else "models"
+    text = values[key]
+    if not text:
+        return Rows({}, ())
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PropertiesError(f"{key} is no JSON: {error}") from error
+    models = document.get("models", {}) if key == "model_snapshot" and isinstance(document, dict) else document
+    if not isinstance(models, dict):
+        raise PropertiesError(f"{key} is no JSON object of models")
+    settings: dict[str, dict[str, dict[str, Any]]] = {}
+    archives: list[str] = []
+    for name, versions in models.items():
+        for version, row in versions.items() if isinstance(versions, dict) else ():
+            if not isinstance(row, dict):
+                warnings.append(f"{key} of model '{name}' version '{version}' is ignored: it is no JSON object")
+                continue
+            settings.setdefault(name, {})[version] = _row(row, f"{key} of model '{name}' version '{version}'", warnings)
+            if isinstance(row.get("marName"), str) and row["marName"]:
+                archives.append(f"{name}={row['marName']}")
+            elif key == "model_snapshot":
+                warnings.append(f"{key} of model '{name}' version '{version}' has no marName: it is not loaded")
+    return Rows(settings, tuple(archives))
+
+
+def _row(row: Mapping[str, Any], where: str, warnings: list[str]) -> dict[str, Any]:
+    """The settings of a version; as in TorchServe, a number that is not positive does not count."""
+    taken: dict[str, Any] = {}
+    for field in _NUMBERS:
+        value = row.get(field)
+        if value is None:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            taken[field] = value
+        else:
+            warnings.append(f"{field} of {where} is ignored: it is no whole number above 0")
+    if row.get("defaultVersion") is True:
+        taken["defaultVersion"] = True
+    return taken
+
+
+def _split(text: str | None) -> Sequence[str]:
+    return () if text is None else text.split(",")
+
+
+def _count(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else None

@@ -1,0 +1,89 @@
+"""<tmp>/.model_server.pid: the server that runs, for `torchserve --stop`. Its lock is held for as long as it does."""
+
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_LOOK_S = 0.05
+
+
+class PidFileError(Exception):
+    """The file cannot be used; the message is a sentence for the user."""
+
+
+def default_path() -> Path:
+    """The path that TorchServe uses."""
+    return Path(tempfile.gettempdir(), ".model_server.pid")
+
+
+class PidFile:
+    """A server's pid file, locked. Not inherited by processes that are exec'd; a forked one shares the lock."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: Path) -> "PidFile | None":
+        """The file, locked; None where a running server has it. Raises PidFileError."""
+        while True:
+            descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_nlink:
+                    return cls(path, descriptor)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            os.close(descriptor)  # a server that has just ended has removed it
+
+    def write(self, pid: int) -> None:
+        """Write the server's pid."""
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(pid).encode(), 0)
+
+    def remove(self) -> None:
+        """Remove the file, before the lock goes with its process."""
+        self._path.unlink(missing_ok=True)
+
+
+def running_server(path: Path) -> int | None:
+    """The pid of the server that has the file locked; None where there is none. Raises PidFileError."""
+    if not path.exists():
+        return None
+    descriptor = _opened(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(descriptor, 20, 0)
+        return int(text) if text.isdigit() and int(text) > 1 else None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def await_end(path: Path, limit_s: float, now_s: Callable[[], float] = time.monotonic) -> bool:
+    """Wait until no server has the file locked; False where that takes longer than `limit_s`."""
+    end_s = now_s() + limit_s
+    while running_server(path) is not None:
+        if now_s() > end_s:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Open the file. It has a known name in a directory for all users: a link, or another user's file, is refused."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PidFileError(f"'{path}' cannot be opened: {error.strerror}; remove it") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+        os.close(descriptor)
+        raise PidFileError(f"'{path}' is another user's, or no file; remove it")
+    return descriptor

@@ -1,0 +1,116 @@
+"""The command line: which file is in force, what flags change, and the sentences of a start that is not one."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.torchserve.command import _parser, torchserve, understand
+from shoal.cli.torchserve.pid_file import PidFile
+from shoal.cli.torchserve.properties import PropertiesError
+from shoal.options import ServerOptions
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the command, with a store in it, and of its temporary files."""
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def options(*argv: str, **environ: str) -> ServerOptions:
+    return understand(_parser().parse_args(argv), environ).options
+
+
+def port(made: ServerOptions) -> int:
+    return made.torchserve_inference_port
+
+
+def properties(path: Path, number: int, *more: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([f"inference_address=http://127.0.0.1:{number}", "model_store=store", *more]))
+    return path
+
+
+def test_without_a_file_the_store_must_be_a_flag(here: Path) -> None:
+    made = options("--start", "--model-store", "store", "--models", "a=b.mar", "c.mar")
+    assert made.store is not None
+    assert (made.store.directory, made.store.load_models) == (Path("store"), ("a=b.mar", "c.mar"))
+    assert (made.allow_http, made.allow_grpc, made.allow_metrics, made.exit_on_error) == (False, False, False, False)
+    assert made.torchserve.token_file == str(here / "key_file.json")
+    with pytest.raises(PropertiesError, match="Missing mandatory parameter --model-store"):
+        options("--start")
+
+
+def test_the_file_in_force_is_the_variables_then_the_flags_then_a_snapshots_then_the_one_here(here: Path) -> None:
+    by_variable, by_flag = properties(here / "v.properties", 1), properties(here / "f.properties", 2)
+    properties(here / "logs/config/20260101000000000-startup.cfg", 3)
+    properties(here / "logs/config/20260102000000000-shutdown.cfg", 4)
+    properties(here / "elsewhere/config/20260101000000000-startup.cfg", 5)
+    properties(here / "config.properties", 6)
+    assert port(options("--ts-config", str(by_flag), TS_CONFIG_FILE=str(by_variable))) == 1
+    assert port(options("--ts-config", str(by_flag))) == 2
+    assert port(options()) == 4
+    assert port(options(LOG_LOCATION="elsewhere")) == 5
+    assert port(options("--ncs")) == 6
+    assert port(options("--no-config-snapshots")) == 6
+
+
+def test_flags_turn_tokens_off_and_the_model_api_on(here: Path) -> None:
+    file = properties(here / "config.properties", 1, "disable_token_authorization=false", "enable_model_api=false")
+    with_flags = options("--ts-config", str(file), "--disable-token-auth", "--enable-model-api")
+    assert (with_flags.torchserve.token_file, with_flags.torchserve.enable_model_api) == ("", True)
+    assert options("--ts-config", str(file), "--dt").torchserve.token_file == ""
+    file = properties(here / "config.properties", 1, "disable_token_authorization=true", "enable_model_api=true")
+    without = options("--ts-config", str(file))
+    assert (without.torchserve.token_file, without.torchserve.enable_model_api) == ("", True)
+
+
+def test_tokens_are_off_where_inference_and_management_are_one(here: Path) -> None:
+    file = properties(here / "config.properties", 8085, "management_address=http://127.0.0.1:8085")
+    start = understand(_parser().parse_args(["--ts-config", str(file)]), {})
+    assert start.options.torchserve.token_file == ""
+    assert [said for said in start.warnings if said.startswith("tokens are off")]
+
+
+def test_variables_fill_in_and_override(here: Path) -> None:
+    file = properties(here / "c.properties", 1, "load_models=$$WHAT$$", "enable_envvars_config=true")
+    made = options("--ts-config", str(file), WHAT="a.mar", TS_INFERENCE_ADDRESS="http://127.0.0.1:77")
+    assert made.store is not None
+    assert (made.store.load_models, port(made)) == (("a.mar",), 77)
+
+
+REFUSED = [
+    (["--ts-config", "gone.properties"], "--ts-config file not found: gone.properties"),
+    (["--model-store", "gone"], "--model-store directory not found: gone"),
+    (["--ts-config", "variable.properties"], "Invalid Environment Variable GONE"),
+    (["--ts-config", "large.properties"], "'large.properties' is larger than 1048576 bytes"),
+    (["--ts-config", "taken.properties"], "The server cannot listen to"),
+]
+
+
+@pytest.mark.parametrize(("argv", "sentence"), REFUSED)
+def test_a_start_that_is_none(argv: list[str], sentence: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "variable.properties").write_text("model_store=$$GONE$$")
+    (here / "large.properties").write_text("#" * 2_000_000)
+    properties(
+        here / "taken.properties", 8000, "management_address=http://0.0.0.0:8000", "disable_token_authorization=true"
+    )
+    before = sorted(here.iterdir())
+    assert torchserve(["--start", *argv], environ={}) == 1
+    assert sentence in capsys.readouterr().err
+    assert sorted(here.iterdir()) == before
+
+
+def test_version_and_stop_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torchserve(["--version"], environ={}) == 0
+    assert torchserve(["--stop"], environ={}) == 0
+    assert capsys.readouterr().out == "TorchServe Version is 0.12.0\nTorchServe is not currently running.\n"
+
+
+def test_a_second_start_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert PidFile.take(here / ".model_server.pid") is not None
+    assert torchserve(["--start", "--model-store", "store"], environ={}) == 1
+    said = capsys.readouterr().out
+    assert said == "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
