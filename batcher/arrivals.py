@@ -100,9 +100,9 @@ class Arrivals:
             return
         if client.is_guest:
             shape_key, start_ns = checked(client, model, record, now_ns)
-        if deadline_ns or self._deadline_ns:
+        if deadline_ns or self._deadline_ns or model.patience.limit_ns:
             model.heed_deadlines()
-            deadline_ns = self._smallest(deadline_ns, start_ns)
+            deadline_ns = self._smallest(deadline_ns, start_ns, model.patience.current_ns(now_ns))
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us, deadline_ns, correlation, flags)
         self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
         if self.is_resuming:
@@ -143,10 +143,12 @@ class Arrivals:
         self._counted.add(model)
         self._awake[model.id] = model
 
-    def _smallest(self, deadline_ns: int, start_ns: int) -> int:
-        """The earlier of a client's deadline and the server's, in ns; at least one of them is not 0."""
-        latest_ns = start_ns + self._deadline_ns
-        return latest_ns if not deadline_ns else min(deadline_ns, latest_ns) if self._deadline_ns else deadline_ns
+    def _smallest(self, deadline_ns: int, start_ns: int, patience_ns: int) -> int:
+        """The earliest of a client's deadline, the server's and that of a client that waits `patience_ns`; 0 if there
+        is none of them."""
+        deadlines_ns = [deadline_ns] if deadline_ns else []
+        deadlines_ns += [start_ns + limit_ns for limit_ns in (self._deadline_ns, patience_ns) if limit_ns]
+        return min(deadlines_ns, default=0)
 
     def _may_be_begun(self, model: ScheduledModel) -> bool:
         """Whether a dead batcher may have begun a request that its client sends again, so that it must not be

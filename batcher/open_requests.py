@@ -12,7 +12,7 @@ from shoal.batcher.peers import ClientPeer, Reply, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
-from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
+from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT
 from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason, pack_times
 from shoal.shm import layout
@@ -219,6 +219,9 @@ class OpenRequests(dict[int, OpenRequest]):
         model = request[1]
         if not (is_sure and self._is_waiting(key, model)):
             return model
+        # A request of a sequence is not refused because others were given up, nor does a step have a client of its own.
+        if request[0].is_front_end and model.sequences is None:
+            model.patience.gave_up(now_ns - request[5], model.row.cells[SUCCESS_COUNT], now_ns)
         self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
         self.awake[model.id] = model
         return None

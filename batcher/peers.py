@@ -12,6 +12,7 @@ from shoal.batcher.child_traces import TraceParent
 from shoal.batcher.response_order import ResponseOrder
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
+from shoal.batcher.scheduling.patience import Patience
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import HeldSlot
 from shoal.batcher.slot_table import SlotTable
@@ -176,8 +177,8 @@ class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
-        "groups", "id", "is_failed", "is_fixed", "max_rows", "may_run_again", "order", "row", "scheduler", "sequences",
-        "sharing", "signature", "version",
+        "groups", "id", "is_failed", "is_fixed", "max_rows", "may_run_again", "order", "patience", "row", "scheduler",
+        "sequences", "sharing", "signature", "version",
     )  # fmt: skip
     #: The cell that counts the model's requests which end with an error and were not cancelled.
     FAILURE = BACKEND
@@ -208,6 +209,8 @@ class ScheduledModel:
         self.scheduler = scheduler
         if scheduler.rejects:
             self.heed_deadlines()
+        #: What its clients were seen to wait: requests that would take longer are refused.
+        self.patience = Patience()
         #: The model's sequence batcher; None if its requests belong to no sequences.
         self.sequences = scheduler.sequences
         self.row = row

@@ -26,6 +26,8 @@ RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
 class NoRoomError(UnavailableError):
     """No block, or no place, is free for a request to `model` until a reply has come or was released."""
 
+    retry_after_s = 1
+
     def __init__(self, model: int) -> None:
         super().__init__("Exceeds maximum queue size")
         self.model = model

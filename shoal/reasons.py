@@ -201,6 +201,10 @@ def without_memory(status: int) -> Reason:
     return Reason.NO_MEMORY if status == errors.UnavailableError.wire else Reason.DAMAGED
 
 
+#: The reasons of a queue that is full or too slow: the client may try again in a second.
+_OVERLOADED = frozenset({Reason.QUEUE_FULL, Reason.TIMED_OUT})
+
+
 def error_for(
     reason: int,
     detail: int = 0,
@@ -240,6 +244,8 @@ def error_for(
     )
     if reason == Reason.TOO_LATE:
         error.retry_after_s = max(1, ceil(needed_s - left_s))
+    elif reason in _OVERLOADED:
+        error.retry_after_s = 1
     return error
 
 

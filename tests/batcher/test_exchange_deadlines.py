@@ -5,8 +5,9 @@ import pytest
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.scheduling.admission import CAUTION
 from shoal.batcher.scheduling.default import DefaultScheduler
+from shoal.batcher.scheduling.patience import PART
 from shoal.reasons import Reason, unpack_times
-from shoal.shm.layout import DONE, REQUEST, B, P, pack_ref
+from shoal.shm.layout import CANCEL, DONE, REQUEST, B, P, pack_ref
 from tests.batcher.star import (
     CLIENT,
     HEADER,
@@ -165,3 +166,42 @@ def test_what_a_guest_says_of_its_deadline_is_about_itself() -> None:
         ask_by(guest, number, deadline_ns)
     star.exchange.step(now_ns=500)
     assert replies(guest) == [(2, Reason.TIMED_OUT)]
+
+
+def give_up(star: Star, client: End, *numbers: int) -> int:
+    """Each of these requests waits 400 ms behind another until its client hangs up; returns the time in ns."""
+    ask(client, 1)
+    now_ns = 0
+    star.exchange.step(now_ns)
+    for number in numbers:
+        ask_by(client, number, 0, start_ns=now_ns)
+        star.exchange.step(now_ns)
+        client.send(CANCEL, number)
+        now_ns += 400 * MS
+        star.exchange.step(now_ns)
+    assert replies(client) == [(number, Reason.CANCELLED) for number in numbers]
+    return now_ns
+
+
+def test_requests_have_as_long_as_clients_have_waited_that_gave_up() -> None:
+    star, client, _ = one_of_each(SINGLE)
+    star.exchange.clients[CLIENT].is_front_end = True
+    now_ns = give_up(star, client, *range(11, 18))
+    assert star.model(MODEL).patience.limit_ns == 0
+    ask_by(client, 18, 0, start_ns=now_ns)
+    star.exchange.step(now_ns)
+    client.send(CANCEL, 18)
+    now_ns += 400 * MS
+    star.exchange.step(now_ns)
+    limit_ns = int(PART * 400 * MS)
+    ask_by(client, 19, 0, start_ns=now_ns)
+    star.exchange.step(now_ns)
+    assert star.exchange.next_deadline_ns() == now_ns + limit_ns
+    star.exchange.step(now_ns + limit_ns)
+    assert replies(client) == [(18, Reason.CANCELLED), (19, Reason.TIMED_OUT)]
+
+
+def test_callers_other_than_front_ends_say_nothing_about_clients() -> None:
+    star, client, _ = one_of_each(SINGLE)
+    give_up(star, client, *range(11, 31))
+    assert star.model(MODEL).patience.limit_ns == 0
