@@ -19,6 +19,7 @@ class GrpcSettings:
     http2_max_pings_without_data: int = 2
     http2_min_recv_ping_interval_without_data: int = 300_000
     http2_max_ping_strikes: int = 2
+    max_connections: int = 0
     max_connection_age: int = 0
     max_connection_age_grace: int = 0
 

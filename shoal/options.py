@@ -136,6 +136,7 @@ class ServerOptions:
     grpc_http2_max_pings_without_data: int = 2  # the server's pings in a row; 0 = no limit; Triton's
     grpc_http2_min_recv_ping_interval_without_data: int = 300_000  # ms; sooner, a client's ping is a strike; Triton's
     grpc_http2_max_ping_strikes: int = 2  # strikes before the connection ends; 0 = never; Triton's
+    grpc_max_connections: int = 0  # of one process, then idle ones make room; 0 = 10,000, or as descriptors allow; ours
     grpc_max_connection_age: int = 0  # ms after which a connection takes no more calls; 0 = never; Triton's
     grpc_max_connection_age_grace: int = 0  # ms for the calls that are open then; 0 = no limit; Triton's
 

@@ -19,6 +19,7 @@ from shoal.frontend.grpc.deadlines import Deadlines
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
 from shoal.frontend.grpc.http2.expected_frames import ExpectedFrames
 from shoal.frontend.grpc.http2.limits import Limits
+from shoal.frontend.grpc.idle_connections import longest_idle
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
@@ -54,6 +55,7 @@ class GrpcLane(Lane[GrpcConnection]):
     def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
         super().__init__(front_end, gunicorn)
         self._settings = self._state.grpc
+        self._max_connections = min(self._max_connections, self._settings.max_connections or self._max_connections)
         self._limits = Limits(
             max_ping_strikes=self._settings.http2_max_ping_strikes,
             min_recv_ping_interval_without_data_s=self._settings.http2_min_recv_ping_interval_without_data / 1000,
@@ -315,6 +317,10 @@ class GrpcLane(Lane[GrpcConnection]):
         now_s = self.now_s
         self._recall.given_up.log(now_s)
         self._deadlines.forget_ended()
+        for connection in longest_idle(self._connections.values(), self._max_connections, now_s):
+            connection.go_away()
+            self.has_output(connection)
+            connection.ends_s = now_s + LINGER_S
         for connection in list(self._connections.values()):
             if 0.0 < connection.silent_until_s <= now_s or 0.0 < connection.ends_s <= now_s:
                 self.close(connection)

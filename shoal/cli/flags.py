@@ -214,6 +214,11 @@ GRPC = (
         "milliseconds between two pings of a client without data; sooner is a strike",
     ),
     honour("grpc-http2-max-ping-strikes", integer(0), "strikes that end a connection; 0 for no limit"),
+    honour(
+        "grpc-max-connections",
+        integer(0),
+        "connections of one process, then idle ones make room; 0 for 10,000, or as many as descriptors allow",
+    ),
     honour("grpc-max-connection-age", integer(0), "milliseconds, then a connection takes no new calls; 0 for no limit"),
     honour("grpc-max-connection-age-grace", integer(0), "milliseconds for its open calls after that; 0 for no limit"),
     honour(

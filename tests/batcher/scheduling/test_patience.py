@@ -1,4 +1,4 @@
-"""batcher/scheduling/patience.py: what is learned from clients that give up, and what that does to a model's goodput."""
+"""batcher/scheduling/patience.py: what is learned from clients that give up, and a model's goodput with it."""
 
 from collections.abc import Callable
 from random import Random

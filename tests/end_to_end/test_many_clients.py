@@ -1,4 +1,4 @@
-"""`generate_stream` on a lane: hundreds of streams at once, and what lies behind one on its connection."""
+"""More clients than there are threads or places: streams over HTTP, and idle connections of gRPC."""
 
 import http.client
 import json
@@ -11,9 +11,12 @@ from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
+from tests.end_to_end.window_client import WindowClient
 
 #: More than the road has threads, and than gunicorn's or a model's smallest bounds.
 NUM_STREAMS = 300
+MAX_CONNECTIONS = 8
+STREAM, LIVE = (f"/inference.GRPCInferenceService/{each}" for each in ("ModelStreamInfer", "ServerLive"))
 HELD = """
 backend: "python"
 model_transaction_policy { decoupled: true }
@@ -50,7 +53,8 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 def server(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     add_model(repository, "held", HELD, f"GATE = {str(gate.path)!r}\n{HELD_PY}")
-    with serving_to_the_end(repository) as running:
+    flags = ["--grpc-port=0", "--grpc-process-count=1", f"--grpc-max-connections={MAX_CONNECTIONS}"]
+    with serving_to_the_end(repository, *flags) as running:
         yield running
 
 
@@ -98,3 +102,16 @@ def test_a_body_that_comes_in_pieces_and_is_large(server: Server, gate: Gate) ->
         data = client.rest()
     assert data.count(b"data: ") == 2
     assert b"gunicorn" not in data
+
+
+def test_connections_without_calls_make_room_for_other_clients(server: Server) -> None:
+    """The first client has an open stream, and keeps its connection; the second is the longest idle."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(WindowClient(server.grpc_port, 1 << 16)) for _ in range(MAX_CONNECTIONS)]
+        stream = clients[0].call(STREAM)
+        clients[0].send(stream, b"")
+        late = stack.enter_context(WindowClient(server.grpc_port, 1 << 16))
+        live = late.call(LIVE, b"", ends=True)
+        assert late.trailers(live)["grpc-status"] == "0"
+        clients[0].send(stream, b"", ends=True)
+        assert clients[0].trailers(stream)["grpc-status"] == "0"

@@ -1,0 +1,41 @@
+"""The choice of connections that make room for others: idle ones, the longest idle first. Pure.
+
+A channel of gRPC stays connected between calls, for hours. So when a process has all the connections it may have, the
+clients that it closes are those without an open call that have sent nothing for longest. They get GOAWAY, upon which a
+client of gRPC connects again for its next call, and no call fails.
+"""
+
+from collections.abc import Iterable
+from heapq import nsmallest
+from typing import Protocol, TypeVar
+
+#: Seconds without a byte after which a connection without calls may be closed for others (ours: a client that has just
+#: connected is about to call).
+LEAST_IDLE_S = 1.0
+#: One of so many connections makes room at a time (ours: several clients wait, if one does).
+PART = 64
+
+
+class Idle(Protocol):
+    """A connection: its open calls, when bytes came last, and whether it has been told to end."""
+
+    @property
+    def calls(self) -> dict[int, object]: ...
+    @property
+    def begun_s(self) -> float: ...
+    @property
+    def is_ending(self) -> bool: ...
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Idle)
+
+
+def longest_idle(connections: Iterable[ConnectionT], most: int, now_s: float) -> list[ConnectionT]:
+    """The connections to end, if as many as `most` are open and that is all there may be; empty if there is room, or
+    if enough of them are ending."""
+    everything = list(connections)
+    num_missing = len(everything) - most + max(1, most // PART) - sum([each.is_ending for each in everything])
+    if len(everything) < most or num_missing <= 0:
+        return []
+    idle = [each for each in everything if not (each.calls or each.is_ending) and now_s - each.begun_s >= LEAST_IDLE_S]
+    return nsmallest(num_missing, idle, key=lambda each: each.begun_s)
