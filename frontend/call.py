@@ -24,6 +24,7 @@ class HandlerCall(NamedTuple):
     version: str | None
     query: str
     forwarded: Forwarded = NOTHING
+    head: bytes = b""  # as it came, up to the empty line or further; b"" on servers that do not keep it
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """Ask the supervisor a question (see Transport). For handlers marked as blocking. Raises ShoalError if the

@@ -35,6 +35,7 @@ class Response(NamedTuple):
     chunks: tuple[bytes | memoryview, ...] = ()
     close: Callable[[], None] | None = None
     stream: Iterator[bytes] | None = None
+    phrase: str | None = None  # the reason phrase; None: that of the status
 
 
 def json_response(status: int, value: Any, headers: Headers = ()) -> Response:

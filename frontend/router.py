@@ -71,11 +71,24 @@ class RouteMatch(NamedTuple):
 Admit = Callable[[ServerState, str, str, Mapping[str, str]], RouteMatch | Response]
 
 
-class Router:
-    """The routes of one endpoint; `unmatched` is the response for a path that none of them matches."""
+def _not_allowed(methods: Sequence[str]) -> Response:
+    return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
 
-    def __init__(self, routes: Sequence[Route], unmatched: Response) -> None:
+
+class Router:
+    """The routes of one endpoint; `unmatched` is the response for a path that none of them matches, `not_allowed` makes
+    that for a method other than those that it is given, `refuse` that for a name that no model can have."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        unmatched: Response,
+        not_allowed: Callable[[Sequence[str]], Response] = _not_allowed,
+        refuse: Callable[[ShoalError], Response] = error_response,
+    ) -> None:
         self._unmatched = unmatched
+        self._not_allowed = not_allowed
+        self._refuse = refuse
         self._fixed = {route.pattern: route for route in routes if re.fullmatch("[a-z0-9/]+", route.pattern)}
         self._variable = tuple((_compiled(each.pattern), each) for each in routes if each.pattern not in self._fixed)
 
@@ -103,11 +116,11 @@ class Router:
         route, name, version = matched
         handler = route.methods.get("GET" if method == "HEAD" else method)
         if handler is None:
-            return error_json(405, "Method Not Allowed", (("Allow", ", ".join(route.methods)),))
+            return self._not_allowed(tuple(route.methods))
         try:
             return RouteMatch(handler, decode_name(name), version, target.partition("?")[2])
         except InvalidArgumentError as error:
-            return error_response(error)
+            return self._refuse(error)
 
     def _match(self, raw_path: str) -> tuple[Route, str, str | None] | None:
         route = self._fixed.get(raw_path)
@@ -140,16 +153,18 @@ def answer(
     headers: Mapping[str, str],
     body: memoryview,
     forwarded: Forwarded = NOTHING,
+    head: bytes = b"",
+    refuse: Callable[[ShoalError], Response] = error_response,
 ) -> Response:
-    """Run the handler; a ShoalError becomes the error response."""
+    """Run the handler; a ShoalError becomes the response that `refuse` makes of it."""
     try:
         return found.handler(
-            HandlerCall(state, transport, headers, body, found.name, found.version, found.query, forwarded)
+            HandlerCall(state, transport, headers, body, found.name, found.version, found.query, forwarded, head)
         )
     except UnsupportedEncodingError as error:
         return error_response(error, error.headers)
     except ShoalError as error:
-        return error_response(error)
+        return refuse(error)
 
 
 def path_of(target: str) -> str:

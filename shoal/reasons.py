@@ -42,6 +42,17 @@ class ModelGoneError(errors.UnavailableError):
     """The batcher no longer has the model version: it was unloaded or replaced."""
 
 
+class QueueFullError(errors.UnavailableError):
+    """The model's queue has no room for the request."""
+
+
+class WorkerDiedError(errors.InternalError):
+    """The instance that executed the request has died, or was ended because it took too long."""
+
+    #: Whether the kernel or an operator has killed it (SIGKILL).
+    was_killed: bool = False
+
+
 class DeathDetail(NamedTuple):
     """The DETAIL word of a REPLY whose REASON is a worker's death.
 
@@ -131,7 +142,7 @@ _DIED = (
 _RESTARTED = "The server's log says more; the instance is being restarted"
 
 _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
-    Reason.QUEUE_FULL: (errors.UnavailableError, "[request id: {id}] Exceeds maximum queue size"),
+    Reason.QUEUE_FULL: (QueueFullError, "[request id: {id}] Exceeds maximum queue size"),
     Reason.STOPPING: (
         errors.UnavailableError,
         "[request id: {id}] Server is stopping, scheduler for model has stopped accepting new inference requests",
@@ -142,18 +153,18 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
     ),
     Reason.CANCELLED: (errors.CancelledError, "[request id: {id}] Request was cancelled"),
     Reason.INSTANCE_DIED: (
-        errors.InternalError,
+        WorkerDiedError,
         f"{_DIED} {{end}} while executing them. {_RESTARTED}",
     ),
     Reason.OUT_OF_MEMORY: (
-        errors.InternalError,
+        WorkerDiedError,
         f"{_DIED} was killed by the kernel's OOM killer while executing them: its memory had peaked at {{peak}}, the "
         f"limit is {{limit}}. {_RESTARTED}",
     ),
     # Triton has no code for "too late, and do not try again"; UNAVAILABLE, for a request that expired in the queue,
     # invites clients to repeat what has just cost an instance. So this has the code of every other death.
     Reason.EXECUTION_LIMIT: (
-        errors.InternalError,
+        WorkerDiedError,
         f"{_DIED} was ended because the execution took longer than the limit of {{limit_ms}} ms. If the model needs "
         f"it, raise the parameter 'execution_timeout_ms', or --model-execution-timeout-secs. {_RESTARTED}",
     ),
@@ -242,6 +253,9 @@ def error_for(
             left=describe_time(left_s),
         )
     )
+    if isinstance(error, WorkerDiedError):
+        killed = reason == Reason.INSTANCE_DIED and death.code == -signal.SIGKILL
+        error.was_killed = killed or reason == Reason.OUT_OF_MEMORY
     if reason == Reason.TOO_LATE:
         error.retry_after_s = max(1, ceil(needed_s - left_s))
     elif reason in _OVERLOADED:

@@ -10,7 +10,9 @@ from shoal.reasons import (
     MAX_FIGURE,
     DeathDetail,
     ModelGoneError,
+    QueueFullError,
     Reason,
+    WorkerDiedError,
     describe_exit,
     describe_time,
     error_for,
@@ -31,7 +33,7 @@ _NOT_HEALTHY = (
 _RESTARTED = "The server's log says more; the instance is being restarted"
 
 SENTENCES: list[tuple[int, type[ShoalError], str]] = [
-    (1, errors.UnavailableError, "[request id: r7] Exceeds maximum queue size"),
+    (1, QueueFullError, "[request id: r7] Exceeds maximum queue size"),
     (
         2,
         errors.UnavailableError,
@@ -41,7 +43,7 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     (4, errors.CancelledError, "[request id: r7] Request was cancelled"),
     (
         5,
-        errors.InternalError,
+        WorkerDiedError,
         f"{_NOT_HEALTHY}was killed by signal 11 (SIGSEGV) while executing them. {_RESTARTED}",
     ),
     (
@@ -59,13 +61,13 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     ),
     (
         9,
-        errors.InternalError,
+        WorkerDiedError,
         f"{_NOT_HEALTHY}was killed by the kernel's OOM killer while executing them: its memory had peaked at 7.9 GiB, "
         f"the limit is 8.0 GiB. {_RESTARTED}",
     ),
     (
         10,
-        errors.InternalError,
+        WorkerDiedError,
         f"{_NOT_HEALTHY}was ended because the execution took longer than the limit of 1500 ms. If the model needs it, "
         f"raise the parameter 'execution_timeout_ms', or --model-execution-timeout-secs. {_RESTARTED}",
     ),

@@ -7,7 +7,7 @@ nothing here blocks.
 
 from enum import IntEnum
 from socket import socket as Socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.frontend.http.http_head import Head
@@ -41,13 +41,14 @@ class HttpConnection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (
-        "begun_s", "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "known", "last_head",
-        "num_missed", "number", "received", "release", "socket", "stage", "target", "trace", "unsent",
+        "api", "begun_s", "block", "body_start", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "known",
+        "last_head", "num_missed", "number", "received", "release", "socket", "stage", "target", "trace", "unsent",
     )  # fmt: skip
 
-    def __init__(self, connection: Socket, now_s: float, deadline_s: float) -> None:
+    def __init__(self, connection: Socket, api: Any, now_s: float, deadline_s: float) -> None:
         self.socket = connection
         self.fd = connection.fileno()
+        self.api = api  # the LaneApi of the port that the connection came to (lane_api.py)
         # All changed by the lane.
         self.stage = READING
         self.buffer = b""  # bytes read and not used: the beginning of a request, or the next one
@@ -61,6 +62,7 @@ class HttpConnection:
         self.num_missed = 0  # inferences since then that were not known
         self.block: object = None  # the block a body is received into
         self.target: memoryview | None = None  # memory for the rest of that body
+        self.body_start = 0  # where in the block the body starts
         self.received = 0
         self.number = 0  # number of the request that is waited for
         self.unsent: Chunks = []

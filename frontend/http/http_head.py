@@ -20,15 +20,15 @@ MAX_HEAD_BYTES = 8190
 MAX_FIELDS = 100
 #: Longer lines of a head (tokens, cookies), and the framing of a longer head, are parsed each time, so that a client
 #: cannot fill the memos with megabytes (ours).
-_MAX_KEPT_LINE, _MAX_KEPT_HEAD = 256, 1024
+_MAX_KEPT_LINE, MAX_KEPT_HEAD = 256, 1024
 
 _REQUEST_LINE = re.compile(rb"(GET|POST|HEAD) (/[!-~]*) HTTP/1\.1")
 _FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^`|~0-9A-Za-z]+):([\t -~]*)")  # no underscores: WSGI's, not a client's
 #: Fields that change the framing of a body or the protocol of a connection; each is a reason to take the road.
-_ROAD_FIELDS = frozenset(
+ROAD_FIELDS = frozenset(
     {"transfer-encoding", "expect", "upgrade", "te", "trailer", "http2-settings", "proxy-connection"}
 )
-_SINGLE_FIELDS = frozenset(
+SINGLE_FIELDS = frozenset(
     {"host", "content-length", "content-type", "inference-header-content-length", "content-encoding"}
 )
 #: Fields on whose values depends what a lane does with a request. (Values of others may be forwarded to the model, be
@@ -66,20 +66,20 @@ def _parse(raw: bytes) -> Head | None:
     if line is None or lines[-2:] != [b"", b""]:
         return None
     headers = _fields(lines[:-2])
-    if headers is None or "host" not in headers or not headers.keys().isdisjoint(_ROAD_FIELDS):
+    if headers is None or "host" not in headers or not headers.keys().isdisjoint(ROAD_FIELDS):
         return None
     find = headers.get
-    framing_of = _framing if len(raw) <= _MAX_KEPT_HEAD else _framing.__wrapped__
-    framing = framing_of(
+    framing_of = framing if len(raw) <= MAX_KEPT_HEAD else framing.__wrapped__
+    framed = framing_of(
         find("content-length", "0"),
         find("inference-header-content-length"),
         find("connection", "keep-alive"),
         find("content-encoding", "identity"),
         find("accept-encoding", ""),
     )
-    if framing is None:
+    if framed is None:
         return None
-    content_length, json_length, keep_alive, accepts_compression = framing
+    content_length, json_length, keep_alive, accepts_compression = framed
     found, path, is_infer, is_head = line
     return Head(
         found, headers, content_length, json_length, is_infer, keep_alive, path, raw, is_head, accepts_compression
@@ -100,7 +100,7 @@ def _request_line(line: bytes) -> tuple[RouteMatch | Response, str, bool, bool] 
 
 
 @memoized("http_framing", 512)
-def _framing(
+def framing(
     length: str, json_length: str | None, connection: str, content_encoding: str, accept_encoding: str
 ) -> tuple[int, int | None, bool, bool] | None:
     """Content length, JSON length, whether the connection is kept, and whether compression is accepted."""
@@ -132,7 +132,7 @@ def _fields(lines: Sequence[bytes]) -> dict[str, str] | None:
         name, value = field
         if name not in headers:
             headers[name] = value
-        elif name in _SINGLE_FIELDS or name == "connection":
+        elif name in SINGLE_FIELDS or name == "connection":
             return None
         else:
             headers[name] += "," + value

@@ -10,6 +10,7 @@ import logging
 import select
 import socket
 from collections.abc import Container, Sequence
+from typing import Any
 
 from shoal.errors import ShoalError
 from shoal.frontend.front_end import FrontEnd
@@ -17,24 +18,20 @@ from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDI
 from shoal.frontend.http.generations import Generations
 from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.http.incoming import Incoming
+from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi, prepared_of
 from shoal.frontend.http.outgoing import OutgoingResponses
-from shoal.frontend.http.submission import Submission, Submitted, response_head
+from shoal.frontend.http.submission import response_head
 from shoal.frontend.http.templates import KnownRequest
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
-from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
-from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
-from shoal.frontend.router import HTTP, RouteMatch, answer
+from shoal.frontend.prepared import RoadOnlyError
+from shoal.frontend.response import CONTINUE, Response, body_cut_short, no_answer
+from shoal.frontend.torchserve.lane_api import TorchServeApi
 from shoal.frontend.tracing import Tracing
-from shoal.options import SLAB_PARTS
 from shoal.shm.port import Reply
 from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
 
-#: JSON longer than this takes milliseconds to parse, in which the lane answers no other request (10 ms a MB, measured).
-MAX_JSON_BYTES = 256 * 1024
-#: A body up to this size comes with its head in one read, and is copied into its block. A larger one is received there.
-SMALL_BODY_BYTES = 48 * 1024
 #: Of a connection's requests that are not known, so many are kept, so that those like them are known; from then on each
 #: of so many, until one is known (ours).
 EAGER_MISSES, RARE_MISSES = 8, 64
@@ -46,8 +43,12 @@ class HttpLane(Lane[HttpConnection]):
 
     def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> None:
         super().__init__(front_end, gunicorn)
-        self._largest_body_nbytes = self._port.slab.largest_nbytes // SLAB_PARTS
-        self._submission = Submission(self._state, self._port)
+        self._triton = TritonApi(self._state, self._port)
+        self._apis: dict[str, LaneApi] = {
+            name: TorchServeApi(self._state, self._port, apis)
+            for name, apis in self._state.torchserve_apis.items()
+            if "inference" in apis
+        }
         self._incoming = Incoming(self._port)
         self._outgoing = outgoing = OutgoingResponses(self._port, self._poller, self._close)
         self._generations = Generations(
@@ -55,7 +56,7 @@ class HttpLane(Lane[HttpConnection]):
         )
         self._port.on_recall = self._recall
         # Changed as requests go in and replies come.
-        self._pending: dict[int, tuple[HttpConnection, Submitted] | None] = {}
+        self._pending: dict[int, tuple[HttpConnection, Any] | None] = {}
 
     def _begin_to_stop(self) -> None:
         self._outgoing.idle_s = LINGER_S
@@ -70,11 +71,20 @@ class HttpLane(Lane[HttpConnection]):
         patience_s = HEAD_S if is_new and not self._stops_at_s else self._outgoing.idle_s
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = HttpConnection(accepted, self.now_s, self.now_s + patience_s)
+        api = self._api_of(accepted) if self._apis else self._triton
+        connection = HttpConnection(accepted, api, self.now_s, self.now_s + patience_s)
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, select.EPOLLIN)
         if data:
             self._process(connection, data)
+
+    def _api_of(self, accepted: socket.socket) -> LaneApi:
+        """The API of the port that a connection came to."""
+        try:
+            address, port = accepted.getsockname()[:2]
+        except OSError:  # its client is gone
+            return self._triton
+        return self._apis.get(self._state.endpoint_at(address, port), self._triton)
 
     def _forget(self, connection: HttpConnection) -> None:
         """Forget a connection; its blocks in shared memory are released."""
@@ -158,7 +168,7 @@ class HttpLane(Lane[HttpConnection]):
         """Use received bytes: whole requests are answered, the beginning of one is kept."""
         while True:
             connection.buffer = b""
-            found = self._submission.find(data, connection.known)
+            found = connection.api.find(data, connection.known)
             if found is not None:
                 known, values = found
                 if self._submit_known(connection, known, values, data):
@@ -170,8 +180,8 @@ class HttpLane(Lane[HttpConnection]):
             if end == 3:
                 self._keep(connection, data, MAX_HEAD_BYTES)
                 return
-            head = parse_head(data[:end])
-            if head is None or self._is_for_road(head):
+            head = connection.api.parse_head(data[:end])
+            if head is None or connection.api.is_for_road(head):
                 self._hand_over(connection, data)
                 return
             connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
@@ -184,22 +194,6 @@ class HttpLane(Lane[HttpConnection]):
             if not run(connection, head, memoryview(data)[end:needed]) or not connection.buffer:
                 return
             data = connection.buffer
-
-    def _is_for_road(self, head: Head) -> bool:
-        if HTTP.restricted(self._state, head.path, head.headers):
-            # The road refuses or admits it; requests admitted here are known by their whole head only.
-            return True
-        if isinstance(head.found, Response) and head.content_length:
-            return True  # the body is not read: the road can close without losing the answer
-        if not head.is_infer:
-            if isinstance(head.found, RouteMatch) and head.found.is_generation:
-                return head.content_length > MAX_JSON_BYTES
-            waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
-            return waits or head.content_length > SMALL_BODY_BYTES
-        if head.accepts_compression and self._submission.has_large_responses(head):
-            return True  # compressing takes milliseconds
-        json_length = head.content_length if head.json_length is None else head.json_length
-        return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
 
     def _keep(self, connection: HttpConnection, data: bytes, limit: int) -> None:
         if len(data) > limit:
@@ -215,8 +209,9 @@ class HttpLane(Lane[HttpConnection]):
             return
         # Without room the request waits for memory on the road, or is refused there; both need the body read. While
         # there is ample room, its model does not matter.
-        model = 0 if self._port.is_ample else self._submission.model_of(head)
-        if self._incoming.begin(connection, head, memoryview(data)[end:], self.now_s, model):
+        model = 0 if self._port.is_ample else connection.api.model_of(head)
+        place = connection.api.place(head)
+        if self._incoming.begin(connection, head, place, memoryview(data)[end:], self.now_s, model):
             self._receive(connection)
         else:
             self._hand_over(connection, data)
@@ -237,8 +232,7 @@ class HttpLane(Lane[HttpConnection]):
             return
         self._port.slab.free(block.ref)
         connection.keep_alive = False
-        error = body_cut_short(len(body), head.content_length)
-        self._outgoing.respond(connection, error_response(error), self.now_s)
+        self._refuse(connection, body_cut_short(len(body), head.content_length))
 
     # --- requests go in, responses out ---
 
@@ -261,12 +255,12 @@ class HttpLane(Lane[HttpConnection]):
     ) -> bool:
         """Submit a request. True if it was refused and the connection can go on at once."""
         try:
-            number, asked = self._submission.submit(head, body, block, before)
+            number, asked = connection.api.submit(head, body, block, before)
         except RoadOnlyError:  # the body's block is free by now, but unchanged
             self._hand_over(connection, head.raw + bytes(body) + connection.buffer)
             return False
         except ShoalError as error:
-            return self._outgoing.respond(connection, error_response(error), self.now_s)
+            return self._refuse(connection, error)
         self._wait(connection, head, number, asked)
         return False
 
@@ -277,11 +271,11 @@ class HttpLane(Lane[HttpConnection]):
         head = known.head
         connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
         try:
-            submitted = self._submission.submit_known(known, values)
+            submitted = self._triton.submit_known(known, values)
         except RoadOnlyError:
             self._hand_over(connection, data)
         except ShoalError as error:
-            self._outgoing.respond(connection, error_response(error), self.now_s)
+            self._refuse(connection, error)
         else:
             if submitted is None:
                 return False
@@ -294,7 +288,12 @@ class HttpLane(Lane[HttpConnection]):
             self._wait(connection, head, number, asked)
         return True
 
-    def _wait(self, connection: HttpConnection, head: Head, number: int, asked: Submitted) -> None:
+    def _refuse(self, connection: HttpConnection, error: ShoalError) -> bool:
+        """Respond with an error. True if the connection can go on at once."""
+        response = connection.api.refusal(connection, error)
+        return self._outgoing.respond(connection, response, self.now_s)
+
+    def _wait(self, connection: HttpConnection, head: Head, number: int, asked: Any) -> None:
         connection.stage = WAITING
         connection.number = number
         connection.deadline_s = self.now_s + self._place.request_timeout_s
@@ -302,10 +301,9 @@ class HttpLane(Lane[HttpConnection]):
         if self._state.tracing is not None:
             self._trace(self._state.tracing, connection, head, asked)
 
-    def _trace(self, tracing: Tracing, connection: HttpConnection, head: Head, asked: Submitted) -> None:
+    def _trace(self, tracing: Tracing, connection: HttpConnection, head: Head, asked: Any) -> None:
         """Begin a request's trace, if it is sampled."""
-        prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
-        trace = connection.trace = tracing.sample(prepared, head.headers)
+        trace = connection.trace = tracing.sample(prepared_of(asked), head.headers)
         if trace is not None:
             block, span, start_ns = self._port.submitted(connection.number)
             trace.received(int(connection.begun_s * 1e9), start_ns)
@@ -315,13 +313,12 @@ class HttpLane(Lane[HttpConnection]):
     def _answer(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
         """Run a handler that cannot block. True if the connection can go on at once."""
         found = head.found
-        if not isinstance(found, Response):
-            if found.is_generation:
-                return self._generate(connection, head, body)
-            found = answer(found, self._state, None, head.headers, body)
+        if not isinstance(found, Response) and found.is_generation:
+            return self._generate(connection, head, body)
+        response = connection.api.answer(connection, head, body)
         if head.is_head:
-            return self._outgoing.send(connection, [response_head(found)], self.now_s)
-        return self._outgoing.respond(connection, found, self.now_s)
+            return self._outgoing.send(connection, [response_head(response)], self.now_s)
+        return self._outgoing.respond(connection, response, self.now_s)
 
     def _generate(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
         """Submit a request of `generate` or `generate_stream`. True if it was refused and the connection can go on at
@@ -329,7 +326,7 @@ class HttpLane(Lane[HttpConnection]):
         try:
             prepared = self._generations.begin(connection, head, body, self.now_s)
         except ShoalError as error:
-            return self._outgoing.respond(connection, error_response(error), self.now_s)
+            return self._refuse(connection, error)
         if self._state.tracing is not None:
             self._trace(self._state.tracing, connection, head, prepared)
         return False
@@ -363,12 +360,12 @@ class HttpLane(Lane[HttpConnection]):
         except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
             self._give_up(connection)
 
-    def _reply(self, connection: HttpConnection, asked: Submitted, reply: Reply, release: int) -> None:
+    def _reply(self, connection: HttpConnection, asked: Any, reply: Reply, release: int) -> None:
         connection.stage = READING
         connection.release = release  # released once the response is sent, whatever fails
         if connection.trace is not None:
             connection.trace.replied(reply)
-        chunks = self._submission.known_response(asked, reply) or self._submission.response(asked, reply)
+        chunks = connection.api.known_response(asked, reply) or connection.api.rendered(connection, asked, reply)
         if self._outgoing.send(connection, chunks, self.now_s) and (connection.buffer or connection.is_quiet):
             self._resume(connection)
 
@@ -397,6 +394,5 @@ class HttpLane(Lane[HttpConnection]):
         self._pending[connection.number] = None
         self._port.cancel(connection.number)
         connection.stage = READING
-        error = no_answer(self._place.request_timeout_s)
-        if self._outgoing.respond(connection, error_response(error), self.now_s):
+        if self._refuse(connection, no_answer(self._place.request_timeout_s)):
             self._resume(connection)

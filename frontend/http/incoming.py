@@ -9,7 +9,7 @@ from typing import NamedTuple
 from shoal.errors import UnavailableError
 from shoal.frontend.http.connection import READING, RECEIVING, HttpConnection
 from shoal.frontend.http.http_head import Head
-from shoal.frontend.http.submission import HEADER_BYTES, body_offset
+from shoal.frontend.http.lane_api import Place
 from shoal.frontend.lane_loop import HEAD_S
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
@@ -40,10 +40,12 @@ class Incoming:
         # Changed by every method.
         self._nbytes = 0
 
-    def begin(self, connection: HttpConnection, head: Head, begun: memoryview, now_s: float, model: int) -> bool:
+    def begin(
+        self, connection: HttpConnection, head: Head, place: Place, begun: memoryview, now_s: float, model: int
+    ) -> bool:
         """Begin to receive a body for a model, of which `begun` has come. False, and no effect, if there is no room."""
-        offset, length = body_offset(head), head.content_length
-        nbytes = offset + length + HEADER_BYTES  # the request's header goes behind the body
+        offset, length = place.offset, head.content_length
+        nbytes = offset + length + place.header_nbytes  # the request's header goes behind the body
         if self._nbytes + nbytes > self._max_nbytes:
             return False
         try:
@@ -55,7 +57,7 @@ class Incoming:
         block.memory[offset : offset + received] = begun
         connection.stage = RECEIVING
         connection.head, connection.block = head, block
-        connection.received = received
+        connection.body_start, connection.received = offset, received
         connection.target = block.memory[offset + received : offset + length]
         connection.buffer = b""
         connection.deadline_s = now_s + HEAD_S + BODY_S_PER_MIB * (length >> 20)
@@ -77,7 +79,7 @@ class Incoming:
         assert isinstance(block, Block)
         self._end(connection, block)
         connection.stage = READING
-        offset = body_offset(head)
+        offset = connection.body_start
         return ReceivedBody(head, block, block.memory[offset : offset + connection.received])
 
     def release(self, connection: HttpConnection) -> None:

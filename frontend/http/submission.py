@@ -433,11 +433,12 @@ def body_offset(head: Head) -> int:
 def response_head(response: Response) -> bytes:
     """A response's status line and header fields, Content-Length among them."""
     length = sum([len(chunk) for chunk in response.chunks])
-    begun = status_and_fields(response.status, response.headers)
+    begun = status_and_fields(response.status, response.headers, response.phrase)
     return f"{begun}Content-Length: {length}\r\n\r\n".encode("latin-1")
 
 
-def status_and_fields(status: int, headers: Headers) -> str:
+def status_and_fields(status: int, headers: Headers, phrase: str | None = None) -> str:
     """A status line and header fields, without the empty line behind them."""
     fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n{fields}"
+    phrase = _PHRASES.get(status, "") if phrase is None else phrase
+    return f"HTTP/1.1 {status} {phrase}\r\n{fields}"

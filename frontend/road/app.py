@@ -9,23 +9,25 @@ obey: WSGI servers drop the header itself.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from flask import Flask, request
 from flask import Response as FlaskResponse
 
-from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.clouds.sagemaker import SAGEMAKER
 from shoal.frontend.clouds.vertex_ai import admit_vertex_ai
 from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.metrics.listener import MetricsListener
-from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
+from shoal.frontend.response import CLOSE, Response, error_json, error_response
+from shoal.frontend.road.body import Environ, has_body, read_body
 from shoal.frontend.road.traced_transport import TracedTransport
 from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
 from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.road_endpoint import RoadEndpoint
 
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
@@ -36,11 +38,8 @@ _log = logging.getLogger("shoal")
 HEAD_VARIABLE = "shoal.head"
 #: The name of a WSGI variable with a transport that cancels requests when this client hangs up.
 TRANSPORT_VARIABLE = "shoal.transport"
-_NO_BODY = memoryview(b"")
 # What wsgi.input raises if the client sends no more or a chunk is broken; each server has further classes.
 _BODY_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError)
-
-Environ = dict[str, Any]
 
 
 class WsgiResponse(FlaskResponse):
@@ -56,14 +55,15 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
     """
     app = Flask("shoal", static_folder=None, template_folder=None)
     unreadable = _BODY_ERRORS + body_errors
-    admit = _endpoints(MetricsListener(state, transport))
+    endpoints = _endpoints(state, MetricsListener(state, transport))
 
     @app.before_request
     def serve() -> WsgiResponse:
         environ = request.environ
         try:
             watched = environ.get(TRANSPORT_VARIABLE, transport)
-            return _to_wsgi(_serve(state, watched, admit, environ, unreadable))
+            endpoint = endpoints[_endpoint_of(state, environ)]
+            return _to_wsgi(endpoint.finish(_serve(state, watched, endpoint, environ, unreadable)))
         except Exception as error:  # noqa: BLE001  outermost: an unexpected exception is logged and answered as JSON
             _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
             sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
@@ -72,49 +72,71 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
     return app
 
 
-def _endpoints(metrics: MetricsListener) -> dict[str, Admit]:
-    """For the name of each endpoint (shoal/options.py), the function that finds a request's handler there."""
+class Endpoint(NamedTuple):
+    """An endpoint (shoal/options.py) as its clients know it."""
+
+    admit: Admit
+    refuse: Callable[[ShoalError], Response] = error_response
+    finish: Callable[[Response], Response] = lambda response: response  # adds what each of its responses has
+    max_request_bytes: int | None = None  # None: the server's
+
+
+def _endpoints(state: ServerState, metrics: MetricsListener) -> dict[str, Endpoint]:
+    """The endpoints by their names."""
 
     def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> Response:
         return metrics.answer(method, path_of(target))
 
     return {
-        "http": HTTP.admit,
-        "metrics": admit_metrics,
-        "grpc": _admit_grpc,
-        "sagemaker": SAGEMAKER.admit,
-        "vertex-ai": partial(admit_vertex_ai, metrics=admit_metrics),
+        "http": Endpoint(HTTP.admit),
+        "metrics": Endpoint(admit_metrics),
+        "grpc": Endpoint(_admit_grpc),
+        "sagemaker": Endpoint(SAGEMAKER.admit),
+        "vertex-ai": Endpoint(partial(admit_vertex_ai, metrics=admit_metrics)),
+        **{name: _torchserve(state, apis) for name, apis in state.torchserve_apis.items()},
     }
+
+
+def _torchserve(state: ServerState, apis: Sequence[str]) -> Endpoint:
+    made = RoadEndpoint(state, apis)
+    return Endpoint(made.admit, made.refuse, made.finish, state.torchserve.max_request_size)
 
 
 def _serve(
     state: ServerState,
     transport: "Transport",
-    admit: Mapping[str, Admit],
+    endpoint: Endpoint,
     environ: Environ,
     unreadable: tuple[type[Exception], ...],
 ) -> Response:
     method = environ["REQUEST_METHOD"]
     target = _target(environ)
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
-        return error_json(400, "the request has no Host header, which HTTP/1.1 requires", CLOSE)
+        error = InvalidArgumentError("the request has no Host header, which HTTP/1.1 requires")
+        return _closed(endpoint.refuse(error))
     headers = _headers(environ)
-    found = admit[_endpoint_of(state, environ)](state, method, target, headers)
+    found = endpoint.admit(state, method, target, headers)
     if not isinstance(found, Response) and found.is_administrative:
         found = found if may_administer(state, environ.get("REMOTE_ADDR", ""), headers) else error_json(403, REFUSAL)
     if isinstance(found, Response):
         # The body was not read, and could not be told from the next request.
-        return found._replace(headers=found.headers + CLOSE) if _has_body(environ) else found
+        return _closed(found) if has_body(environ) else found
     begun_ns = time.monotonic_ns()
     try:
-        body = _read_body(environ, state.max_request_bytes, unreadable)
+        body = read_body(environ, endpoint.max_request_bytes or state.max_request_bytes, unreadable)
     except ShoalError as error:
-        return error_response(error, CLOSE)
-    fields = forwarded(state.header_forward_pattern, environ.get(HEAD_VARIABLE, b""))
+        return _closed(endpoint.refuse(error))
+    head = environ.get(HEAD_VARIABLE, b"")
+    fields = forwarded(state.header_forward_pattern, head)
     if state.tracing is None:
-        return answer(found, state, transport, headers, body, fields)
+        return answer(found, state, transport, headers, body, fields, head, endpoint.refuse)
     traced = TracedTransport(transport, state.tracing, headers, begun_ns)
-    return traced.see_off(answer(found, state, traced, headers, body, fields))
+    return traced.see_off(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
+
+
+def _closed(response: Response) -> Response:
+    """The response; the connection ends with it."""
+    return response._replace(headers=response.headers + CLOSE)
 
 
 def _endpoint_of(state: ServerState, environ: Environ) -> str:
@@ -138,67 +160,6 @@ def _target(environ: Environ) -> str:
     return written or f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
 
 
-def _has_body(environ: Environ) -> bool:
-    return "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "") not in {"", "0"}
-
-
-def _read_body(environ: Environ, limit: int, unreadable: tuple[type[Exception], ...]) -> memoryview:
-    """The whole body. Raises InvalidArgumentError if it is longer than `limit`, shorter than announced, or broken."""
-    if not _has_body(environ):
-        return _NO_BODY
-    announced = _announced_length(environ)
-    if announced is not None and announced > limit:
-        raise _too_long(announced, limit)
-    wanted = limit + 1 if announced is None else announced
-    try:
-        body = _read(environ["wsgi.input"], wanted)
-    except unreadable as error:
-        raise InvalidArgumentError(f"the request body cannot be read: {error}") from error
-    if announced is None and len(body) > limit:
-        raise _too_long(len(body), limit)
-    if announced is not None and len(body) < announced:
-        raise body_cut_short(len(body), announced)
-    return memoryview(body)
-
-
-def _announced_length(environ: Environ) -> int | None:
-    """The value of Content-Length; None for a chunked body. Raises ShoalError.
-
-    A request that has both is refused, since it may be an attempt at request smuggling (RFC 9112, 6.3).
-    """
-    length = environ.get("CONTENT_LENGTH", "")
-    if "HTTP_TRANSFER_ENCODING" in environ:
-        coding = environ["HTTP_TRANSFER_ENCODING"]
-        if coding.strip().lower() != "chunked":
-            raise UnsupportedError(f"Transfer-Encoding must be 'chunked' alone, got: {coding[:40]}")
-        if length:
-            raise InvalidArgumentError("the request has both Content-Length and Transfer-Encoding; send one of them")
-        if not environ.get("wsgi.input_terminated"):
-            raise InvalidArgumentError("this server cannot read a chunked request body; send Content-Length")
-        return None
-    if not (length.isascii() and length.isdigit()):
-        raise InvalidArgumentError(f"Content-Length must be a number of bytes, got: {length[:40]}")
-    return int(length.lstrip("0")[:20] or "0")  # int() refuses thousands of digits; twenty are past any limit
-
-
-def _read(stream: Any, nbytes: int) -> bytes:
-    data: bytes = stream.read(nbytes)
-    if len(data) == nbytes or not data:
-        return data
-    pieces, missing = [data], nbytes - len(data)
-    while missing and (data := stream.read(missing)):
-        pieces.append(data)
-        missing -= len(data)
-    return b"".join(pieces)
-
-
-def _too_long(nbytes: int, limit: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"the request body has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of {limit} bytes. "
-        "Use --max-request-bytes to increase the limit."
-    )
-
-
 def _headers(environ: Environ) -> dict[str, str]:
     headers = {key[5:].replace("_", "-").lower(): value for key, value in environ.items() if key.startswith("HTTP_")}
     if "CONTENT_TYPE" in environ:
@@ -209,10 +170,11 @@ def _headers(environ: Environ) -> dict[str, str]:
 
 
 def _to_wsgi(response: Response) -> WsgiResponse:
+    status = response.status if response.phrase is None else f"{response.status} {response.phrase}"
     if response.stream is not None:
-        return _closing(WsgiResponse(response.stream, response.status, list(response.headers)), response)
+        return _closing(WsgiResponse(response.stream, status, list(response.headers)), response)
     headers = [*response.headers, ("Content-Length", str(sum(map(len, response.chunks))))]
-    return _closing(WsgiResponse(list(map(bytes, response.chunks)), response.status, headers), response)
+    return _closing(WsgiResponse(list(map(bytes, response.chunks)), status, headers), response)
 
 
 def _closing(reply: WsgiResponse, response: Response) -> WsgiResponse:

@@ -16,6 +16,7 @@ from shoal.supervisor.event_loop import EventLoop, Future, reject, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.autoscale import Autoscaler, Load
 from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served_version import ServedVersion
@@ -96,7 +97,14 @@ class Scaling:
             "batches": 0 if progress is None else progress.num_completed,
             "restarts": max(0, instance.num_starts - 1),
             "rss_bytes": rss_bytes(instance.pid),
+            "up_s": self._up_s(instance),
         }
+
+    def _up_s(self, instance: Instance) -> float:
+        """Seconds for which an instance has been up; 0 if it is not."""
+        if instance.state is not InstanceState.UP:
+            return 0.0
+        return round(self._loop.now_s() - instance.worker.up_since_s, 3)
 
     def _resize(self, served: ServedVersion, count: int) -> Future[None]:
         version = served.version

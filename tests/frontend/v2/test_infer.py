@@ -158,7 +158,7 @@ OUTB = ("OUTB", 11, (1, 1), b"\0\0\x80\x7f")
 
 
 def test_renders_json(pair: ModelEntry) -> None:
-    status, headers, chunks, close, _ = rendered(prepared_for(pair, id="7é"), OUTA, OUTB, p=1, q="x")
+    status, headers, chunks, close, *_ = rendered(prepared_for(pair, id="7é"), OUTA, OUTB, p=1, q="x")
     assert (status, headers, close) == (200, (("Content-Type", "application/json"),), None)
     assert b"".join(chunks).decode() == (
         '{"id":"7é","model_name":"m","model_version":"1","parameters":{"p":1,"q":"x"},"outputs":'

@@ -1,0 +1,130 @@
+"""The HTTP API of a lane's connection: Triton's, or that of another server whose clients connect to another port.
+
+The lane's loop is the same for all: a head, a body, a request in shared memory, a reply, a response. What they mean is
+the API's. One thread, the lane's.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from shoal.errors import ShoalError
+from shoal.frontend.http.connection import Chunks, HttpConnection
+from shoal.frontend.http.http_head import Head, parse_head
+from shoal.frontend.http.submission import HEADER_BYTES, Submission, body_offset
+from shoal.frontend.http.templates import KnownRequest
+from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.response import Response, error_response
+from shoal.frontend.router import HTTP, RouteMatch, answer
+from shoal.frontend.state import ServerState
+from shoal.options import SLAB_PARTS
+from shoal.shm.port import Port, Reply
+from shoal.shm.slab import Block
+
+#: JSON longer than this takes milliseconds to parse, in which the lane answers no other request (10 ms a MB, measured).
+MAX_JSON_BYTES = 256 * 1024
+#: A body up to this size comes with its head in one read, and is copied into its block. A larger one is received there.
+SMALL_BODY_BYTES = 48 * 1024
+
+
+class Place(NamedTuple):
+    """The place of a large body in the block that it is received into."""
+
+    offset: int
+    header_nbytes: int  # the room behind the body
+
+
+class LaneApi(Protocol):
+    """What a lane does with the requests of one API."""
+
+    def find(self, data: bytes, last: KnownRequest | None = None, /) -> tuple[KnownRequest, Sequence[bytes]] | None:
+        """What is known of a request from an earlier one like it, see Submission.find."""
+        ...
+
+    def parse_head(self, raw: bytes, /) -> Head | None:
+        """The head in `raw`, which ends with the empty line; None if the road must handle the request."""
+        ...
+
+    def is_for_road(self, head: Head, /) -> bool:
+        """Whether the road must handle a request with this head."""
+        ...
+
+    def place(self, head: Head, /) -> Place:
+        """The place of the body in its block."""
+        ...
+
+    def model_of(self, head: Head, /) -> int:
+        """The id of the model that a request is for; 0 if there is no such model."""
+        ...
+
+    def submit(
+        self, head: Head, body: memoryview, block: Block | None, before: Head | None = None, /
+    ) -> tuple[int, Any]:
+        """Put a request into shared memory, see Submission.submit."""
+        ...
+
+    def known_response(self, asked: Any, reply: Reply, /) -> Chunks | None:
+        """The whole response if all of it but the tensors is kept from an earlier one, see Submission."""
+        ...
+
+    def rendered(self, connection: HttpConnection, asked: Any, reply: Reply, /) -> Chunks:
+        """The response to a request that was submitted; it may end the connection (`keep_alive`)."""
+        ...
+
+    def answer(self, connection: HttpConnection, head: Head, body: memoryview, /) -> Response:
+        """The response of a handler that does not wait, or the refusal that the head has got."""
+        ...
+
+    def refusal(self, connection: HttpConnection, error: ShoalError, /) -> Response:
+        """The response for an error; it may end the connection (`keep_alive`)."""
+        ...
+
+
+class TritonApi(Submission):
+    """Triton's HTTP API on a lane."""
+
+    def __init__(self, state: ServerState, port: Port) -> None:
+        super().__init__(state, port)
+        self._largest_body_nbytes = port.slab.largest_nbytes // SLAB_PARTS
+
+    def parse_head(self, raw: bytes) -> Head | None:
+        """Implements `LaneApi.parse_head`."""
+        return parse_head(raw)
+
+    def is_for_road(self, head: Head) -> bool:
+        """Implements `LaneApi.is_for_road`."""
+        if HTTP.restricted(self._state, head.path, head.headers):
+            # The road refuses or admits it; requests admitted here are known by their whole head only.
+            return True
+        if isinstance(head.found, Response) and head.content_length:
+            return True  # the body is not read: the road can close without losing the answer
+        if not head.is_infer:
+            if isinstance(head.found, RouteMatch) and head.found.is_generation:
+                return head.content_length > MAX_JSON_BYTES
+            waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
+            return waits or head.content_length > SMALL_BODY_BYTES
+        if head.accepts_compression and self.has_large_responses(head):
+            return True  # compressing takes milliseconds
+        json_length = head.content_length if head.json_length is None else head.json_length
+        return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
+
+    def place(self, head: Head) -> Place:
+        """Implements `LaneApi.place`."""
+        return Place(body_offset(head), HEADER_BYTES)
+
+    def rendered(self, _connection: HttpConnection, asked: Any, reply: Reply) -> Chunks:
+        """Implements `LaneApi.rendered`."""
+        return self.response(asked, reply)
+
+    def answer(self, _connection: HttpConnection, head: Head, body: memoryview) -> Response:
+        """Implements `LaneApi.answer`."""
+        found = head.found
+        return found if isinstance(found, Response) else answer(found, self._state, None, head.headers, body)
+
+    def refusal(self, _connection: HttpConnection, error: ShoalError) -> Response:
+        """Implements `LaneApi.refusal`."""
+        return error_response(error)
+
+
+def prepared_of(asked: Any) -> PreparedRequest:
+    """The prepared request in what a lane keeps of a request."""
+    return asked if isinstance(asked, PreparedRequest) else asked.prepared

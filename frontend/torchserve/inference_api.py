@@ -1,0 +1,156 @@
+"""TorchServe's inference API: predictions and explanations under all their paths, and /ping.
+
+A lane answers what does not wait, and submits predictions of plain bodies by itself (lane_api.py); the road handles all
+others. Pure.
+"""
+
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from shoal.errors import ShoalError
+from shoal.frontend.call import Handler, HandlerCall, Route
+from shoal.frontend.response import Response
+from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.errors import error_response, pretty, refused
+from shoal.frontend.torchserve.forms import form_fields, is_form
+from shoal.frontend.torchserve.models import look_up
+from shoal.frontend.torchserve.predictions import (
+    Asked,
+    Field,
+    answered,
+    description,
+    element_of,
+    new_id,
+    prepare,
+    response_of,
+    rest_of,
+    spelled_headers,
+)
+from shoal.star.models import ModelEntry
+
+#: The header by which a handler hands the id of its request to the sender of the response (common_headers.py).
+ID_HEADER = "x-request-id"
+
+
+class Prediction(NamedTuple):
+    """What the paths of a handler mean."""
+
+    explain: str | None = None  # "True" or "False"; None on paths that do not distinguish the two
+    has_rest: bool = False  # paths go on behind the version
+    fields_from_query: bool = False  # parameters of the query are fields of the data
+
+
+#: The handlers that ask a model, which a lane submits by itself, and what their paths mean.
+PREDICTIONS: dict[Handler, Prediction] = {}
+
+
+def _predicting(kind: Prediction) -> Handler:
+    def handle(call: HandlerCall) -> Response:
+        return predict(call, kind)
+
+    PREDICTIONS[handle] = kind
+    return handle
+
+
+def asked_for(kind: Prediction, path: str) -> Asked:
+    """What a path says of a prediction of this kind."""
+    return Asked(kind.explain, rest_of(path) if kind.has_rest else None, kind.fields_from_query)
+
+
+def predict(call: HandlerCall, kind: Prediction) -> Response:
+    """The response of a model, on the road."""
+    name, fields = call.name, _fields_of(call, kind)
+    if not name:
+        name, fields = _invoked(call, fields)
+    request_id = new_id()
+    try:
+        return _predict_with(call, kind, look_up(call.state, name, call.version), request_id, fields)
+    except ShoalError as error:
+        response = error_response(error, name, call.version)
+        return response._replace(headers=((ID_HEADER, request_id), *response.headers))
+
+
+def _predict_with(
+    call: HandlerCall, kind: Prediction, entry: ModelEntry, request_id: str, fields: "list[Field] | None"
+) -> Response:
+    assert call.transport is not None, "a lane submits in its own way, or hands over"
+    asked = asked_for(kind, path_in(call.head))
+    headers = spelled_headers(call.head) if call.head else dict(call.headers)
+    described = description(asked, call.headers.get("content-type", ""), headers, request_id, fields)
+    pieces = [call.body] if fields is None else [value for _, _, value in fields]
+    prepared = prepare(entry, request_id, described, element_of(pieces))
+    reply = call.transport.infer(prepared)
+    try:
+        response = response_of(answered(reply.response, reply.block))
+    except BaseException:
+        reply.release()
+        raise
+    return reply.send(response._replace(headers=((ID_HEADER, request_id), *response.headers)))
+
+
+def path_in(head: bytes) -> str:
+    """The path in the request line of a head, without its query; "" if there is none."""
+    parts = head.lstrip(b"\r\n").partition(b"\r\n")[0].split(b" ")
+    return parts[1].partition(b"?")[0].decode("latin-1") if len(parts) > 1 else ""
+
+
+def _fields_of(call: HandlerCall, kind: Prediction) -> "list[Field] | None":
+    """The fields of a request that is a form, or has some in its query; None for one that is a plain body."""
+    content_type = call.headers.get("content-type", "")
+    fields = form_fields(content_type, call.body) if is_form(content_type) else None
+    if not (kind.fields_from_query and call.query):
+        return fields
+    queried: list[Field] = [(name, "", value.encode()) for name, value in parse_qsl(call.query, keep_blank_values=True)]
+    if fields is None:
+        fields = [("body", content_type, bytes(call.body))] if call.body else []
+    return queried + fields
+
+
+def _invoked(call: HandlerCall, fields: "list[Field] | None") -> "tuple[str, list[Field] | None]":
+    """The model that /invocations asks: the one of the field `model_name`, else the only one."""
+    for name, _, value in fields or ():
+        if name == "model_name":
+            return value.decode("utf-8", "replace"), fields
+    names = {entry.name for entry in call.state.models.ready_entries()}
+    if len(names) != 1:
+        raise refused(400, "BadRequestException", "Parameter model_name is required.")
+    return names.pop(), fields
+
+
+def ping(state: ServerState) -> Response:
+    """200 unless all workers of some model have died again and again; one that is being started counts as healthy."""
+    if any(entry.failed for entry in state.models.entries()):
+        return pretty(500, {"status": "Unhealthy"})
+    return pretty(200, {"status": "Healthy"})
+
+
+PREDICT = _predicting(Prediction(explain="False", has_rest=True))
+EXPLAIN = _predicting(Prediction(explain="True", has_rest=True))
+_KSERVE_PREDICT = _predicting(Prediction(explain="False"))
+_KSERVE_EXPLAIN = _predicting(Prediction(explain="True"))
+_INVOKE = _predicting(Prediction(fields_from_query=True))
+
+_METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
+
+
+def _any(handler: Handler) -> dict[str, Handler]:
+    """The handler for every method; HEAD has that of GET."""
+    return dict.fromkeys(_METHODS, handler)
+
+
+_NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
+
+#: In the order in which they are tried.
+INFERENCE_ROUTES = (
+    Route("/ping", _any(lambda call: ping(call.state)), "health"),
+    Route(f"/predictions/{_NAME}(?:/{_VERSION}(?:/.*)?)?", _any(PREDICT), "inference"),
+    Route(f"/explanations/{_NAME}(?:/{_VERSION}(?:/.*)?)?", _any(EXPLAIN), "inference"),
+    Route("/v1/models/(?P<name>[^/:]+):predict", _any(_KSERVE_PREDICT), "inference"),
+    Route("/v1/models/(?P<name>[^/:]+):explain", _any(_KSERVE_EXPLAIN), "inference"),
+    Route(f"/v2/models/{_NAME}/infer", _any(_KSERVE_PREDICT), "inference"),
+    Route(f"/v2/models/{_NAME}/explain", _any(_KSERVE_EXPLAIN), "inference"),
+    Route("/invocations", _any(_INVOKE), "inference"),
+    Route(f"/models/{_NAME}/invoke", _any(_INVOKE), "inference"),
+    Route(f"/{_NAME}/predict", _any(_INVOKE), "inference"),
+    Route(f"/{_NAME}/{_VERSION}/predict", _any(_INVOKE), "inference"),
+)

@@ -1,0 +1,215 @@
+"""TorchServe's inference API on a lane: a prediction of a plain body is received straight into the request's block.
+
+    0   length of the body, 4 bytes, little-endian: with it the body is a BYTES tensor of one element
+    4   the body
+        the packed InferRequest, on a cache line
+
+Clients send one head again and again: what is made of it, the request's header but for its id, is kept (a Template).
+One thread, the lane's.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from shoal.errors import ShoalError, UnavailableError
+from shoal.frontend.http.connection import Chunks, HttpConnection
+from shoal.frontend.http.http_head import MAX_KEPT_HEAD, Head
+from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, Place
+from shoal.frontend.http.submission import response_head
+from shoal.frontend.prepared import PreparedRequest, submit_block
+from shoal.frontend.response import Headers, Response
+from shoal.frontend.router import RouteMatch, answer
+from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.common_headers import common_headers, dressed
+from shoal.frontend.torchserve.errors import error_response
+from shoal.frontend.torchserve.forms import is_form
+from shoal.frontend.torchserve.head import HeadParser
+from shoal.frontend.torchserve.inference_api import PREDICTIONS, asked_for
+from shoal.frontend.torchserve.models import look_up
+from shoal.frontend.torchserve.predictions import (
+    LENGTH,
+    answered,
+    description,
+    new_id,
+    prepare,
+    response_of,
+    spelled_headers,
+)
+from shoal.frontend.torchserve.routes import router_of
+from shoal.memo import Memo
+from shoal.options import SLAB_PARTS
+from shoal.request import TensorRef
+from shoal.shm.layout import pack_span
+from shoal.shm.port import Port, Reply
+from shoal.shm.slab import Block
+from shoal.star.outgoing import aligned
+from shoal.star.refusal import answered as answer_in
+
+#: Where in its block a body starts.
+BODY_OFFSET = LENGTH.size
+_MAX_TEMPLATES = 512
+#: Stands for the id in a template's header; drawn at random, so that no client's bytes contain it.
+_PLACEHOLDER = str(uuid.uuid4()).encode()
+_NO_DATA = memoryview(b"")
+
+
+class Template(NamedTuple):
+    """All of a prediction but its body and its id, kept for requests with the same head."""
+
+    prepared: PreparedRequest  # without an input's data and an id
+    header: bytes  # the packed InferRequest, with _PLACEHOLDER in the place of the id
+    header_offset: int
+    nbytes: int  # of the block
+    span: int
+    num_changes: int  # the models' when this was made
+
+
+class Prediction(NamedTuple):
+    """What a lane keeps of a prediction until its reply comes."""
+
+    template: Template
+    id: str
+    version: str | None  # as it was asked for
+
+    @property
+    def prepared(self) -> PreparedRequest:
+        """The request, without its body."""
+        return self.template.prepared
+
+
+class TorchServeApi:
+    """TorchServe's inference API, and those that share its listener, on a lane."""
+
+    def __init__(self, state: ServerState, port: Port, apis: Sequence[str]) -> None:
+        self._state = state
+        self._port = port
+        self._largest_body_nbytes = port.slab.largest_nbytes // SLAB_PARTS
+        self._common: Headers = common_headers(state.torchserve)
+        self.parse_head = HeadParser(router_of(apis)).parse
+        # Changed by submit.
+        self._templates = Memo[bytes, Template]("torchserve_template", _MAX_TEMPLATES)
+
+    def find(self, _data: bytes, _last: object = None) -> None:
+        """Implements `LaneApi.find`: heads are known (HeadParser), not whole requests."""
+
+    def known_response(self, _asked: Prediction, _reply: Reply) -> None:
+        """Implements `LaneApi.known_response`: each response has an id of its own."""
+
+    def is_for_road(self, head: Head) -> bool:
+        """Implements `LaneApi.is_for_road`."""
+        found = head.found
+        if isinstance(found, Response):
+            return head.content_length > 0  # the body is not read: the road can close without losing the answer
+        if not head.is_infer:
+            return head.content_length > SMALL_BODY_BYTES
+        if head.is_head or not found.name or is_form(head.headers.get("content-type", "")):
+            return True
+        if head.content_length > min(self._largest_body_nbytes, self._state.torchserve.max_request_size):
+            return True
+        if found.query and PREDICTIONS[found.handler].fields_from_query:
+            return True
+        try:
+            return look_up(self._state, found.name, found.version).is_decoupled
+        except ShoalError:
+            return head.content_length > SMALL_BODY_BYTES  # the road refuses it, and reads no body
+
+    def place(self, head: Head) -> Place:
+        """Implements `LaneApi.place`."""
+        try:
+            template = self._template(head)
+        except ShoalError:  # the model has gone: the request is refused once its body has come
+            return Place(BODY_OFFSET, 0)
+        return Place(BODY_OFFSET, template.nbytes - BODY_OFFSET - head.content_length)
+
+    def model_of(self, head: Head) -> int:
+        """Implements `LaneApi.model_of`."""
+        try:
+            return self._template(head).prepared.entry.model_id
+        except ShoalError:
+            return 0
+
+    def submit(self, head: Head, body: memoryview, block: Block | None, _before: Head | None = None) -> tuple[int, Prediction]:
+        """Implements `LaneApi.submit`."""
+        start_ns = time.monotonic_ns()
+        found = head.found
+        assert isinstance(found, RouteMatch), "a refusal is answered before its body is read"
+        try:
+            template = self._template(head)
+            model = template.prepared.entry.model_id
+            if block is None:
+                block = self._port.allocate(template.nbytes, model)
+                block.memory[BODY_OFFSET : BODY_OFFSET + len(body)] = body
+            else:
+                self._port.admit(model)
+                if template.nbytes > len(block.memory):  # while the body came, another version has taken its place
+                    raise UnavailableError(f"model '{found.name}' was replaced while the request came. Send it again")
+        except ShoalError:
+            if block is not None:
+                self._port.slab.free(block.ref)
+            raise
+        request_id = new_id()
+        memory = block.memory
+        memory[:BODY_OFFSET] = LENGTH.pack(len(body))
+        header = template.header.replace(_PLACEHOLDER, request_id.encode())
+        memory[template.header_offset : template.nbytes] = header
+        number = submit_block(self._port, template.prepared, block, template.span, start_ns)
+        return number, Prediction(template, request_id, found.version)
+
+    def _template(self, head: Head) -> Template:
+        """The template for predictions with this head. Raises ShoalError where no model can take them."""
+        template = self._templates.entries.get(head.raw)
+        if template is not None and template.num_changes == self._state.models.num_changes:
+            return template
+        found = head.found
+        assert isinstance(found, RouteMatch), "a refusal is answered before its body is read"
+        entry = look_up(self._state, found.name, found.version)
+        asked = asked_for(PREDICTIONS[found.handler], head.path)
+        content_type = head.headers.get("content-type", "")
+        placeholder = _PLACEHOLDER.decode()
+        described = description(asked, content_type, spelled_headers(head.raw), placeholder)
+        prepared = prepare(entry, placeholder, described, _NO_DATA)
+        ((name, datatype, shape, _),) = prepared.inputs
+        nbytes = BODY_OFFSET + head.content_length
+        header = prepared.pack_header([TensorRef(name, datatype.wire, shape, 0, nbytes)])
+        offset = aligned(nbytes)
+        template = Template(
+            replace(prepared, id="", inputs=()),
+            header,
+            offset,
+            offset + len(header),
+            pack_span(offset, len(header)),
+            self._state.models.num_changes,
+        )
+        if len(head.raw) <= MAX_KEPT_HEAD:
+            self._templates.keep(head.raw, template)
+        return template
+
+    def rendered(self, connection: HttpConnection, asked: Prediction, reply: Reply) -> Chunks:
+        """Implements `LaneApi.rendered`. All chunks but the first are views of the worker's block."""
+        entry = asked.prepared.entry
+        try:
+            _, response, block = answer_in(entry, asked.id, reply)
+            made = response_of(answered(response, block))
+        except ShoalError as error:
+            made = error_response(error, entry.name, asked.version)
+        return [response_head(self._finish(connection, made, asked.id)), *made.chunks]
+
+    def answer(self, connection: HttpConnection, head: Head, body: memoryview) -> Response:
+        """Implements `LaneApi.answer`."""
+        found = head.found
+        if not isinstance(found, Response):
+            found = answer(found, self._state, None, head.headers, body, refuse=error_response)
+        return self._finish(connection, found, new_id())
+
+    def refusal(self, connection: HttpConnection, error: ShoalError) -> Response:
+        """Implements `LaneApi.refusal`."""
+        return self._finish(connection, error_response(error), new_id())
+
+    def _finish(self, connection: HttpConnection, response: Response, request_id: str) -> Response:
+        """The response with the fields that each has; an error ends the connection."""
+        if response.status >= 400:
+            connection.keep_alive = False
+        return dressed(response, request_id, self._common)

@@ -1,0 +1,151 @@
+"""A prediction of TorchServe's: a request of a body as it came, and what its head says, and a response of bytes.
+
+The body is the only element of one BYTES tensor; what the handler may ask about the request goes along as JSON, in the
+request's parameter `ts`. The response is one BYTES tensor of one element, with JSON in its parameter `ts` where the
+handler has set a status or headers. Pure: the lane and the road use the same functions. Front-end processes.
+"""
+
+import struct
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from shoal.datatypes import BYTES
+from shoal.errors import InternalError
+from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.response import Headers, Response
+from shoal.frontend.torchserve.models import input_of
+from shoal.request import InferResponse
+from shoal.star.models import ModelEntry
+from shoal.star.validation import PreparedInput
+
+#: The name of the parameter of requests and responses.
+PARAMETER = "ts"
+#: The bytes in front of a tensor's only element.
+LENGTH = struct.Struct("<I")
+#: Header fields that the server writes itself; a handler's are dropped.
+_OWN_FIELDS = frozenset({"connection", "content-length", "transfer-encoding", "x-request-id"})
+#: A status that a handler has set must be one that HTTP knows; 1xx would leave the client waiting.
+_STATUSES = range(200, 600)
+
+
+class Asked(NamedTuple):
+    """What a path says of a prediction."""
+
+    explain: str | None = None  # "True" or "False"; None on paths that have no explanations
+    url_path: str | None = None  # behind the version; None on paths that have none
+    fields_from_query: bool = False  # whether parameters of the query are fields of the data
+
+
+#: A field of a request's data: name, content type, value.
+Field = tuple[str, str, bytes]
+
+
+def new_id() -> str:
+    """The id of a request, which its response and its model's log have."""
+    return str(uuid.uuid4())
+
+
+def rest_of(path: str) -> str:
+    """The part of a path /predictions/MODEL/VERSION/... behind the version, "" if there is none."""
+    parts = path.split("/", 4)
+    return unquote(parts[4]) if len(parts) > 4 else ""
+
+
+def spelled_headers(head: bytes) -> dict[str, str]:
+    """The header fields of a request's head, names as the client spelled them; the last of several counts."""
+    found: dict[str, str] = {}
+    for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]:
+        name, _, value = line.decode("utf-8", "replace").partition(":")
+        if name.strip():
+            found[name.strip()] = value.strip(" \t")
+    return found
+
+
+def description(
+    asked: Asked,
+    content_type: str,
+    headers: Mapping[str, str],
+    request_id: str,
+    fields: Sequence[Field] | None = None,
+    *,
+    describe: bool = False,
+) -> str:
+    """The parameter `ts` of a request."""
+    members: dict[str, Any] = {"content_type": content_type, "headers": headers, "request_id": request_id}
+    if asked.explain is not None:
+        members["explain"] = asked.explain
+    if asked.url_path is not None:
+        members["url_path"] = asked.url_path
+    if describe:
+        members["describe"] = "True"
+    if fields is not None:
+        members["fields"] = [(name, kind, len(value)) for name, kind, value in fields]
+    return orjson.dumps(members).decode()
+
+
+def prepare(entry: ModelEntry, request_id: str, described: str, element: memoryview) -> PreparedRequest:
+    """The request to a model for a tensor whose only element, its length in front, is `element`. Raises ShoalError
+    where the model takes something else."""
+    shape = (1, 1) if entry.signature.max_batch_size > 0 else (1,)
+    tensor = PreparedInput(input_of(entry), BYTES, shape, element)
+    return PreparedRequest(entry, request_id, (tensor,), (), True, {PARAMETER: described}, 1, 0, 0, 0)
+
+
+def element_of(pieces: Iterable[bytes | memoryview]) -> memoryview:
+    """The element whose bytes are these pieces, in this order, with its length in front."""
+    body = b"".join(pieces)
+    return memoryview(LENGTH.pack(len(body)) + body)
+
+
+class Answered(NamedTuple):
+    """A model's answer: status, reason phrase, headers that the handler has set, and the body in the worker's block."""
+
+    status: int
+    phrase: str
+    headers: Headers
+    body: memoryview
+
+
+def answered(response: InferResponse, block: memoryview) -> Answered:
+    """The answer in a response. Raises InternalError where it is not one of bytes."""
+    if not response.outputs:
+        raise InternalError("the model gave no output to answer a prediction with")
+    ref = response.outputs[0]
+    data = block[ref.offset : ref.offset + ref.nbytes]
+    if ref.datatype == BYTES.wire:
+        if len(data) < LENGTH.size or LENGTH.unpack_from(data)[0] != len(data) - LENGTH.size:
+            raise InternalError(f"the model's output '{ref.name}' must be one string of bytes, got shape {ref.shape}")
+        data = data[LENGTH.size :]
+    described = response.parameters.get(PARAMETER)
+    if described is None:
+        return Answered(200, "", (), data)
+    return _described(described, data)
+
+
+def _described(described: object, data: memoryview) -> Answered:
+    try:
+        members: Any = orjson.loads(described) if isinstance(described, str) else None
+        status, phrase = int(members.get("status", 200)), str(members.get("phrase", ""))
+        headers = members.get("headers", {}).items()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InternalError(f"the model's response has a parameter '{PARAMETER}' that cannot be read") from error
+    if status not in _STATUSES:
+        raise InternalError(f"the model has set the response status {status}, which HTTP does not have")
+    fields = [(_line(str(name)), _line(str(value))) for name, value in headers]
+    return Answered(
+        status, _line(phrase), tuple(field for field in fields if field[0].lower() not in _OWN_FIELDS), data
+    )
+
+
+def _line(text: str) -> str:
+    """A text without the characters that would end a line of a head."""
+    return text.encode("latin-1", "replace").decode("latin-1").replace("\r", " ").replace("\n", " ").strip()
+
+
+def response_of(answer: Answered) -> Response:
+    """The response for an answer. Its chunk is a view of the worker's block."""
+    return Response(answer.status, answer.headers, (answer.body,), phrase=answer.phrase)

@@ -1,0 +1,39 @@
+"""A listener of TorchServe's on the road: how requests are admitted, and what each of its responses has. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from shoal.errors import ShoalError
+from shoal.frontend.response import Response
+from shoal.frontend.road.body import BodyTooLongError
+from shoal.frontend.router import RouteMatch
+from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.common_headers import closing, common_headers, content_length, dressed
+from shoal.frontend.torchserve.errors import error_response
+from shoal.frontend.torchserve.predictions import new_id
+from shoal.frontend.torchserve.routes import router_of
+
+#: The response to a body that is too long: without a body, as TorchServe's.
+TOO_LONG = Response(413)
+
+
+class RoadEndpoint:
+    """A listener that serves some of TorchServe's APIs."""
+
+    def __init__(self, state: ServerState, apis: Sequence[str]) -> None:
+        self._routes = router_of(apis)
+        self._common = common_headers(state.torchserve)
+        self._max_request_size = state.torchserve.max_request_size
+
+    def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:
+        """The handler for a request, or its refusal; a body that is too long is refused before anything else."""
+        if content_length(headers) > self._max_request_size:
+            return TOO_LONG
+        return self._routes.admit(state, method, target, headers)
+
+    def refuse(self, error: ShoalError) -> Response:
+        """The response for an error."""
+        return TOO_LONG if isinstance(error, BodyTooLongError) else error_response(error)
+
+    def finish(self, response: Response) -> Response:
+        """The response with the fields that each has; one that is an error ends the connection."""
+        return closing(dressed(response, new_id(), self._common))

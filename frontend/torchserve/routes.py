@@ -1,0 +1,26 @@
+"""The routes of TorchServe's listeners: of each API, and of listeners that several share. Pure."""
+
+from collections.abc import Sequence
+
+from shoal.frontend.call import Route
+from shoal.frontend.router import Router
+from shoal.frontend.torchserve.errors import METHOD_NOT_ALLOWED, RESOURCE_NOT_FOUND, error_response, refusal_response
+from shoal.frontend.torchserve.inference_api import INFERENCE_ROUTES
+from shoal.frontend.torchserve.management_api import MANAGEMENT_ROUTES
+
+_ROUTES: dict[str, Sequence[Route]] = {
+    "inference": INFERENCE_ROUTES,
+    "management": MANAGEMENT_ROUTES,
+    "metrics": (),
+}
+
+
+def router_of(apis: Sequence[str]) -> Router:
+    """The router of a listener that serves these APIs; of two that have one path, the first one's is served."""
+    routes = [route for api in apis for route in _ROUTES[api]]
+    return Router(
+        routes,
+        refusal_response(RESOURCE_NOT_FOUND),
+        not_allowed=lambda _methods: refusal_response(METHOD_NOT_ALLOWED),
+        refuse=error_response,
+    )
