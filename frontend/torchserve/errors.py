@@ -7,17 +7,13 @@ A worker of the backend `torchserve`, and the supervisor about archives, choose 
 Pure. Front-end processes.
 """
 
-import re
-from typing import NamedTuple
-
 import orjson
 
 from shoal.errors import CancelledError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.response import JSON_CONTENT, Headers, Response
 from shoal.reasons import ModelGoneError, QueueFullError, WorkerDiedError
+from shoal.torchserve_errors import TorchServeFault, torchserve_fault
 
-#: A sentence that says how TorchServe's clients get it.
-_CHOSEN = re.compile(r"(?:\[request id: [^]]*\] )?ts:([1-5][0-9]{2}):([A-Za-z]{1,60}):(.*)", re.DOTALL)
 _BAD_REQUEST, _INTERNAL, _UNAVAILABLE = (
     "BadRequestException", "InternalServerException", "ServiceUnavailableException",
 )  # fmt: skip
@@ -26,22 +22,14 @@ _TYPES = {400: _BAD_REQUEST, 404: "ModelNotFoundException", 503: _UNAVAILABLE}
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
 
-class Refusal(NamedTuple):
-    """An error as TorchServe's clients see it."""
-
-    code: int
-    kind: str  # the member `type`: the name of one of TorchServe's exceptions
-    message: str
-
-
 class RefusedError(ShoalError):
     """An error with a status and a type of TorchServe's own."""
 
     code, wire, http_status, grpc_status, words = "INTERNAL", 2, 500, 13, "Internal"
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
+    def __init__(self, fault: TorchServeFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
 
 
 class NoWorkerError(RefusedError):
@@ -49,9 +37,9 @@ class NoWorkerError(RefusedError):
 
     def __init__(self, model: str, version: str | None) -> None:
         # The quotation mark before "has" is TorchServe's.
-        asked = f'"{model}"' if version is None else f'"{model}" Version {version}"'
+        asked = f'"{model}"' if not version else f'"{model}" Version {version}"'
         super().__init__(
-            Refusal(
+            TorchServeFault(
                 503,
                 _UNAVAILABLE,
                 f"Model {asked} has no worker to serve inference request. Please use scale workers API to add workers. "
@@ -63,39 +51,39 @@ class NoWorkerError(RefusedError):
 
 def refused(code: int, kind: str, message: str) -> RefusedError:
     """The error with this status, type and message."""
-    return RefusedError(Refusal(code, kind, message))
+    return RefusedError(TorchServeFault(code, kind, message))
 
 
-RESOURCE_NOT_FOUND = Refusal(
+RESOURCE_NOT_FOUND = TorchServeFault(
     404, "ResourceNotFoundException", "Requested resource is not found, please refer to API document."
 )
-METHOD_NOT_ALLOWED = Refusal(
+METHOD_NOT_ALLOWED = TorchServeFault(
     405, "MethodNotAllowedException", "Requested method is not allowed, please refer to API document."
 )
-INVALID_MESSAGE = Refusal(400, _BAD_REQUEST, "Invalid HTTP message.")
+INVALID_MESSAGE = TorchServeFault(400, _BAD_REQUEST, "Invalid HTTP message.")
 
 
-def refusal_of(error: ShoalError, model: str = "", version: str | None = None) -> Refusal:
+def refusal_of(error: ShoalError, model: str = "", version: str | None = None) -> TorchServeFault:
     """The refusal for an error of a request; `model` and `version` are those that it asked for, if any."""
     if isinstance(error, RefusedError):
-        return error.refusal
+        return error.fault
     sentence = str(error)
-    if (chosen := _CHOSEN.fullmatch(sentence)) is not None:
-        return Refusal(int(chosen[1]), chosen[2], chosen[3])
+    if (fault := torchserve_fault(sentence)) is not None:
+        return fault
     if isinstance(error, WorkerDiedError):
-        return Refusal(507 if error.was_killed else 500, _INTERNAL, "Worker died.")
+        return TorchServeFault(507 if error.was_killed else 500, _INTERNAL, "Worker died.")
     if isinstance(error, (QueueFullError, ModelGoneError)) and model:
-        return NoWorkerError(model, version).refusal
+        return NoWorkerError(model, version).fault
     if isinstance(error, (InvalidArgumentError, CancelledError)):
-        return Refusal(400, _BAD_REQUEST, sentence)
+        return TorchServeFault(400, _BAD_REQUEST, sentence)
     if isinstance(error, UnavailableError):
-        return Refusal(503, _UNAVAILABLE, sentence)
-    return Refusal(error.http_status, _TYPES.get(error.http_status, _INTERNAL), sentence)
+        return TorchServeFault(503, _UNAVAILABLE, sentence)
+    return TorchServeFault(error.http_status, _TYPES.get(error.http_status, _INTERNAL), sentence)
 
 
-def refusal_response(refusal: Refusal, headers: Headers = ()) -> Response:
+def refusal_response(fault: TorchServeFault, headers: Headers = ()) -> Response:
     """The response for a refusal."""
-    code, kind, message = refusal
+    code, kind, message = fault
     # A message may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
     printable = message.encode("utf-8", "backslashreplace").decode("utf-8")
     return pretty(code, {"code": code, "type": kind, "message": printable}, headers)

@@ -66,7 +66,7 @@ def _multipart(content_type: str, body: bytes) -> Iterator[Field]:
                 if not event.more_data:
                     yield name, kind, b"".join(pieces)
     except ValueError as error:
-        raise _malformed(str(error)) from error
+        raise _malformed("a part is malformed, or its end is missing") from error
     except RequestEntityTooLarge:
         raise _too_many() from None
 

@@ -11,7 +11,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.call import Handler, HandlerCall, Route
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.errors import error_response, pretty, refused
+from shoal.frontend.torchserve.errors import error_response, pretty
 from shoal.frontend.torchserve.forms import form_fields, is_form
 from shoal.frontend.torchserve.models import look_up
 from shoal.frontend.torchserve.predictions import (
@@ -59,9 +59,8 @@ def asked_for(kind: Prediction, path: str) -> Asked:
 
 def predict(call: HandlerCall, kind: Prediction) -> Response:
     """The response of a model, on the road."""
-    name, fields = call.name, _fields_of(call, kind)
-    if not name:
-        name, fields = _invoked(call, fields)
+    fields = _fields_of(call, kind)
+    name = call.name or _named(fields)
     request_id = new_id()
     try:
         return _predict_with(call, kind, look_up(call.state, name, call.version), request_id, fields)
@@ -106,15 +105,9 @@ def _fields_of(call: HandlerCall, kind: Prediction) -> "list[Field] | None":
     return queried + fields
 
 
-def _invoked(call: HandlerCall, fields: "list[Field] | None") -> "tuple[str, list[Field] | None]":
-    """The model that /invocations asks: the one of the field `model_name`, else the only one."""
-    for name, _, value in fields or ():
-        if name == "model_name":
-            return value.decode("utf-8", "replace"), fields
-    names = {entry.name for entry in call.state.models.ready_entries()}
-    if len(names) != 1:
-        raise refused(400, "BadRequestException", "Parameter model_name is required.")
-    return names.pop(), fields
+def _named(fields: "list[Field] | None") -> str:
+    """The model that the field `model_name` names; "" if there is none."""
+    return next((value.decode("utf-8", "replace") for name, _, value in fields or () if name == "model_name"), "")
 
 
 def ping(state: ServerState) -> Response:

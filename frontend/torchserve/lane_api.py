@@ -105,7 +105,7 @@ class TorchServeApi:
             return head.content_length > 0  # the body is not read: the road can close without losing the answer
         if not head.is_infer:
             return head.content_length > SMALL_BODY_BYTES
-        if head.is_head or not found.name or is_form(head.headers.get("content-type", "")):
+        if head.is_head or is_form(head.headers.get("content-type", "")):
             return True
         if head.content_length > min(self._largest_body_nbytes, self._state.torchserve.max_request_size):
             return True

@@ -23,10 +23,11 @@ def version_text(entry: ModelEntry) -> str:
 
 
 def look_up(state: ServerState, name: str, version: str | None) -> ModelEntry:
-    """The version that a prediction means: the one of this text, without one the default version. Raises ShoalError in
-    TorchServe's words."""
+    """The version that a prediction means: the one of this text, without one the default version; without a name that
+    of the only model. Raises ShoalError in TorchServe's words."""
     models = state.models
-    if version is not None:
+    name = name or _only_model(state)
+    if version:
         for entry in models.ready_entries(name):
             if version_text(entry) == version:
                 return entry
@@ -40,9 +41,16 @@ def look_up(state: ServerState, name: str, version: str | None) -> ModelEntry:
     known = versions_of(state, name)
     if not known:
         raise not_found(name)
-    if version is not None and version not in map(version_text, known):
+    if version and version not in map(version_text, known):
         raise version_not_found(name, version)
     raise NoWorkerError(name, version)
+
+
+def _only_model(state: ServerState) -> str:
+    names = {entry.name for entry in state.models.entries() if entry.version != NO_VERSION and not entry.is_unloaded}
+    if len(names) != 1:
+        raise refused(400, "BadRequestException", "Parameter model_name is required.")
+    return names.pop()
 
 
 def versions_of(state: ServerState, name: str) -> list[ModelEntry]:

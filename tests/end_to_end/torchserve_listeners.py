@@ -1,0 +1,113 @@
+"""A server with TorchServe's listeners, and a model that takes what they send: it does what its request's body says."""
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
+
+FLAGS = (
+    "--allow-torchserve=true", "--torchserve-inference-port=0", "--torchserve-management-port=0",
+    "--torchserve-metrics-port=0",
+)  # fmt: skip
+CONFIG = """backend: "python"
+max_batch_size: 4
+input { name: "data" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "prediction" data_type: TYPE_STRING dims: [ 1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "ts_version" value { string_value: "1.0" } }
+parameters { key: "ts_model_url" value { string_value: "echo.mar" } }
+"""
+#: `told` gives back what the request's parameter says, and its body; any other word is given back itself.
+MODEL = """
+import json, os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+STATUS = {"status": 418, "phrase": "short and stout", "headers": {"content-type": "text/plain", "X-A": "b"}}
+
+def answer(request):
+    body = pb_utils.get_input_tensor_by_name(request, "data").as_numpy().reshape(-1)[0]
+    told = json.loads(json.loads(request.parameters())["ts"])
+    more = {}
+    if body == b"kill":
+        os.kill(os.getpid(), 9)
+    if body == b"exit":
+        os._exit(3)
+    if body.startswith(b"ts:"):
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(body.decode()))
+    if body == b"teapot":
+        more = {"parameters": {"ts": json.dumps(STATUS)}}
+    if b"told" in body:
+        body = json.dumps({**told, "body": body.decode()}).encode()
+    return pb_utils.InferenceResponse([pb_utils.Tensor("prediction", np.array([[body]], dtype=object))], **more)
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(request) for request in requests]
+"""
+
+
+class Reply(NamedTuple):
+    """A response to a request."""
+
+    status: int
+    phrase: str
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, which must be indented JSON with a newline at its end."""
+        value = json.loads(self.body)
+        assert self.body == (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+        return value
+
+
+class TorchServe(NamedTuple):
+    """The listeners of one server."""
+
+    server: Server
+    inference_port: int
+    management_port: int
+    metrics_port: int
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
+        """Ask the inference API, on a connection of its own."""
+        return ask(self.inference_port, method, path, body, headers)
+
+    def manage(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """Ask the management API."""
+        return ask(self.management_port, method, path, body, headers)
+
+
+def ask(
+    port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> Reply:
+    """One request, and its response."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    connection.request(method, path, body, dict(headers or {}))
+    response = connection.getresponse()
+    reply = Reply(response.status, response.reason, response.headers, response.read())
+    connection.close()
+    return reply
+
+
+def write_echo(directory: Path, more: str = "") -> None:
+    """A model that follows the contract of TorchServe's backend."""
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(CONFIG + more)
+    (directory / "1" / "model.py").write_text(MODEL)
+
+
+@contextmanager
+def torchserve(repository: Path, *flags: str) -> Iterator[TorchServe]:
+    """A server with TorchServe's listeners."""
+    with serving_to_the_end(repository, *FLAGS, *flags) as server:
+        names = ("Inference", "Management", "Metrics")
+        yield TorchServe(server, *(server.port_of(f"TorchServe {name}") for name in names))
