@@ -41,14 +41,15 @@ class HttpConnection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (
-        "api", "begun_s", "block", "body_start", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "known",
-        "last_head", "num_missed", "number", "received", "release", "socket", "stage", "target", "trace", "unsent",
+        "api", "begun_s", "block", "body_start", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive",
+        "known", "last_head", "num_missed", "number", "received", "release", "socket", "stage", "target", "trace",
+        "unsent",
     )  # fmt: skip
 
-    def __init__(self, connection: Socket, api: Any, now_s: float, deadline_s: float) -> None:
+    def __init__(self, connection: Socket, now_s: float, deadline_s: float, api: Any = None) -> None:
         self.socket = connection
         self.fd = connection.fileno()
-        self.api = api  # the LaneApi of the port that the connection came to (lane_api.py)
+        self.api = api  # the LaneApi of the port that it came to (lane_api.py); None in tests of what is sent
         # All changed by the lane.
         self.stage = READING
         self.buffer = b""  # bytes read and not used: the beginning of a request, or the next one

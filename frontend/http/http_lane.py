@@ -72,7 +72,7 @@ class HttpLane(Lane[HttpConnection]):
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         api = self._api_of(accepted) if self._apis else self._triton
-        connection = HttpConnection(accepted, api, self.now_s, self.now_s + patience_s)
+        connection = HttpConnection(accepted, self.now_s, self.now_s + patience_s, api)
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, select.EPOLLIN)
         if data:

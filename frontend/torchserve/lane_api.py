@@ -131,7 +131,9 @@ class TorchServeApi:
         except ShoalError:
             return 0
 
-    def submit(self, head: Head, body: memoryview, block: Block | None, _before: Head | None = None) -> tuple[int, Prediction]:
+    def submit(
+        self, head: Head, body: memoryview, block: Block | None, _before: Head | None = None
+    ) -> tuple[int, Prediction]:
         """Implements `LaneApi.submit`."""
         start_ns = time.monotonic_ns()
         found = head.found

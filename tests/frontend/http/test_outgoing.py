@@ -4,7 +4,6 @@ import logging
 import select
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,6 @@ from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.request import InferResponse
 from tests.frontend.lane_star import GRID, ONE, Star
-
-NO_API: Any = None  # what is sent does not depend on it
 
 
 def respond(star: Star, outgoing: OutgoingResponses, connection: HttpConnection, nbytes: int) -> bool:
@@ -48,7 +45,7 @@ def test_a_response_that_leaves_at_once_gives_its_block_back_and_wakes_nobody(
 ) -> None:
     ours, client = socket.socketpair()
     with ours, client:
-        assert respond(star, outgoing, HttpConnection(ours, NO_API, 0.0, 0.0), nbytes)
+        assert respond(star, outgoing, HttpConnection(ours, 0.0, 0.0), nbytes)
         assert len(client.recv(1 << 20)) == 4 + nbytes
     assert not is_woken(star)
 
@@ -60,7 +57,7 @@ def test_the_block_of_a_response_that_takes_longer_is_given_back_promptly(star: 
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         poller.register(ours, 0)
         outgoing = OutgoingResponses(star.port, poller, lambda _: pytest.fail("it was closed"))
-        connection = HttpConnection(ours, NO_API, 0.0, 0.0)
+        connection = HttpConnection(ours, 0.0, 0.0)
         assert not respond(star, outgoing, connection, 2 * JOIN_BYTES)
         assert star.port.num_held == 1
         received = len(client.recv(1 << 20))
@@ -102,7 +99,7 @@ class Slow:
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.poller.register(ours, 0)
-        connection = HttpConnection(ours, NO_API, 0.0, 0.0)
+        connection = HttpConnection(ours, 0.0, 0.0)
         self.connections.append(connection)
         self.clients.append(client)
         number = self.star.submit("grid", GRID, ONE).number
