@@ -24,6 +24,11 @@ _VERBS = {
     "run": _Verb("ask a model once, in this process, without a server", "shoal.cli.run:run"),
     "init": _Verb("write the directory of a new model, from a model file or a template", "shoal.cli.init:init"),
     "check": _Verb("say what is wrong with the models of a repository, without loading them", "shoal.cli.check:check"),
+    "import": _Verb(
+        "say what of a TorchServe store is served how, and write it as a repository",
+        "shoal.cli.import_store:import_store",
+    ),
+    "pack": _Verb("write an archive for TorchServe's model store", "shoal.cli.pack:pack"),
     "infer": _Verb("ask a model of a running server once", "shoal.cli.infer:infer"),
     "models": _Verb("list the models of a running server, or the instances of one", "shoal.cli.models:models"),
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),

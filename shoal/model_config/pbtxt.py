@@ -87,6 +87,11 @@ def parse_json(text: str) -> Config:
     return to_config(message)
 
 
+def to_text(config: Config) -> str:
+    """A configuration as the text of a config.pbtxt; fields at their defaults are left out."""
+    return str(text_format.MessageToString(json_format.ParseDict(config, new_message())))
+
+
 def _load_json(text: str) -> Any:
     """The JSON as Python objects; as in Triton's reader, a comma after the last element is accepted."""
     try:

@@ -1,0 +1,140 @@
+"""The verb `import`: what of a TorchServe store, or of a config.properties, is served how, and what is ignored.
+
+On request writes the store as a repository of Triton's layout. Reads archives as the server does; runs no handler.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.torchserve.configuration import settings_of_options
+from shoal.cli.torchserve.keys import KEYS, read_values
+from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
+from shoal.model_config import files
+from shoal.repository.found import FoundModel
+from shoal.store_settings import ALL, StoreSettings
+from shoal.torchserve_errors import torchserve_fault
+
+EXIT_DONE, EXIT_MISUSED, EXIT_FOUND = 0, 1, 2
+
+_USAGE = "shoal import <model store or config.properties> [--output <directory>]"
+_HELP = """\
+Print what would be served of TorchServe's model store, or of a config.properties, and how; every key of the file that
+is ignored, with the reason; every archive that would be refused. Nothing is changed.
+
+Examples:
+  shoal import model_store
+  shoal import config.properties --output models    # and write models/NAME/config.pbtxt and versions
+
+Options:
+  --output <directory>  write the models as a repository of Triton's layout, into a directory that is not there yet
+  --help                print this and exit
+
+Exit codes: 0 all is served; 1 the command is wrong; 2 an archive would be refused.
+"""
+_MAX_FILE_BYTES = 1 << 20
+
+
+class _Source(NamedTuple):
+    settings: StoreSettings
+    sentences: Sequence[str]  # about keys
+
+
+def import_store(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Print the report; returns the exit code."""
+    parser = Parser(prog="shoal import", usage=_USAGE, add_help=False)
+    parser.add_argument("source", nargs="?", type=Path)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--help", "-h", action="store_true")
+    try:
+        arguments = parser.parse_args(list(argv))
+        if arguments.help:
+            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
+            return EXIT_DONE
+        return _import(arguments, environ)
+    except (CommandLineError, PropertiesError, OSError) as error:
+        print(f"{error}\nUsage: {_USAGE}\n'shoal import --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+
+
+def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from shoal.repository.torchserve.configuration import Machine
+    from shoal.repository.torchserve.store import TorchServeStore
+
+    if arguments.source is None:
+        raise CommandLineError("Which store? Name its directory, or a config.properties.")
+    if arguments.output is not None and arguments.output.exists():
+        raise CommandLineError(f"'{arguments.output}' exists already, and is left as it is.")
+    source = _source(arguments.source, environ)
+    for sentence in source.sentences:
+        print(sentence)
+    if not source.settings.directory.is_dir():
+        raise CommandLineError(f"There is no model store '{source.settings.directory}'.")
+    # Everything in the store, also what the file does not load; nothing is downloaded.
+    settings = replace(source.settings, load_models=(ALL,))
+    with tempfile.TemporaryDirectory(prefix="shoal-import-") as work:
+        machine = Machine(len(os.sched_getaffinity(0)), ())
+        found = list(TorchServeStore(settings, Path(work, "unpacked"), machine).load_at_start())
+        for model in found:
+            print(_line(model))
+        if not found:
+            print(f"no archive and no folder in '{settings.directory}'; `shoal check` looks at Triton's repositories")
+        if arguments.output is not None:
+            for sentence in _write(arguments.output, [model for model in found if model.error is None]):
+                print(sentence)
+    return EXIT_FOUND if any(model.error is not None for model in found) else EXIT_DONE
+
+
+def _source(path: Path, environ: Mapping[str, str]) -> _Source:
+    if path.is_dir():
+        return _Source(StoreSettings(path), ())
+    if not path.is_file():
+        raise CommandLineError(f"There is no directory or file '{path}'.")
+    raw = files.read(path, _MAX_FILE_BYTES + 1)
+    if len(raw) > _MAX_FILE_BYTES:
+        raise CommandLineError(f"'{path}' is larger than {_MAX_FILE_BYTES} bytes.")
+    given = with_variables(parse_properties(raw), environ)
+    values, warnings = read_values(given, {}, environ)
+    fields, more = settings_of_options(values, "")
+    honoured = [f"{name} is honoured" for name in given if name in KEYS and not KEYS[name].ignored]
+    return _Source(fields["store"], [*honoured, *warnings, *more])
+
+
+def _line(model: FoundModel) -> str:
+    if model.error is not None:
+        fault = torchserve_fault(str(model.error))
+        return f"{model.name}: refused: {model.error if fault is None else fault.message}"
+    said = {key: value["string_value"] for key, value in model.config["parameters"].items()}
+    num_waiting = model.config["dynamic_batching"]["default_queue_policy"]["max_queue_size"]
+    return (
+        f"{model.name} {said['ts_version']}: handler {said['ts_handler']}, {said['ts_min_workers']} workers, "
+        f"batches of up to {said['ts_batch_size']}, {num_waiting} waiting requests, "
+        f"{said['ts_response_timeout_s']} s for a batch"
+    )
+
+
+def _write(output: Path, models: Iterable[FoundModel]) -> list[str]:
+    """Write a repository; returns sentences about what it cannot say."""
+    from shoal.model_config import pbtxt
+
+    sentences: list[str] = []
+    versions: dict[str, int] = {}
+    for model in models:
+        number = versions[model.name] = versions.get(model.name, 0) + 1
+        (found,) = model.versions.values()
+        shutil.copytree(found.directory, output / model.name / str(number))
+        if number == 1:
+            (output / model.name / "config.pbtxt").write_text(pbtxt.to_text(model.config))
+        else:
+            sentences.append(
+                f"{model.name}: version {number} has the configuration of version 1, since a model has one in Triton's "
+                "layout"
+            )
+    return [*sentences, f"Wrote {output}"]

@@ -1,0 +1,149 @@
+"""The verb `pack`: an archive for TorchServe's model store, with the flags of torch-model-archiver.
+
+The archive is a .mar, a zip: its files lie at the root, MAR-INF/MANIFEST.json says what they are.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from shoal.cli.serve import CommandLineError, Parser
+
+EXIT_DONE, EXIT_MISUSED = 0, 1
+
+_USAGE = "shoal pack --model-name <name> --handler <file or name> --version <version> [options]"
+_HELP = """\
+Write NAME.mar, an archive that TorchServe's model store takes: `shoal serve --model-store` and `torchserve`.
+
+Example:
+  shoal pack --model-name digits --version 1.0 --handler handler.py --serialized-file digits.pt
+
+Options:
+  --model-name <name>          the model's name, and the archive's
+  --version, -v <text>         the model's version
+  --handler <file[:function]>  the handler's file, or the name of a built-in one (image_classifier)
+  --serialized-file <file>     weights
+  --model-file <file>          the module with the model's class, for weights alone
+  --extra-files <paths>        further files, and directories for their contents; separated by commas
+  --requirements-file, -r <file>  packages that the handler needs
+  --config-file, -c <file>     model-config.yaml
+  --export-path <directory>    where the archive is written (default: here)
+  --force, -f                  replace an archive that is there
+  --help                       print this and exit
+
+Exit codes: 0 done; 1 the command is wrong, or the archive is there.
+"""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*", re.ASCII)
+#: Flag → the manifest's member.
+_FILES = {
+    "serialized_file": "serializedFile",
+    "model_file": "modelFile",
+    "requirements_file": "requirementsFile",
+    "config_file": "configFile",
+}
+_SKIPPED = frozenset({"__pycache__", "__MACOSX"})
+
+
+def pack(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Write the archive; returns the exit code."""
+    del environ
+    try:
+        arguments = _parser().parse_args(list(argv))
+        if arguments.help:
+            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
+            return EXIT_DONE
+        archive = _pack(arguments)
+    except (CommandLineError, OSError) as error:
+        print(f"{error}\nUsage: {_USAGE}\n'shoal pack --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+    print(f"Wrote {archive}")
+    return EXIT_DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="shoal pack", usage=_USAGE, add_help=False)
+    for flags in (
+        ("--model-name",), ("--version", "-v"), ("--handler",), ("--serialized-file",), ("--model-file",),
+        ("--extra-files",), ("--requirements-file", "-r"), ("--config-file", "-c"),
+    ):  # fmt: skip
+        parser.add_argument(*flags, default="")
+    parser.add_argument("--export-path", type=Path, default=Path())
+    parser.add_argument("--force", "-f", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    return parser
+
+
+def _pack(arguments: argparse.Namespace) -> Path:
+    for flag in ("model_name", "version", "handler"):
+        if not getattr(arguments, flag):
+            raise CommandLineError(f"--{flag.replace('_', '-')} is needed.")
+    if not _NAME.fullmatch(arguments.model_name):
+        raise CommandLineError(f"'{arguments.model_name}' is no name of a model: letters, digits, '_', '-' and '.'.")
+    archive = Path(arguments.export_path, f"{arguments.model_name}.mar")
+    if archive.exists() and not arguments.force:
+        raise CommandLineError(f"'{archive}' exists already, and is left as it is; --force replaces it.")
+    sources = dict(_sources(arguments))
+    part = archive.with_name(f".{archive.name}.{secrets.token_hex(4)}")
+    try:
+        with zipfile.ZipFile(part, "x", zipfile.ZIP_DEFLATED) as opened:
+            for name, source in sorted(sources.items()):
+                opened.write(source, name)
+            opened.writestr("MAR-INF/MANIFEST.json", json.dumps(_manifest(arguments), indent=2))
+        part.replace(archive)  # publishes: a whole archive
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+    return archive
+
+
+def _manifest(arguments: argparse.Namespace) -> dict[str, object]:
+    module, colon, function = arguments.handler.partition(":")
+    model = {
+        "modelName": arguments.model_name,
+        "modelVersion": arguments.version,
+        "handler": Path(module).name + colon + function,
+    }
+    named = {member: Path(getattr(arguments, flag)).name for flag, member in _FILES.items() if getattr(arguments, flag)}
+    return {
+        "createdOn": datetime.now().strftime("%d/%m/%Y %H:%M:%S"),
+        "runtime": "python",
+        "model": {**model, **named},
+        "archiverVersion": "0.12.0",  # of the format
+    }
+
+
+def _sources(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """Each file's path in the archive, and the file. Raises CommandLineError for one that is not there."""
+    handler = Path(arguments.handler.partition(":")[0])
+    given = [Path(getattr(arguments, flag)) for flag in _FILES if getattr(arguments, flag)]
+    # Without the ending .py, and where no file is of this name, it is the name of a built-in handler.
+    given += [handler] if handler.suffix == ".py" or handler.is_file() else []
+    extra = [Path(text) for text in arguments.extra_files.split(",") if text]
+    for file in given:
+        if not file.is_file():
+            raise CommandLineError(f"There is no file '{file}'.")
+        yield file.name, file
+    for path in extra:
+        if path.is_file():
+            yield path.name, path
+        elif path.is_dir():
+            yield from _contents(path)
+        else:
+            raise CommandLineError(f"There is no file or directory '{path}'.")
+
+
+def _contents(directory: Path) -> Iterator[tuple[str, Path]]:
+    """The files in a directory; hidden directories are left out."""
+    for place, directories, names in os.walk(directory):
+        directories[:] = sorted(each for each in directories if each[0] != "." and each not in _SKIPPED)
+        for name in names:
+            file = Path(place, name)
+            yield file.relative_to(directory).as_posix(), file

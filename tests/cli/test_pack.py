@@ -1,0 +1,84 @@
+"""`shoal pack`: its archives are read as the store reads any, and a wrong command changes nothing."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.repository.torchserve.configuration import Machine, StoreRequest
+from shoal.repository.torchserve.store import TorchServeStore
+from shoal.store_settings import StoreSettings
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with sources, and a store."""
+    for name in ("store", "extra/deep", "extra/.git", "extra/__pycache__"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in (
+        "h.py",
+        "w.pt",
+        "c.yaml",
+        "r.txt",
+        "extra/a.json",
+        "extra/deep/b",
+        "extra/.git/x",
+        "extra/__pycache__/y",
+    ):
+        (tmp_path / name).write_text("minWorkers: 1\nmaxWorkers: 1\n" if name == "c.yaml" else name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+ALL = ["pack", "--model-name", "m", "--version", "1.5", "--export-path", "store", "--handler"]
+
+
+def test_an_archive_is_packed_and_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--serialized-file", "w.pt", "--extra-files", "extra", "-r", "r.txt", "-c", "c.yaml"]
+    assert main([*ALL, "h.py:serve", *files]) == 0
+    assert capsys.readouterr().out == "Wrote store/m.mar\n"
+    with zipfile.ZipFile("store/m.mar") as archive:
+        assert sorted(archive.namelist()) == [
+            "MAR-INF/MANIFEST.json", "a.json", "c.yaml", "deep/b", "h.py", "r.txt", "w.pt",
+        ]  # fmt: skip
+    store = TorchServeStore(StoreSettings(here / "store"), here / "slot" / "1", Machine(1, ()))
+    said = store.register(StoreRequest("m.mar")).config["parameters"]
+    assert said["ts_handler"]["string_value"] == "h.py:serve"
+    assert said["ts_version"]["string_value"] == "1.5"
+    assert said["ts_min_workers"]["string_value"] == "1"
+
+
+def test_a_built_in_handler_is_named_and_not_packed() -> None:
+    assert main([*ALL, "image_classifier"]) == 0
+    with zipfile.ZipFile("store/m.mar") as archive:
+        assert archive.namelist() == ["MAR-INF/MANIFEST.json"]
+
+
+WRONG = [
+    ([], "--model-name is needed."),
+    (["--model-name", "m", "--version", "1"], "--handler is needed."),
+    (["--model-name", "../m", "--version", "1", "--handler", "h.py"], "'../m' is no name of a model"),
+    ([*ALL[1:], "gone.py"], "There is no file 'gone.py'."),
+    ([*ALL[1:], "h.py", "--extra-files", "h.py,gone"], "There is no file or directory 'gone'."),
+    ([*ALL[1:], "h.py", "--export-path", "gone"], "No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("argv", "sentence"), WRONG)
+def test_a_wrong_command_changes_nothing(
+    argv: list[str], sentence: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(here.rglob("*"))
+    assert main(["pack", *argv]) == 1
+    assert sentence in capsys.readouterr().err
+    assert sorted(here.rglob("*")) == before
+
+
+def test_an_archive_is_replaced_only_by_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "store" / "m.mar").write_text("old")
+    assert main([*ALL, "h.py"]) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert (here / "store" / "m.mar").read_text() == "old"
+    assert main([*ALL, "h.py", "--force"]) == 0
+    assert zipfile.is_zipfile(here / "store" / "m.mar")
