@@ -126,7 +126,7 @@ class Batcher:
                 sleep_s = min(sleep_s, max(0, deadline_ns - time.monotonic_ns()) / 1e9)
                 if 0 < sleep_s < FINE_SLEEP_S:
                     select.select((poller,), (), (), sleep_s)
-                    sleep_s = 0
+                    sleep_s = 0.0
             if busy and (events or exchange.may_miss_answers(time.monotonic_ns())):
                 sleep_s = min(sleep_s, SHORT_SLEEP_S)
             events = poller.poll(sleep_s, MAX_EVENTS)

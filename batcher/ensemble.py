@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.passed_on import MAX_KEPT, EnsembleRequest, EnsembleResponses, Passed, StepRequests, StepResponses
@@ -283,7 +284,7 @@ class Ensemble(ScheduledModel):
         "plans", "requests", "responses", "runs", "steps",
     )  # fmt: skip
     #: As in Triton, failures count as OTHER whatever the step's failure counts as.
-    FAILURE = OTHER
+    FAILURE: ClassVar[int] = OTHER
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT
 from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason, pack_times
-from shoal.shm import layout
+from shoal.shm import records
 from shoal.shm.layout import NUMBER_BITS, REPLY, Record
 
 #: Client, model, the client's number, block, header, when the client began to receive the request and when it was
@@ -70,7 +70,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if ref:
             self._holders.hold_part(ref, key)
         self._responded.add(key)
-        self._send(model, key, client, layout.part_record(number, status, ref, header, num_pieces), is_last=False)
+        self._send(model, key, client, records.part_record(number, status, ref, header, num_pieces), is_last=False)
         return None
 
     def answer(
@@ -93,7 +93,7 @@ class OpenRequests(dict[int, OpenRequest]):
         reply: Record = (REPLY, number, status, ref, header)
         if num_pieces or client.traced:
             times = client.times(number, model, queue_ns, compute)
-            reply = layout.traced_reply_record(number, status, ref, header, times, num_pieces)
+            reply = records.traced_reply_record(number, status, ref, header, times, num_pieces)
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is None:  # the body of _say: a call would cost as much again
@@ -120,7 +120,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is not None:
             model.order.begin((key,))
-        self._send(model, key, client, layout.traced_reply_record(number, 0, ref, header, times, num_pieces))
+        self._send(model, key, client, records.traced_reply_record(number, 0, ref, header, times, num_pieces))
         statistics.count_cache_hit(model.row, hit_ns, start_ns, queue_ns, now_ns)
         self._counted.add(model)
 
@@ -139,7 +139,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if client.traced:
             times = client.times(number, model, queue_ns, NO_COMPUTE)
             self._end_trace(client, number, model, start_ns, times, now_ns)
-        self._send(model, key, client, layout.refusal_record(number, InternalError.wire, reason, detail, times))
+        self._send(model, key, client, records.refusal_record(number, InternalError.wire, reason, detail, times))
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)
         if model.sharing is not None:
@@ -183,7 +183,7 @@ class OpenRequests(dict[int, OpenRequest]):
             return
         client, number = asked[0], asked[2]
         above = parent if parent != root.key else 0
-        record = layout.child_trace_record(
+        record = records.child_trace_record(
             number, key, above, model.id, model.version, times, max(times[0], now_ns), is_call=is_call
         )
         num_left, max_unread = root.room(key, is_decoupled_step=is_decoupled_step)
@@ -205,7 +205,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def turn_away(self, client: ClientPeer, number: int, reason: Reason) -> None:
         """Refuse a request that was never accepted; it counts in no statistics."""
-        client.send(layout.refusal_record(number, UnavailableError.wire, reason))
+        client.send(records.refusal_record(number, UnavailableError.wire, reason))
         self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> ScheduledModel | None:

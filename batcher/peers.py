@@ -6,7 +6,7 @@ These have little behaviour; `exchange.py` changes them. Live in the batcher.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from shoal.batcher.child_traces import TraceParent
 from shoal.batcher.response_order import ResponseOrder
@@ -19,7 +19,7 @@ from shoal.batcher.slot_table import SlotTable
 from shoal.batcher.statistics import BACKEND, Compute, time_points
 from shoal.model_config.signature import Signature
 from shoal.sequences import FLAGS, SLOT_SHIFT
-from shoal.shm import layout
+from shoal.shm import layout, records
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import RING_AFTER_NS, Doorbell, GuestBell
 from shoal.shm.layout import (
@@ -181,7 +181,7 @@ class ScheduledModel:
         "sequences", "sharing", "signature", "version",
     )  # fmt: skip
     #: The cell that counts the model's requests which end with an error and were not cancelled.
-    FAILURE = BACKEND
+    FAILURE: ClassVar[int] = BACKEND
 
     def __init__(
         self,
@@ -302,10 +302,10 @@ class WorkerPeer(Peer):
         """Publish, after pushing FREEs that travelled with no batch, and as many CANCELs as blocks and batches leave
         room for."""
         for ref in self.freed:
-            self.writer.push(layout.free_record(ref))
+            self.writer.push(records.free_record(ref))
         self.freed.clear()
         while self.cancelled and self.writer.num_unread < MAX_CANCELS:
-            self.writer.push(layout.cancel_item_record(self.cancelled.pop()))
+            self.writer.push(records.cancel_item_record(self.cancelled.pop()))
             self.must_ring = True
         Peer.flush(self)
         return not self.cancelled

@@ -14,7 +14,8 @@ from shoal.batcher.blocks import Blocks
 from shoal.batcher.guests import is_starved, most_holding_guest
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import ClientPeer, WorkerPeer
-from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, recall_record
+from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW
+from shoal.shm.records import recall_record
 
 
 class Shortages:

@@ -51,7 +51,7 @@ class ReadRate:
         self._least_bytes = least_bytes
         self._period_s = period_s
         # Changed by `is_slow`.
-        self._since_s = self._num_sent = -1.0
+        self._since_s, self._num_sent = -1.0, 0
 
     def is_slow(self, now_s: float, num_sent: int) -> bool:
         """Whether the client has read less than the minimum in the last period; `num_sent` bytes of the stream have

@@ -68,7 +68,8 @@ class Doorbell:
         if fd >= 0:
             os.close(fd)
 
-    __del__ = close
+    def __del__(self) -> None:
+        self.close()
 
 
 class GuestBell:
@@ -137,4 +138,5 @@ class GuestBell:
         self.fd = -1
         self._socket.close()
 
-    __del__ = close
+    def __del__(self) -> None:
+        self.close()

@@ -45,13 +45,12 @@ Positions are u64 counts that never wrap; a slot is position modulo capacity. Ev
 """
 
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 MAGIC = 0x4C414F4853  # "SHOAL"
 VERSION = 1
-PAGE = 4096
-WORD = 8
+PAGE: Final = 4096
+WORD: Final = 8
 
 # Kinds of segments.
 CLIENT, LINK, WORKER, COUNTERS, OVERSIZE, BATCHER = 1, 2, 3, 4, 5, 6
@@ -66,17 +65,22 @@ KIND_NAMES = {
 
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of the header words that change while a segment is in use; each on its own cache line.
-TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD, TAKEN_WORD = 8, 16, 24, 32, 40, 48
-MOVED_WORD = 56
+TAIL_WORD: Final = 8
+HEAD_WORD: Final = 16
+PROGRESS_WORD: Final = 24
+BUSY_SINCE_WORD: Final = 32
+BUSY_FOR_WORD: Final = 40
+TAKEN_WORD: Final = 48
+MOVED_WORD: Final = 56
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
 RECORD = struct.Struct("<16Q")
 RECORD_BYTES = RECORD.size
-RING_OFFSET = PAGE
+RING_OFFSET: Final = PAGE
 
 #: Smallest block, in bytes. A request of 16 floats and its header need about 200.
-UNIT = 4096
+UNIT: Final = 4096
 
 
 class Geometry(NamedTuple):
@@ -163,15 +167,17 @@ def read_header(memory: memoryview) -> Header:
 # A generation word is: generation << 8 | order, for the block of 2^order units that starts at that unit; the slab's end
 # may cut it short.
 
-OWNER_BITS, UNIT_BITS, GENERATION_BITS = 24, 20, 20
+OWNER_BITS: Final = 24
+UNIT_BITS: Final = 20
+GENERATION_BITS: Final = 20
 #: A reference shifted right by this is its owner id; for code that runs once per request, where a call of `ref_owner`
 #: would cost a thousand instructions.
-OWNER_SHIFT = UNIT_BITS + GENERATION_BITS
-MAX_UNITS = 1 << UNIT_BITS
+OWNER_SHIFT: Final = UNIT_BITS + GENERATION_BITS
+MAX_UNITS: Final = 1 << UNIT_BITS
 #: The largest slab, and so the largest block: units are numbered in 20 bits, and a span word has 32 bits for a size.
-MAX_SLAB_BYTES = (MAX_UNITS - 1) * UNIT
-GENERATION_MASK = (1 << GENERATION_BITS) - 1
-NO_BLOCK = 0  # owner ids start at 1, so no real reference is 0
+MAX_SLAB_BYTES: Final = (MAX_UNITS - 1) * UNIT
+GENERATION_MASK: Final = (1 << GENERATION_BITS) - 1
+NO_BLOCK: Final = 0  # owner ids start at 1, so no real reference is 0
 
 
 def pack_ref(owner: int, unit: int, generation: int) -> int:
@@ -189,13 +195,26 @@ def ref_owner(ref: int) -> int:
 # A span word is offset << 32 | size, in bytes from the start of the block that the record names.
 
 # client → batcher
-REQUEST, CANCEL, RELEASE, HOLD, TRACE, CHILD_REQUEST = 1, 2, 3, 9, 11, 16
+REQUEST: Final = 1
+CANCEL: Final = 2
+RELEASE: Final = 3
+HOLD: Final = 9
+TRACE: Final = 11
+CHILD_REQUEST: Final = 16
 # batcher → client
-REPLY, RECALL, CHILD_TRACE = 4, 15, 17
+REPLY: Final = 4
+RECALL: Final = 15
+CHILD_TRACE: Final = 17
 # batcher → worker, which gets CANCEL, too
-BATCH_ITEM, FREE = 5, 6
+BATCH_ITEM: Final = 5
+FREE: Final = 6
 # worker → batcher
-DONE, WANT, HAVE, RESPONSE, READY, RESCHEDULE = 7, 8, 10, 12, 13, 14
+DONE: Final = 7
+WANT: Final = 8
+HAVE: Final = 10
+RESPONSE: Final = 12
+READY: Final = 13
+RESCHEDULE: Final = 14
 
 
 class R:
@@ -215,13 +234,25 @@ class R:
     process names the request, a dead process's successor included.
     """
 
-    NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
-    PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS, MORE = 7, 8, 9, 10, 11, 12
-    DIGEST_LOW, DIGEST_HIGH, DEADLINE_NS = 13, 14, 15
+    NUMBER: Final = 1
+    MODEL: Final = 2
+    BLOCK: Final = 3
+    HEADER: Final = 4
+    ROWS: Final = 5
+    SHAPE_KEY: Final = 6
+    PRIORITY: Final = 7
+    TIMEOUT_US: Final = 8
+    CORRELATION: Final = 9
+    FLAGS: Final = 10
+    START_NS: Final = 11
+    MORE: Final = 12
+    DIGEST_LOW: Final = 13
+    DIGEST_HIGH: Final = 14
+    DEADLINE_NS: Final = 15
 
 
 #: Replies that one RELEASE can name.
-MAX_RELEASED = 1 + 16 - R.HEADER
+MAX_RELEASED: Final = 1 + 16 - R.HEADER
 
 #: The digest of a request whose response is neither cached nor shared with other requests.
 NO_DIGEST = (0, 0)
@@ -231,7 +262,7 @@ class Q(R):
     """Words of CHILD_REQUEST: those of a REQUEST, and PARENT, the key of the request for which a model makes this one.
     If the parent is traced, this request is part of its trace."""
 
-    PARENT = 12
+    PARENT: Final = 12
 
 
 class P:
@@ -246,9 +277,19 @@ class P:
     the other. The client holds these blocks, too, each as a part of its reply.
     """
 
-    NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
-    QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 7, 8, 9, 10, 11
-    MORE, PIECES = 12, 13
+    NUMBER: Final = 1
+    STATUS: Final = 2
+    BLOCK: Final = 3
+    HEADER: Final = 4
+    REASON: Final = 5
+    DETAIL: Final = 6
+    QUEUE_START_NS: Final = 7
+    COMPUTE_START_NS: Final = 8
+    INPUT_END_NS: Final = 9
+    OUTPUT_START_NS: Final = 10
+    COMPUTE_END_NS: Final = 11
+    MORE: Final = 12
+    PIECES: Final = 13
 
 
 class T:
@@ -261,8 +302,19 @@ class T:
     At most MAX_UNREAD_CHILD_TRACES are in the ring, which has room for as many besides all replies.
     """
 
-    NUMBER, KEY, PARENT, MODEL, VERSION, START_NS, QUEUE_START_NS = 1, 2, 3, 4, 5, 6, 7
-    COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS, END_NS, IS_CALL = 8, 9, 10, 11, 12, 13
+    NUMBER: Final = 1
+    KEY: Final = 2
+    PARENT: Final = 3
+    MODEL: Final = 4
+    VERSION: Final = 5
+    START_NS: Final = 6
+    QUEUE_START_NS: Final = 7
+    COMPUTE_START_NS: Final = 8
+    INPUT_END_NS: Final = 9
+    OUTPUT_START_NS: Final = 10
+    COMPUTE_END_NS: Final = 11
+    END_NS: Final = 12
+    IS_CALL: Final = 13
 
 
 #: Most unread CHILD_TRACE records in a ring. Ours: steps of 20 µs that end while a lane is busy for 10 ms; 64 KiB per
@@ -276,7 +328,8 @@ class C:
     of its own and releases them. If IS_URGENT and a front end has no room for a copy, it disconnects its slowest
     readers."""
 
-    IS_URGENT, OWNERS = 1, 2
+    IS_URGENT: Final = 1
+    OWNERS: Final = 2
 
 
 #: Segments that one RECALL can name.
@@ -293,8 +346,21 @@ class B:
     the request although it still has others of the batch.
     """
 
-    KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT, FREED = 1, 2, 3, 4, 5, 6, 7, 8
-    PRIORITY, TIMEOUT_US, ACCEPTED_NS, DEADLINE_NS, FLAGS, CORRELATION, ANSWERED = 9, 10, 11, 12, 13, 14, 15
+    KEY: Final = 1
+    BATCH: Final = 2
+    BLOCK: Final = 3
+    HEADER: Final = 4
+    ROWS: Final = 5
+    INDEX: Final = 6
+    COUNT: Final = 7
+    FREED: Final = 8
+    PRIORITY: Final = 9
+    TIMEOUT_US: Final = 10
+    ACCEPTED_NS: Final = 11
+    DEADLINE_NS: Final = 12
+    FLAGS: Final = 13
+    CORRELATION: Final = 14
+    ANSWERED: Final = 15
 
 
 class D:
@@ -306,8 +372,15 @@ class D:
     HAVE, which uses BLOCK alone, names to a new batcher a block that has not been freed.
     """
 
-    KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5
-    COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 6, 7, 8, 9
+    KEY: Final = 1
+    BATCH: Final = 2
+    STATUS: Final = 3
+    BLOCK: Final = 4
+    HEADER: Final = 5
+    COMPUTE_START_NS: Final = 6
+    INPUT_END_NS: Final = 7
+    OUTPUT_START_NS: Final = 8
+    COMPUTE_END_NS: Final = 9
 
 
 class W:
@@ -315,21 +388,25 @@ class W:
     waits for: any record of the batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else
     (ROOM_NOW)."""
 
-    URGENCY = 3
+    URGENCY: Final = 3
 
 
 #: Values of URGENCY.
-NEWS, ROOM, ROOM_NOW = 0, 1, 2
+NEWS: Final = 0
+ROOM: Final = 1
+ROOM_NOW: Final = 2
 
 
 class S:
     """Words of a slot in the table of a sequence batcher's slots: the id of the sequence in the slot, the sequence's
     number, its state (batcher/scheduling/sequence_values.py); the fourth is 0."""
 
-    CORRELATION, NUMBER, STATE = 0, 1, 2
+    CORRELATION: Final = 0
+    NUMBER: Final = 1
+    STATE: Final = 2
 
 
-SLOT_WORDS = 4
+SLOT_WORDS: Final = 4
 
 
 def slot_table_nbytes(num_slots: int) -> int:
@@ -338,7 +415,7 @@ def slot_table_nbytes(num_slots: int) -> int:
 
 
 #: A key is: client's owner id (24 bits) | the client's number (40 bits; at a million a second they last twelve days).
-NUMBER_BITS = 40
+NUMBER_BITS: Final = 40
 
 _ZEROS = (0,) * 16
 
@@ -348,111 +425,9 @@ def record(*words: int) -> Record:
     return words + _ZEROS[len(words) :]
 
 
-# One function per kind of record. The kinds that every request needs are written out where they are pushed, since a
-# call costs as much as the whole tuple: REQUEST in shm/port.py, BATCH_ITEM in batcher/dispatch.py, DONE in
-# workers/loop.py, REPLY in batcher/open_requests.py.
-
-
-def child_request_record(request: Record, parent: int) -> Record:
-    """CHILD_REQUEST with the words of a REQUEST, made for the request whose key is `parent`."""
-    return (CHILD_REQUEST, *request[R.NUMBER : Q.PARENT], parent, *request[Q.PARENT + 1 :])
-
-
-def cancel_record(number: int, *, is_sure: bool) -> Record:
-    """CANCEL from a client. `is_sure`: the client does not wait any more; otherwise it may still read, and only a
-    worker that has the request is notified."""
-    return (CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, int(not is_sure))
-
-
-def cancel_item_record(key: int) -> Record:
-    """CANCEL to a worker that has the request."""
-    return (CANCEL, key)
-
-
-def release_record(number: int, *others: int) -> Record:
-    """RELEASE of the final replies to these requests, at most MAX_RELEASED."""
-    return (RELEASE, number, 0, 0, *others)
-
-
-def release_part_record(number: int, block: int) -> Record:
-    """RELEASE of a reply that is not the final one and lies in this block."""
-    return (RELEASE, number, 0, block)
-
-
-def hold_record(number: int, block: int, *, is_first: bool, is_part: bool) -> Record:
-    """HOLD of a reply's block; `is_part`: the reply is not the final one."""
-    return (HOLD, number, int(is_first), block, 0, 0, 0, 0, 0, 0, 0, 0, int(is_part))
-
-
-def trace_record(number: int) -> Record:
-    """TRACE of a request whose REQUEST stands before this record in the ring."""
-    return (TRACE, number)
-
-
-def part_record(number: int, status: int, block: int, header: int, num_pieces: int) -> Record:
-    """REPLY that is not the final one to its request."""
-    return (REPLY, number, status, block, header, 0, 0, 0, 0, 0, 0, 0, 1, num_pieces)
-
-
-def traced_reply_record(
-    number: int, status: int, block: int, header: int, times: tuple[int, int, int, int, int], num_pieces: int
-) -> Record:
-    """REPLY, the final one, with the times QUEUE_START_NS to COMPUTE_END_NS."""
-    return (REPLY, number, status, block, header, 0, 0, *times, 0, num_pieces)
-
-
-def refusal_record(number: int, status: int, reason: int, detail: int = 0, times: tuple[int, ...] = ()) -> Record:
-    """REPLY of a request that the batcher refuses: the reason's sentence, the number in that sentence, and the times of
-    a traced request."""
-    return (REPLY, number, status, 0, 0, reason, detail, *times)
-
-
-def child_trace_record(
-    number: int, key: int, parent: int, model: int, version: int, times: tuple[int, ...], end_ns: int, *, is_call: bool
-) -> Record:
-    """CHILD_TRACE; `times` are START_NS to COMPUTE_END_NS."""
-    return (CHILD_TRACE, number, key, parent, model, version, *times, end_ns, int(is_call))
-
-
-def recall_record(owners: Iterable[int], *, is_urgent: bool) -> Record:
-    """RECALL of responses in the segments of at most MAX_RECALLED owners."""
-    return (RECALL, int(is_urgent), *owners)
-
-
-def free_record(block: int) -> Record:
-    """FREE of a block that no BATCH_ITEM takes along."""
-    return (FREE, 0, 0, block)
-
-
-def sender_record(
-    key: int, status: int, block: int, header: int, times: tuple[int, int, int, int], *, is_last: bool
-) -> Record:
-    """DONE or RESPONSE that a response sender writes, independent of the batch that the request came with."""
-    return (DONE if is_last else RESPONSE, key, 0, status, block, header, *times)
-
-
-def ready_record(batch: int, times: tuple[int, ...]) -> Record:
-    """READY; `times` are COMPUTE_START_NS to COMPUTE_END_NS."""
-    return (READY, 0, batch, 0, 0, 0, *times)
-
-
-def reschedule_record(key: int, batch: int) -> Record:
-    """RESCHEDULE of a request that a worker returns to its queue."""
-    return (RESCHEDULE, key, batch)
-
-
-def want_record(urgency: int) -> Record:
-    """WANT with an urgency: NEWS, ROOM or ROOM_NOW."""
-    return (WANT, 0, 0, urgency)
-
-
-def have_record(block: int) -> Record:
-    """HAVE of a block that has not been freed."""
-    return (HAVE, 0, 0, 0, block)
-
-
 #: By how many bits a span's offset is shifted, and the mask of its size.
-SPAN_SHIFT, SPAN_MASK = 32, 0xFFFFFFFF
+SPAN_SHIFT: Final = 32
+SPAN_MASK: Final = 0xFFFFFFFF
 
 
 def pack_span(offset: int, nbytes: int) -> int:

@@ -13,7 +13,7 @@ from typing import Protocol
 from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
 from shoal.sequences import correlation_word
-from shoal.shm import layout
+from shoal.shm import records
 from shoal.shm.awaited_segments import AwaitedSegments
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import (
@@ -33,9 +33,9 @@ from shoal.shm.layout import (
     R,
     T,
     ref_owner,
-    release_record,
 )
 from shoal.shm.pieces import as_block
+from shoal.shm.records import release_record
 from shoal.shm.reply import Reply
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
@@ -262,7 +262,7 @@ class Port:
         )  # fmt: skip
         if deadline_ns or digest != NO_DIGEST:
             record = (*record, 0, *digest, deadline_ns)
-        self._writer.push(record if not parent else layout.child_request_record(record, parent))
+        self._writer.push(record if not parent else records.child_request_record(record, parent))
         self._open[number] = record
         if self._shares is not None:
             self._shares.add(model, self.slab.nbytes_of(block.ref))
@@ -277,7 +277,7 @@ class Port:
         released.
         """
         if number in self._open:
-            self._writer.push(layout.cancel_record(number, is_sure=is_sure))
+            self._writer.push(records.cancel_record(number, is_sure=is_sure))
             self._must_ring = True
 
     def trace(self, number: int) -> list[Record]:
@@ -287,7 +287,7 @@ class Port:
 
         A dead batcher's successor does not know of the trace: then the times are 0, and no more is added.
         """
-        self._writer.push(layout.trace_record(number))
+        self._writer.push(records.trace_record(number))
         children: list[Record] = []
         self._children[number] = children
         return children
@@ -311,7 +311,7 @@ class Port:
         if part:
             if (left := self._parts.pop((number, part), 0) - 1) > 0:
                 self._parts[number, part] = left
-            self._writer.push(layout.release_part_record(number, part))
+            self._writer.push(records.release_part_record(number, part))
         else:
             self._held.pop(number, None)
             if len(self._released) == MAX_RELEASED:
@@ -329,7 +329,7 @@ class Port:
         """
         held = [(*each, False) for each in self._held.items()] + [(*each, True) for each in self._parts.elements()]
         for index, (number, ref, is_part) in enumerate(held):
-            self._writer.push(layout.hold_record(number, ref, is_first=index == 0, is_part=is_part))
+            self._writer.push(records.hold_record(number, ref, is_first=index == 0, is_part=is_part))
         for record in self._open.values():
             self._writer.push(record)
         self._must_ring = True

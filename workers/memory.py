@@ -34,9 +34,8 @@ from shoal.shm.layout import (
     D,
     LayoutError,
     Record,
-    have_record,
-    want_record,
 )
+from shoal.shm.records import have_record, want_record
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab

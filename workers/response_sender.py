@@ -19,7 +19,8 @@ from typing import Protocol
 
 from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
 from shoal.request import Parameters
-from shoal.shm.layout import NO_BLOCK, ready_record, reschedule_record, sender_record
+from shoal.shm.layout import NO_BLOCK
+from shoal.shm.records import ready_record, reschedule_record, sender_record
 from shoal.workers.memory import Memory
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Output

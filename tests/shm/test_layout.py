@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.shm import layout
+from shoal.shm import layout, records
 from shoal.shm.layout import Geometry, LayoutError
 
 # A worker's segment (kind 3), owner 7, epoch 2: 16 records, a slab of two units.
@@ -131,33 +131,33 @@ TIMES = (21, 22, 23, 24, 25)
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (layout.cancel_record(5, is_sure=True), (2, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)),
-        (layout.cancel_record(5, is_sure=False), (2, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)),
-        (layout.cancel_item_record(5), (2, 5)),
-        (layout.release_record(5), (3, 5, 0, 0)),
-        (layout.release_record(5, 6, 7), (3, 5, 0, 0, 6, 7)),
-        (layout.release_part_record(5, 90), (3, 5, 0, 90)),
-        (layout.hold_record(5, 90, is_first=True, is_part=False), (9, 5, 1, 90, 0, 0, 0, 0, 0, 0, 0, 0, 0)),
-        (layout.hold_record(5, 90, is_first=False, is_part=True), (9, 5, 0, 90, 0, 0, 0, 0, 0, 0, 0, 0, 1)),
-        (layout.trace_record(5), (11, 5)),
-        (layout.child_request_record((1, *range(2, 13)), 80), (16, *range(2, 13), 80)),
-        (layout.child_request_record((1, *range(2, 17)), 80), (16, *range(2, 13), 80, 14, 15, 16)),
-        (layout.part_record(5, 3, 90, 60, 2), (4, 5, 3, 90, 60, 0, 0, 0, 0, 0, 0, 0, 1, 2)),
-        (layout.traced_reply_record(5, 3, 90, 60, TIMES, 2), (4, 5, 3, 90, 60, 0, 0, 21, 22, 23, 24, 25, 0, 2)),
-        (layout.refusal_record(5, 3, 8), (4, 5, 3, 0, 0, 8, 0)),
-        (layout.refusal_record(5, 3, 8, 9, TIMES), (4, 5, 3, 0, 0, 8, 9, 21, 22, 23, 24, 25)),
-        (layout.recall_record([7, 8], is_urgent=True), (15, 1, 7, 8)),
+        (records.cancel_record(5, is_sure=True), (2, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)),
+        (records.cancel_record(5, is_sure=False), (2, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)),
+        (records.cancel_item_record(5), (2, 5)),
+        (records.release_record(5), (3, 5, 0, 0)),
+        (records.release_record(5, 6, 7), (3, 5, 0, 0, 6, 7)),
+        (records.release_part_record(5, 90), (3, 5, 0, 90)),
+        (records.hold_record(5, 90, is_first=True, is_part=False), (9, 5, 1, 90, 0, 0, 0, 0, 0, 0, 0, 0, 0)),
+        (records.hold_record(5, 90, is_first=False, is_part=True), (9, 5, 0, 90, 0, 0, 0, 0, 0, 0, 0, 0, 1)),
+        (records.trace_record(5), (11, 5)),
+        (records.child_request_record((1, *range(2, 13)), 80), (16, *range(2, 13), 80)),
+        (records.child_request_record((1, *range(2, 17)), 80), (16, *range(2, 13), 80, 14, 15, 16)),
+        (records.part_record(5, 3, 90, 60, 2), (4, 5, 3, 90, 60, 0, 0, 0, 0, 0, 0, 0, 1, 2)),
+        (records.traced_reply_record(5, 3, 90, 60, TIMES, 2), (4, 5, 3, 90, 60, 0, 0, 21, 22, 23, 24, 25, 0, 2)),
+        (records.refusal_record(5, 3, 8), (4, 5, 3, 0, 0, 8, 0)),
+        (records.refusal_record(5, 3, 8, 9, TIMES), (4, 5, 3, 0, 0, 8, 9, 21, 22, 23, 24, 25)),
+        (records.recall_record([7, 8], is_urgent=True), (15, 1, 7, 8)),
         (
-            layout.child_trace_record(5, 6, 7, 8, 9, (20, *TIMES), 26, is_call=True),
+            records.child_trace_record(5, 6, 7, 8, 9, (20, *TIMES), 26, is_call=True),
             (17, *range(5, 10), *range(20, 27), 1),
         ),
-        (layout.free_record(90), (6, 0, 0, 90)),
-        (layout.sender_record(5, 3, 90, 60, (21, 22, 23, 24), is_last=True), (7, 5, 0, 3, 90, 60, 21, 22, 23, 24)),
-        (layout.sender_record(5, 3, 90, 60, (21, 22, 23, 24), is_last=False), (12, 5, 0, 3, 90, 60, 21, 22, 23, 24)),
-        (layout.ready_record(4, (21, 22, 23, 24)), (13, 0, 4, 0, 0, 0, 21, 22, 23, 24)),
-        (layout.reschedule_record(5, 4), (14, 5, 4)),
-        (layout.want_record(layout.ROOM), (8, 0, 0, 1)),
-        (layout.have_record(90), (10, 0, 0, 0, 90)),
+        (records.free_record(90), (6, 0, 0, 90)),
+        (records.sender_record(5, 3, 90, 60, (21, 22, 23, 24), is_last=True), (7, 5, 0, 3, 90, 60, 21, 22, 23, 24)),
+        (records.sender_record(5, 3, 90, 60, (21, 22, 23, 24), is_last=False), (12, 5, 0, 3, 90, 60, 21, 22, 23, 24)),
+        (records.ready_record(4, (21, 22, 23, 24)), (13, 0, 4, 0, 0, 0, 21, 22, 23, 24)),
+        (records.reschedule_record(5, 4), (14, 5, 4)),
+        (records.want_record(layout.ROOM), (8, 0, 0, 1)),
+        (records.have_record(90), (10, 0, 0, 0, 90)),
     ],
 )
 def test_each_record_has_its_words_in_their_places(made: tuple[int, ...], words: tuple[int, ...]) -> None:
