@@ -10,6 +10,7 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import REJECTED
 from shoal.errors import UnavailableError
+from shoal.fault import IS_ARMED, reached
 from shoal.reasons import Reason
 from shoal.shm.layout import LayoutError, Q
 from shoal.shm.ring import Record
@@ -122,6 +123,8 @@ class Arrivals:
             self._resent.append((start_ns, model, queued))
             return
         self._queue(model, queued, now_ns)
+        if IS_ARMED:
+            reached("accepted")
 
     def accept_child(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Accept a CHILD_REQUEST, a call that a model made for another request. Raises LayoutError if a guest sent

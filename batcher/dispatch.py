@@ -12,6 +12,7 @@ from shoal.batcher.scheduling.contract import Sequences
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.statistics import CANCELED, REJECTED
+from shoal.fault import IS_ARMED, reached
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM
 from shoal.shm.ring import Record
@@ -157,3 +158,5 @@ class Dispatch:
             self.busy[instance] = worker
         worker.must_ring = True
         self._written.add(worker)
+        if IS_ARMED:
+            reached("dispatched")

@@ -28,6 +28,7 @@ from shoal.batcher.shared_answers import SharedAnswers
 from shoal.batcher.shortages import Shortages
 from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
 from shoal.batcher.succession import Succession
+from shoal.fault import IS_ARMED, reached
 from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.messages.message import Message
 from shoal.reasons import Reason
@@ -204,6 +205,8 @@ class Exchange:
             self._written_workers.add(worker)
         self.step(now_ns)
         self.succession.end()
+        if IS_ARMED:
+            reached("resumed")
 
     # --- the loop's body ---
 
@@ -404,6 +407,8 @@ class Exchange:
             if worker.is_hungry:
                 worker.end_shortage(ref)
             self._finish_batch(worker, running, compute, now_ns)
+        if IS_ARMED:
+            reached("answered")
 
     def _respond(self, worker: WorkerPeer, record: Record, now_ns: int) -> ScheduledModel | None:
         """Handle a RESPONSE: the request stays open at its worker.

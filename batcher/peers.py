@@ -17,6 +17,7 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import HeldSlot
 from shoal.batcher.slot_table import SlotTable
 from shoal.batcher.statistics import BACKEND, Compute, time_points
+from shoal.fault import IS_ARMED, reached
 from shoal.model_config.signature import Signature
 from shoal.sequences import FLAGS, SLOT_SHIFT
 from shoal.shm import layout, records
@@ -390,6 +391,8 @@ class WorkerPeer(Peer):
         slots = list(self.slots.read())
         if self.overlaps:
             self.held = [HeldSlot(*each) for each in slots]
+            if IS_ARMED:
+                reached("introduced")
             return
         batches: dict[int, RunningBatch] = {}
         given: dict[int, Record] = {}  # by slot
@@ -409,3 +412,5 @@ class WorkerPeer(Peer):
             if record[B.CORRELATION] != correlation:
                 record = _NO_ITEM
             self.held.append(HeldSlot(slot, correlation, number, state, record[B.KEY], record[B.FLAGS] & FLAGS))
+        if IS_ARMED:
+            reached("introduced")

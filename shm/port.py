@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from shoal.errors import InvalidArgumentError
+from shoal.fault import IS_ARMED, reached
 from shoal.reasons import Reason
 from shoal.sequences import correlation_word
 from shoal.shm import records
@@ -221,6 +222,8 @@ class Port:
         if is_ample or (self.has_place(model) and self.has_memory(model)):
             block = slab.allocate(nbytes)
             if block is not None:
+                if IS_ARMED:
+                    reached("allocated")
                 return block
         if nbytes > slab.largest_nbytes:
             raise InvalidArgumentError(
@@ -267,6 +270,8 @@ class Port:
         if self._shares is not None:
             self._shares.add(model, self.slab.nbytes_of(block.ref))
         self._must_ring = True
+        if IS_ARMED:
+            reached("submitted")
         return number
 
     def cancel(self, number: int, *, is_sure: bool = True) -> None:
@@ -319,6 +324,8 @@ class Port:
                 self._released.clear()
             self._released.append(number)
         self._must_ring = self._must_ring or prompt
+        if IS_ARMED:
+            reached("released")
 
     def resubmit(self) -> None:
         """Send all open requests and held replies to a dead batcher's successor; the dead one's replies have been
@@ -393,6 +400,8 @@ class Port:
             if num_pieces and header is not None:
                 (reply.piece, *_) = self._pieces.get((number, reply.part), (0,))
             replies.append(reply)
+        if IS_ARMED and replies:
+            reached("replied")
         return replies
 
     def _receive_other(self, record: Record) -> None:

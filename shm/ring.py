@@ -9,6 +9,7 @@ written. (Records are packed with `pack_into` none the less: they are not read b
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
+from shoal.fault import IS_ARMED, reached
 from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, WORD, LayoutError, Record
 from shoal.shm.segment import Mapping, Segment
 
@@ -58,6 +59,8 @@ class RingWriter:
                 raise RingFullError(f"all {self._capacity} records are unread")
         _PACK_INTO[len(record)](self._records, position % self._capacity * RECORD_BYTES, *record)
         self._position = position + 1
+        if IS_ARMED:
+            reached("pushed")
 
     @property
     def num_free(self) -> int:
@@ -83,6 +86,8 @@ class RingWriter:
         if self._own_words[TAIL_WORD] == self._position:
             return False
         self._own_words[TAIL_WORD] = self._position  # publishes: every record below
+        if IS_ARMED:
+            reached("published")
         return True
 
     def history(self) -> Iterator[tuple[int, Record]]:
@@ -143,11 +148,16 @@ class RingReader:
         if not 0 < tail - position <= capacity:
             raise LayoutError(f"a ring of {capacity} records claims {tail - position} unread ones")
         self._position = tail
-        return self._between(position, tail)
+        records = self._between(position, tail)
+        if IS_ARMED:
+            reached("read")
+        return records
 
     def acknowledge(self) -> None:
         """Free the slots of all records read so far, once their effect is complete."""
         self._own_words[HEAD_WORD] = self._position  # publishes: the slots are copied out and may be filled again
+        if IS_ARMED:
+            reached("acknowledged")
 
     def skip(self) -> None:
         """Count all visible records as read without reading them: their writer will push them again."""

@@ -5,60 +5,37 @@
     SHOAL_FAULT=lane.submitted:delay=0.2,batcher.read:stop
     SHOAL_FAULT=/DIRECTORY                 a file there named after a step, with an action in it, fires once and is gone
 
-A point is the moment after a method has returned: each store that another process can see has a method of its own.
-Where the variable is not set no method is wrapped, so points cost nothing. `install` is called once in a process,
-before the objects that are watched are made.
+A point is the moment at the end of a method that does the step: each store that another process can see has a method
+of its own, which says `if IS_ARMED: reached(STEP)`. Explicit calls act in compiled modules, too, whose callers would
+not notice a method that is replaced. `install` is called once in a process.
 """
 
 import functools
-import importlib
 import os
 import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 VARIABLE = "SHOAL_FAULT"
 
-#: The steps of a front end: name → the method after which the point lies.
-_CLIENT = {
-    "allocated": "shoal.shm.port:Port.allocate",
-    "mapped": "shoal.star.oversize:ClientOversizeBlocks.allocate",
-    "submitted": "shoal.shm.port:Port.submit",
-    "published": "shoal.shm.ring:RingWriter.publish",
-    "rung": "shoal.shm.doorbell:Doorbell.ring",
-    "replied": "shoal.shm.port:Port.poll",
-    "released": "shoal.shm.port:Port.release",
-}
-STEPS = {
+#: Whether this process, or the one that it was forked from, was started with fault points. Where it is not, a point is
+#: one look at this constant.
+IS_ARMED: Final = bool(os.environ.get(VARIABLE))
+
+_CLIENT = ("allocated", "mapped", "submitted", "published", "rung", "replied", "released")
+#: The steps of each kind of process.
+STEPS: Final = {
     "lane": _CLIENT,
     "road": _CLIENT,
-    "batcher": {
-        "read": "shoal.shm.ring:RingReader.read",
-        "accepted": "shoal.batcher.arrivals:Arrivals.accept",
-        "dispatched": "shoal.batcher.dispatch:Dispatch._dispatch",
-        "published": "shoal.shm.ring:RingWriter.publish",
-        "rung": "shoal.shm.doorbell:Doorbell.ring",
-        "answered": "shoal.batcher.exchange:Exchange._finish",
-        "counted": "shoal.shm.counters:Row.publish",
-        "acknowledged": "shoal.shm.ring:RingReader.acknowledge",
-        "introduced": "shoal.batcher.peers:WorkerPeer.take_over",
-        "resumed": "shoal.batcher.exchange:Exchange.resume",
-    },
-    "worker": {
-        "taken": "shoal.workers.memory:Memory.take",
-        "begun": "shoal.workers.memory:Memory.begin",
-        "opened": "shoal.workers.loop:Loop._open",
-        "mapped": "shoal.workers.oversize:WorkerOversizeBlocks.receive",
-        "written": "shoal.workers.answers:WrittenAnswers.write",
-        "pushed": "shoal.shm.ring:RingWriter.push",
-        "published": "shoal.shm.ring:RingWriter.publish",
-        "rung": "shoal.shm.doorbell:Doorbell.ring",
-        "ended": "shoal.workers.memory:Memory.end",
-    },
-}
+    "batcher": (
+        "read", "accepted", "dispatched", "published", "rung", "answered", "counted", "acknowledged", "introduced",
+        "resumed",
+    ),
+    "worker": ("taken", "begun", "opened", "mapped", "written", "pushed", "published", "rung", "ended"),
+}  # fmt: skip
 _FAULT = re.compile(r"(?P<step>[a-z]+\.[a-z]+)(\[(?P<id>[^\]]*)\])?:(?P<action>.+)")
 
 
@@ -79,18 +56,27 @@ ACTIONS: dict[str, Callable[[str], object]] = {
 }
 
 
+#: The steps of this process at which something happens, set by `install`; each is called with what the step returns.
+_watched: Final[dict[str, Callable[[Any], None]]] = {}
+
+
+def reached(step: str, result: Any = None) -> None:
+    """This process has done a step: act where `install` was told to. `result` is what the step returns."""
+    if (act := _watched.get(step)) is not None:
+        act(result)
+
+
 def install(kind: str) -> None:
-    """Wrap the methods of the steps that $SHOAL_FAULT names, in a process of this kind: lane, road, batcher or worker.
+    """Watch the steps that $SHOAL_FAULT names, in a process of this kind: lane, road, batcher or worker.
 
     Raises ValueError where the variable is malformed.
     """
     text = os.environ.get(VARIABLE, "")
     if not text:
         return
-    steps = STEPS[kind]
     if text.startswith("/"):
-        for step, method in steps.items():
-            _watch(method, functools.partial(_fire_once, Path(text) / f"{kind}.{step}"))
+        for step in STEPS[kind]:
+            _watched[step] = functools.partial(_fire_once, Path(text) / f"{kind}.{step}")
         return
     for fault in text.split(","):
         found = _FAULT.fullmatch(fault)
@@ -98,29 +84,12 @@ def install(kind: str) -> None:
             raise ValueError(f"${VARIABLE} has '{fault}'; expected STEP:ACTION as in worker.begun:kill")
         step_kind, _, step = found["step"].partition(".")
         if step_kind == kind:
-            _watch(steps[step], functools.partial(_fire, found["action"], found["id"]))
+            _watched[step] = functools.partial(_fire, found["action"], found["id"])
 
 
 def _is_step(name: str) -> bool:
     kind, _, step = name.partition(".")
-    return step in STEPS.get(kind, {})
-
-
-def _watch(method: str, reached: Callable[[Any], None]) -> None:
-    """Wrap a method so that `reached` is called with the result of each call that did something."""
-    module, _, path = method.partition(":")
-    owner, _, name = path.partition(".")
-    cls = getattr(importlib.import_module(module), owner)
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if result is None or result:  # an empty ring or nothing to publish is no step
-            reached(result)
-        return result
-
-    setattr(cls, name, watched)
+    return step in STEPS.get(kind, ())
 
 
 def _fire(action: str, request_id: str | None, result: Any) -> None:

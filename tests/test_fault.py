@@ -1,7 +1,7 @@
-"""Fault points: every step exists, fires where it says, and nothing is wrapped without the variable."""
+"""Fault points: every step exists, fires where it says, and nothing happens without the variable."""
 
-import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal import fault
+
+ROOT = Path(__file__).parents[1]
 
 #: A process of our own that reaches a step by hand: an exchange is more than is needed, a doorbell is enough.
 REACH = """
@@ -28,14 +30,13 @@ def run(setting: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("method", sorted({method for steps in fault.STEPS.values() for method in steps.values()}))
-def test_every_step_is_a_method_that_exists(method: str) -> None:
-    module, _, path = method.partition(":")
-    owner, _, name = path.partition(".")
-    assert callable(vars(getattr(importlib.import_module(module), owner))[name])
+def test_every_step_is_reached_somewhere_and_nothing_else_is() -> None:
+    sources = [path for folder in ("shoal", "shm", "batcher", "workers") for path in (ROOT / folder).rglob("*.py")]
+    named = {step for path in sources for step in re.findall(r'\breached\("(\w+)"', path.read_text())}
+    assert named == {step for steps in fault.STEPS.values() for step in steps}
 
 
-def test_without_the_variable_nothing_is_wrapped() -> None:
+def test_without_the_variable_nothing_happens() -> None:
     assert run("").stdout == "0\n1\n2\n"
 
 

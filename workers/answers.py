@@ -17,6 +17,7 @@ import numpy as np
 
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError, ShoalError, UnavailableError, UnsupportedError
+from shoal.fault import IS_ARMED, reached
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK, pack_span
 from shoal.shm.slab import Block
@@ -324,7 +325,10 @@ class WrittenAnswers(Answers):
         if block is None or len(block.memory) < nbytes:
             self.give_back()
             block = self._memory.allocate(nbytes) or self._wait_for_block(nbytes)
-        return self._write(block, sentences)
+        ref = self._write(block, sentences)
+        if IS_ARMED:
+            reached("written")
+        return ref
 
     def write_errors(self) -> int:
         """Write the errors after `fail_all`, without ever waiting or failing: if there is no memory, the errors have

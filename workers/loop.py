@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from shoal import log
 from shoal.control import Channel
 from shoal.errors import InternalError, ShoalError
+from shoal.fault import IS_ARMED, reached
 from shoal.ledger import ledger_message
 from shoal.messages import shared
 from shoal.messages.from_worker import ReadyAnswered
@@ -326,6 +327,8 @@ class Loop:
                 answers.fail(position, error)
         if rows > most > 0:
             raise InternalError(f"batch size {rows} for '{self._instance}', max allowed is {most}")
+        if IS_ARMED and requests:
+            reached("opened", requests)
         return requests
 
 

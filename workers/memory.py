@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from shoal.errors import InternalError, UnavailableError
+from shoal.fault import IS_ARMED, reached
 from shoal.options import SLAB_PARTS
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import (
@@ -145,13 +146,18 @@ class Memory:
         """The next batch, complete and in order; None if none has come."""
         if not self._batches:
             self.drain()
-        return self._batches.popleft() if self._batches else None
+        batch = self._batches.popleft() if self._batches else None
+        if IS_ARMED and batch:
+            reached("taken")
+        return batch
 
     def begin(self, batch: int, now_ns: int) -> None:
         """Publish that a batch is being executed: if this process dies, that batch's requests are those it died
         with."""
         self._words[PROGRESS_WORD] = batch
         self._words[BUSY_SINCE_WORD] = now_ns
+        if IS_ARMED:
+            reached("begun")
 
     def end(self, now_ns: int) -> None:
         """Publish that the batch's execution is over; its requests are answered, or will be by senders."""
@@ -162,6 +168,8 @@ class Memory:
             with self.lock:
                 waiting = {record[B.KEY] for batch in self._batches for record in batch}
                 self._cancelled &= waiting | self.open_keys
+        if IS_ARMED:
+            reached("ended")
 
     def moved(self, batch: int, now_ns: int) -> None:
         """Restart the execution limit's clock if this batch is being executed: a response of it was sent, or a client

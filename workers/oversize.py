@@ -15,6 +15,7 @@ from collections.abc import Callable
 from shoal import errors
 from shoal.control import Channel
 from shoal.errors import ShoalError, UnavailableError
+from shoal.fault import IS_ARMED, reached
 from shoal.messages import shared
 from shoal.messages.message import close_descriptors
 from shoal.shm.segment import Segment
@@ -107,6 +108,8 @@ class WorkerOversizeBlocks:
         else:  # too late
             close_descriptors(message)
             self._channel.send(shared.PayloadReleased(message.owner))
+        if IS_ARMED:
+            reached("mapped")
 
     @property
     def refs(self) -> list[int]:

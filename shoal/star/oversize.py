@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal.errors import ShoalError, UnavailableError
+from shoal.fault import IS_ARMED, reached
 from shoal.messages import shared
 from shoal.messages.message import Message, close_descriptors
 from shoal.shm.segment import Segment
@@ -61,6 +62,8 @@ class ClientOversizeBlocks:
         if self._next(self._mapped, owner, news, deadline) is None:
             self.free(block.ref)
             raise self._late(nbytes)
+        if IS_ARMED:
+            reached("mapped")
         return block
 
     def _next(

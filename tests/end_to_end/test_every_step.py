@@ -160,7 +160,7 @@ def test_without_a_fault_requests_are_answered(patient: Patient) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("step", sorted(STEPS["worker"].keys() - LARGE_ONLY))
+@pytest.mark.parametrize("step", sorted(set(STEPS["worker"]) - LARGE_ONLY))
 def test_a_worker_dies(patient: Patient, step: str, model: str) -> None:
     patient.arm(f"worker.{step}")
     status, said = patient.ask(model)
@@ -174,7 +174,7 @@ def test_a_worker_dies(patient: Patient, step: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("step", sorted(STEPS["worker"].keys() - LARGE_ONLY))
+@pytest.mark.parametrize("step", sorted(set(STEPS["worker"]) - LARGE_ONLY))
 def test_a_worker_dies_whose_memory_its_client_does_not_know(patient: Patient, step: str, model: str) -> None:
     """A client in the server's memory asks for a worker's when the first answer names it."""
     with Client(patient.socket) as client:
@@ -188,7 +188,7 @@ def test_a_worker_dies_whose_memory_its_client_does_not_know(patient: Patient, s
         assert client.infer(model, {"A": ROW})["B"].tolist() == ROW
 
 
-@pytest.mark.parametrize("step", sorted(STEPS["batcher"].keys() - TAKE_OVER))
+@pytest.mark.parametrize("step", sorted(set(STEPS["batcher"]) - TAKE_OVER))
 def test_the_batcher_dies(patient: Patient, step: str) -> None:
     patient.arm(f"batcher.{step}")
     assert patient.ask("once")[0] == 200
@@ -204,7 +204,7 @@ def test_the_batcher_dies_and_so_does_the_one_that_takes_its_place(patient: Pati
     patient.await_deaths()
 
 
-@pytest.mark.parametrize("step", sorted(STEPS["batcher"].keys() - TAKE_OVER))
+@pytest.mark.parametrize("step", sorted(set(STEPS["batcher"]) - TAKE_OVER))
 def test_the_batcher_dies_when_a_batch_is_partly_answered(patient: Patient, parts: Parts, step: str) -> None:
     parts.ask_four(f"batcher.{step}", at_once=step in BEFORE_EXECUTION)
     patient.await_deaths()
@@ -237,7 +237,7 @@ def test_a_worker_dies_and_the_batcher_before_it_has_been_told(patient: Patient)
     assert patient.ask("once")[0] == 200
 
 
-@pytest.mark.parametrize("step", sorted(STEPS["lane"].keys() - LARGE_ONLY))
+@pytest.mark.parametrize("step", sorted(set(STEPS["lane"]) - LARGE_ONLY))
 @pytest.mark.parametrize("kind", ["lane", "road"])
 def test_a_front_end_dies(patient: Patient, kind: str, step: str) -> None:
     patient.arm(f"{kind}.{step}")
