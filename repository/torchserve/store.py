@@ -117,7 +117,7 @@ class TorchServeStore:
 
     def _startup_requests(self) -> list[StoreRequest]:
         wanted = self.settings.load_models
-        if wanted != (ALL,):
+        if [each.lower() for each in wanted] != [ALL]:  # SageMaker's toolkit writes ALL
             pairs = [entry.partition("=") if "=" in entry.partition("://")[0] else ("", "", entry) for entry in wanted]
             return [StoreRequest(url, name or None, is_startup=True) for name, _, url in pairs if url]
         try:

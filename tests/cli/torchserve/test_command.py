@@ -7,7 +7,7 @@ import pytest
 from shoal.cli.torchserve.command import _parser, torchserve, understand
 from shoal.cli.torchserve.pid_file import PidFile
 from shoal.cli.torchserve.properties import PropertiesError
-from shoal.options import ServerOptions
+from shoal.options import ServerOptions, endpoints
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +79,55 @@ def test_variables_fill_in_and_override(here: Path) -> None:
     made = options("--ts-config", str(file), WHAT="a.mar", TS_INFERENCE_ADDRESS="http://127.0.0.1:77")
     assert made.store is not None
     assert (made.store.load_models, port(made)) == (("a.mar",), 77)
+
+
+_KSERVE = """
+inference_address=http://0.0.0.0:8085
+management_address=http://0.0.0.0:8085
+metrics_address=http://0.0.0.0:8082
+grpc_inference_port=7070
+grpc_management_port=7071
+enable_envvars_config=true
+install_py_dep_per_model=true
+enable_metrics_api=true
+metrics_mode=prometheus
+NUM_WORKERS=1
+number_of_netty_threads=4
+job_queue_size=10
+model_store=store
+model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"mnist":{"1.0":{"defaultVersion":true,"marName":"mnist.mar",\
+"minWorkers":1,"maxWorkers":5,"batchSize":1,"maxBatchDelay":5000,"responseTimeout":120}}}}
+"""
+
+
+def test_kserves_configuration_starts_as_it_is(here: Path) -> None:
+    (here / "config.properties").write_text(_KSERVE)
+    arguments = _parser().parse_args(["--start", "--ts-config", "config.properties"])
+    start = understand(arguments, {"TS_SERVICE_ENVELOPE": "kservev2"})
+    made = start.options
+    assert made.store is not None
+    assert (made.store.load_models, made.store.service_envelope) == (("mnist=mnist.mar",), "kservev2")
+    assert made.store.models["mnist"]["1.0"]["maxWorkers"] == 5
+    listeners = [each.port for each in endpoints(made)]
+    assert listeners == [8085, 8082]
+    assert (made.torchserve.metrics_mode, made.torchserve.token_file) == ("prometheus", "")
+    told = [said.partition(" ")[0] for said in start.warnings]
+    assert told == ["tokens", "NUM_WORKERS", "number_of_netty_threads"]
+
+
+def test_sagemakers_command_and_configuration_start_as_they_are(here: Path) -> None:
+    (here / "sagemaker.properties").write_text(
+        "enable_envvars_config=true\ndecode_input_request=false\nload_models=ALL\n"
+        "inference_address=http://0.0.0.0:8080\nmanagement_address=http://0.0.0.0:8080\n"
+        "default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle\n"
+    )
+    command = "--start --model-store store --ts-config sagemaker.properties --log-config log4j2.xml"
+    made = options(*command.split(), "--models", "model=/opt/ml/model")
+    assert made.store is not None
+    assert made.store.load_models == ("model=/opt/ml/model",)
+    assert made.store.default_service_handler == "sagemaker_pytorch_serving_container.handler_service:handle"
+    assert not made.store.decode_input_request
+    assert made.torchserve.token_file == ""
 
 
 REFUSED = [

@@ -198,6 +198,12 @@ def test_all_takes_archives_and_folders_and_one_that_fails_leaves_the_others(sto
     assert len(entries(store.work)) == 2
 
 
+@pytest.mark.parametrize("word", ["all", "ALL"])
+def test_all_is_a_word_in_any_case(word: str, store: TorchServeStore) -> None:
+    mar(store.settings.directory / "a.mar")
+    assert [each.name for each in with_settings(store, load_models=(word,)).load_at_start()] == ["echo"]
+
+
 def test_load_models_gives_names(store: TorchServeStore) -> None:
     mar(store.settings.directory / "a.mar")
     wanted = ("a.mar", "other=a.mar", "gone.mar")
