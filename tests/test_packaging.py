@@ -11,6 +11,8 @@ FOLDERS = ["supervisor", "repository", "tracer", "frontend", "batcher", "workers
 DATA = {"shoal.systemd"}
 #: In workers/pb_utils, under names of their own: models import them by these.
 OF_MODELS = ["triton_python_backend_utils", "c_python_backend_utils"]
+#: The path of TorchServe's handlers' own, in which `ts` lies.
+HANDLER_IMPORTS = ROOT / "workers" / "handler_imports"
 
 
 def section(name: str) -> str:
@@ -42,6 +44,12 @@ def test_what_models_import_is_a_package_of_its_own(name: str) -> None:
     assert f'"{name}"' in section("tool.setuptools")
     assert f'"{name}" = "workers/pb_utils/{name}"' in section("tool.setuptools.package-dir")
     assert (ROOT / "workers" / "pb_utils" / name / "__init__.py").is_file()
+
+
+def test_no_package_but_shoal_s_own_has_torchserve_s_name() -> None:
+    """Installed as `ts` it would take the place of the real one, which may lie beside Shoal."""
+    assert [path.name for path in HANDLER_IMPORTS.iterdir() if path.is_dir()] == ["ts"]
+    assert '"ts"' not in section("tool.setuptools") + section("tool.setuptools.package-dir")
 
 
 def extra(name: str) -> set[str]:

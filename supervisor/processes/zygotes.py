@@ -37,6 +37,7 @@ MODULES = {
     "python": (_WORKER, "shoal.workers.backends.python"),  # and no user's module
     "pytorch": (_WORKER, "shoal.workers.backends.pytorch"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
+    "torchserve": (_WORKER, "shoal.workers.backends.torchserve"),  # no torch: a handler that needs it imports it
 }
 #: A zygote whose imports or next fork take longer is killed (ours; usual are 0.3 s and 5 ms, but its priority is low:
 #: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec half a minute).

@@ -16,6 +16,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "openvino": ("openvino", "OpenvinoBackend", "shoal[openvino]"),
     "tensorflow": ("tensorflow", "TensorflowBackend", "shoal[tensorflow]"),
     "pytorch": ("pytorch", "PytorchBackend", "shoal[torch]"),
+    "torchserve": ("torchserve", "TorchserveBackend", "shoal"),
 }
 
 

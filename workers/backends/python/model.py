@@ -274,21 +274,22 @@ def import_model(file: str, version_dir: str) -> ModuleType:
     return module
 
 
-def describe(error: BaseException) -> str:
-    """An exception in Triton's form: type and text, then the model's frames, the innermost first."""
-    text, lines = text_of(error), [f"  {file}({line}): {function}\n" for file, line, function in _frames(error)]
+def describe(error: BaseException, caller: str = __file__) -> str:
+    """An exception in Triton's form: type and text, then the model's frames, the innermost first. `caller` is the file
+    that has called the model: its frames, and those above them, are not the model's."""
+    text, lines = text_of(error), [f"  {file}({line}): {function}\n" for file, line, function in _frames(error, caller)]
     if isinstance(error, TritonModelException) and not lines:
         return text
     return f"{type(error).__name__}: {text}\n\nAt:\n{''.join(lines)}" if lines else f"{type(error).__name__}: {text}"
 
 
-def _frames(error: BaseException) -> list[tuple[str, int, str]]:
+def _frames(error: BaseException, caller: str) -> list[tuple[str, int, str]]:
     frames: list[tuple[str, int, str]] = []
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code.co_filename == __file__:
-            frames.clear()  # this file's frame has called the model; frames above it do not matter
+        if code.co_filename == caller:
+            frames.clear()
         elif not code.co_filename.startswith(_NO_FRAMES):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next

@@ -1,0 +1,105 @@
+"""What a worker reads of an unpacked archive: MANIFEST.json, the model's YAML file, and the configuration's parameters.
+
+An archive has been checked by the repository when it was unpacked; what is read here are the parts that a handler
+sees.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.workers.backends import parameters
+from shoal.workers.backends.backend import BackendModel
+
+MANIFEST = os.path.join("MAR-INF", "MANIFEST.json")
+_FLAGS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """One version of a model as its handler finds it."""
+
+    name: str
+    directory: str  # absolute
+    manifest: dict[str, Any] | None  # None: the directory has none
+    handler: str  # as the manifest or the registration gives it: "handler.py:entry"
+    envelope: str  # the name of a request envelope; "": none
+    yaml_config: dict[str, Any]
+    batch_size: int
+    decodes_inputs: bool  # JSON and text by their content types
+    limits_image_pixels: bool
+    is_decoupled: bool  # a response may come in parts
+    is_async: bool  # `handle` is a coroutine function
+    is_continuous: bool  # unfinished requests come again with new ones
+
+
+def open_archive(model: BackendModel) -> Archive:
+    """The archive that a model's version directory holds. Raises InvalidArgumentError for a manifest or YAML file that
+    cannot be read, and if no handler is named."""
+    directory = os.path.abspath(model.version_dir)
+    manifest = _manifest(directory)
+    described: dict[str, Any] = (manifest or {}).get("model") or {}
+    handler = model.parameter("ts_handler") or described.get("handler") or ""
+    if not handler:
+        raise InvalidArgumentError(
+            f"model '{model.name}' has no handler: name one in 'model.handler' of {MANIFEST}, when the model is "
+            "registered, or as the parameter 'ts_handler'"
+        )
+    yaml_config = _yaml_config(directory, described.get("configFile") or "")
+    policy = model.config.get("model_transaction_policy") or {}
+    return Archive(
+        name=described.get("modelName") or model.name,
+        directory=directory,
+        manifest=manifest,
+        handler=str(handler),
+        envelope=model.parameter("ts_service_envelope") or "",
+        yaml_config=yaml_config,
+        batch_size=parameters.whole_number(model, "ts_batch_size", model.parameter("ts_batch_size"))
+        or max(model.config["max_batch_size"], 1),
+        decodes_inputs=_flag(model, "ts_decode_input_request"),
+        limits_image_pixels=_flag(model, "ts_limit_max_image_pixels"),
+        is_decoupled=bool(policy.get("decoupled")),
+        is_async=yaml_config.get("asyncCommunication") is True,
+        is_continuous=yaml_config.get("continuousBatching") is True,
+    )
+
+
+def _manifest(directory: str) -> dict[str, Any] | None:
+    path = os.path.join(directory, MANIFEST)
+    try:
+        with open(path, "rb") as file:
+            manifest = json.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(f"the manifest '{path}' cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("model", {}), dict):
+        raise InvalidArgumentError(f"the manifest '{path}' must be a JSON object with an object 'model'")
+    return manifest
+
+
+def _yaml_config(directory: str, name: str) -> dict[str, Any]:
+    """The YAML file that the manifest names; {} if it names none, or the file is empty or missing."""
+    if not name:
+        return {}
+    from ts.utils.util import get_yaml_config  # PyYAML is imported only for a model that has such a file
+
+    path = os.path.join(directory, os.path.basename(name))
+    try:
+        read = get_yaml_config(path)
+    except FileNotFoundError:
+        return {}
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError(f"'{path}' cannot be read: {error}. Install it with: pip install pyyaml") from error
+    except Exception as error:
+        raise InvalidArgumentError(f"'{path}' is no YAML file: {error}") from error
+    if not isinstance(read, dict):
+        raise InvalidArgumentError(f"'{path}' must hold a mapping of keys to values, got {type(read).__name__}")
+    return read
+
+
+def _flag(model: BackendModel, key: str) -> bool:
+    value = parameters.flag(model, key, model.parameter(key), _FLAGS, "'true' or 'false'")
+    return value is not False

@@ -1,0 +1,258 @@
+"""The backend `torchserve`: a handler of a TorchServe archive, with TorchServe's data, context, results and errors.
+
+A batch goes to the handler as a list of dicts, and comes back as a list. Where the handler is a coroutine function,
+each request is a call of its own on an event loop, beside others.
+"""
+
+import copy
+import inspect
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ts import __version__
+from ts.context import Context
+from ts.metrics.caching_metric import OWN_DIMENSIONS, Sample
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.metrics_store import MetricsStore
+
+from shoal.datatypes import BYTES
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.signature import Signature
+from shoal.workers.answers import Answers
+from shoal.workers.backends.backend import Backend, BackendModel, Device
+from shoal.workers.backends.python import forks
+from shoal.workers.backends.python.event_loop import ModelEventLoop
+from shoal.workers.backends.python.model import describe
+from shoal.workers.backends.torchserve import calls, entry_point, process, results
+from shoal.workers.backends.torchserve.archive import Archive, open_archive
+from shoal.workers.backends.torchserve.calls import INPUT, Call
+from shoal.workers.backends.torchserve.entry_point import EntryPoint
+from shoal.workers.backends.torchserve.replies import OUTPUT, Reply
+from shoal.workers.backends.torchserve.results import WrongReturnError
+from shoal.workers.faults import DeviceError, fault_of
+from shoal.workers.requests import Request
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that coroutines may go on once the model is being unloaded (ours, as for Python models).
+UNLOAD_WAIT_S = 5.0
+#: Least time (ns) between two values of PredictionTime (ours): a gauge has but the last, and no more are read.
+PREDICTION_TIME_EVERY_NS = 100_000_000
+_STREAMED = "ts_stream_next"
+
+
+class TorchserveBackend(Backend):
+    """One worker of a TorchServe model."""
+
+    def __init__(self) -> None:
+        # Changed by load.
+        self._archive: Archive
+        self._context: Context
+        self._entry: EntryPoint
+        self._dimensions: tuple[tuple[str, str], ...] = ()
+        self._event_loop = ModelEventLoop("handle")
+        self._metrics: process.HandlerMetrics
+        # Changed by executions: when PredictionTime was recorded.
+        self._recorded_ns = 0
+
+    def describe(self, model: BackendModel, device: Device) -> ModelIO:
+        """The tensors that all models of this backend have."""
+        del model, device
+        return ModelIO((IOTensor(INPUT, "TYPE_STRING", (1,)),), (IOTensor(OUTPUT, "TYPE_STRING", (1,)),))
+
+    def load(self, model: BackendModel, device: Device) -> None:
+        """Import the handler and initialize it. Raises InvalidArgumentError for a configuration or an archive that is
+        wrong, InternalError if the handler fails."""
+        _check_tensors(model)
+        self._archive = archive = open_archive(model)
+        process.enter(archive, len(device.cores))
+        self._metrics = process.HandlerMetrics()
+        self._dimensions = tuple(zip(OWN_DIMENSIONS, (archive.name, "Model"), strict=True))
+        self._context = Context(
+            archive.name,
+            archive.directory,
+            archive.manifest,
+            archive.batch_size,
+            device.id if device.kind == "KIND_GPU" else None,
+            __version__,
+            archive.limits_image_pixels,
+            MetricsStore(model_name=archive.name, sink=self._metrics.add),
+            archive.yaml_config,
+        )
+        try:
+            with forks.end_here():
+                self._entry = entry_point.find(archive.handler, archive.envelope)
+                self._entry.initialize(self._context)
+        except ShoalError:
+            raise
+        except Exception as error:
+            raise InternalError(
+                f"the handler '{archive.handler}' of model '{model.name}' cannot be initialized: "
+                f"{describe(error, entry_point.__file__)}"
+            ) from error
+        if inspect.iscoroutinefunction(self._entry.handle) and not archive.is_async:
+            raise InvalidArgumentError(
+                f"'handle' of model '{model.name}' is a coroutine function: set 'asyncCommunication: true' in its YAML "
+                "file"
+            )
+
+    def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+        """Pass the requests to the handler, and its results to `answers`. Raises DeviceError for a fault of the
+        GPU."""
+        batch: list[tuple[Call, Reply, int]] = []
+        for request in requests:
+            sender = answers.sender(request) if self._archive.is_decoupled or self._archive.is_async else None
+            try:
+                rows = calls.calls_of(request, decodes=self._archive.decodes_inputs)
+            except ShoalError as error:
+                Reply(request, answers, 1, sender).fail(error)
+                continue
+            reply = Reply(request, answers, len(rows), sender)
+            batch += [(call, reply, row) for row, call in enumerate(rows)]
+        if not batch:
+            return
+        answers.input_end_ns = time.monotonic_ns()
+        if self._archive.is_async:
+            for item in batch:
+                self._event_loop.begin(self._handle_async([item]))
+        else:
+            for group in _groups(batch):
+                self._handle(group)
+        answers.output_start_ns = time.monotonic_ns()
+
+    def unload(self) -> None:
+        """Wait for coroutines."""
+        self._event_loop.stop(UNLOAD_WAIT_S)
+
+    # -- one call of the handler --
+
+    def _handle(self, batch: "Batch") -> None:
+        context = self._context
+        self._fill(context, batch)
+        start_ns = time.monotonic_ns()
+        depth = forks.depth
+        try:
+            returned = self._entry.handle([call.data for call, _, _ in batch], context)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer to its requests
+            forks.end_if_forked(depth, error)
+            self._fail(batch, error)
+            return
+        except BaseException as error:
+            forks.end_if_forked(depth, error)
+            raise  # sys.exit() ends the worker, as TorchServe's
+        if forks.depth != depth:
+            forks.end_if_forked(depth)
+        self._record(start_ns)
+        self._answer(batch, returned)
+
+    async def _handle_async(self, batch: "Batch") -> None:
+        context = copy.copy(self._context)  # each call has its own; what the handler keeps on it is shared
+        self._fill(context, batch)
+        start_ns = time.monotonic_ns()
+        try:
+            with forks.end_here():
+                returned = self._entry.handle([call.data for call, _, _ in batch], context)
+                if inspect.isawaitable(returned):
+                    returned = await returned
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer to its requests
+            self._fail(batch, error, may_raise=False)
+            return
+        except BaseException:
+            for _, reply, _ in batch:
+                reply.fail(UnavailableError(f"model '{self._archive.name}' is unloaded"))
+            raise
+        self._record(start_ns)
+        self._answer(batch, returned)
+
+    def _fill(self, context: Context, batch: "Batch") -> None:
+        """Give a context the requests of a batch."""
+        context.request_ids = {index: call.request_id for index, (call, _, _) in enumerate(batch)}
+        context.request_processor = [call.processor for call, _, _ in batch]
+        if context.metrics is not None:
+            context.metrics.request_ids = context.request_ids
+        context.send_intermediate = lambda ret, message, code: self._send_parts(batch, ret, message, code)
+
+    def _send_parts(self, batch: "Batch", ret: Sequence[Any], message: str, code: int) -> None:
+        """Send one part of each response. Raises ValueError for another number of parts, WrongReturnError for parts
+        that have no form as a body."""
+        if len(ret) != len(batch):
+            raise ValueError(f"a part for each of {len(batch)} requests is needed, got {len(ret)}")
+        del message
+        for (call, reply, row), element in zip(batch, ret, strict=True):
+            processor = call.processor
+            if not reply.num_parts:
+                processor.add_response_property(_STREAMED, "true")
+                if code != 200 and processor.get_response_status_code() == 200:
+                    processor.report_status(code, "")
+            reply.add_part(row, results.body_of(element), results.parameters_of(processor))
+
+    def _answer(self, batch: "Batch", returned: object) -> None:
+        try:
+            elements = results.checked(returned, len(batch))
+            bodies = [
+                element if isinstance(element, BaseException) else results.body_of(element) for element in elements
+            ]
+        except WrongReturnError as error:
+            self._fail(batch, error)
+            return
+        for (call, reply, row), body in zip(batch, bodies, strict=True):
+            if isinstance(body, bytes):
+                try:
+                    reply.add(row, body, results.parameters_of(call.processor))
+                except ShoalError as error:
+                    reply.fail(error)
+            else:
+                self._fail([(call, reply, row)], body)
+
+    def _fail(self, batch: "Batch", error: BaseException, *, may_raise: bool = True) -> None:
+        """Answer all requests of a call with the handler's error. Raises DeviceError for a fault of the GPU."""
+        if isinstance(error, WrongReturnError):
+            failure, detail = error.failure, str(error)
+            _log.error("model '%s': %s", self._archive.name, detail)
+        else:
+            failure, detail = results.failure_of(error), describe(error, __file__)
+            ids = ", ".join([call.request_id for call, _, _ in batch])
+            _log.error("the handler of model '%s' failed for request %s: %s", self._archive.name, ids, detail)
+        fault = fault_of(error)
+        if fault is not None and may_raise:
+            speaks_torchserve = any(call.is_torchserves for call, _, _ in batch)
+            raise DeviceError(str(failure.as_error(is_torchserves=speaks_torchserve, detail=detail)), fault) from None
+        for call, reply, _ in batch:
+            reply.fail(failure.as_error(is_torchserves=call.is_torchserves, detail=detail))
+
+    def _record(self, start_ns: int) -> None:
+        """Record PredictionTime, which TorchServe's worker does for each batch."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._recorded_ns >= PREDICTION_TIME_EVERY_NS:
+            self._recorded_ns = now_ns
+            took_ms = round((now_ns - start_ns) / 1e6, 2)
+            self._metrics.add(Sample("PredictionTime", "Milliseconds", MetricTypes.GAUGE, self._dimensions, took_ms))
+
+
+#: Rows of requests with the responses that they belong to, and their number in these.
+Batch = Sequence[tuple[Call, Reply, int]]
+
+
+def _groups(batch: Batch) -> list[Batch]:
+    """The batches that are executed one by one: a description alone, explanations apart from predictions."""
+    first = batch[0][0].kind
+    if not first.is_description and all(call.kind == first for call, _, _ in batch):
+        return [batch]
+    parts: dict[object, list[tuple[Call, Reply, int]]] = {}
+    for position, item in enumerate(batch):
+        kind = item[0].kind
+        parts.setdefault(position if kind.is_description else kind, []).append(item)
+    return list(parts.values())
+
+
+def _check_tensors(model: BackendModel) -> None:
+    signature = Signature.from_config(model.config)
+    for what, specs, name in (("input", signature.inputs, INPUT), ("output", signature.outputs, OUTPUT)):
+        if list(specs) != [name] or specs[name].datatype is not BYTES:
+            raise InvalidArgumentError(
+                f"model '{model.name}' must have the one {what} '{name}' of TYPE_STRING with dims [ 1 ], as every "
+                f"model of the backend 'torchserve', it has {', '.join(map(repr, specs)) or 'none'}"
+            )

@@ -1,0 +1,139 @@
+"""Requests as handlers see them: a dict of data and one of headers per row of a request.
+
+    parameter `ts` of the request      dict of data
+    content_type                       {"body": the body, decoded by its content type}
+    fields: [[name, type, length], …]  {name: the field's part of the body, decoded by its type}
+    describe                           {}
+    no parameter (Triton's protocols)  {"body": bytearray}
+
+JSON becomes what it means, text/* becomes str; anything else, and what cannot be decoded, is a bytearray of the
+handler's own. Pure. Runs in a worker.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import orjson
+from ts.context import RequestHeaders, RequestProcessor
+
+from shoal.errors import InternalError
+from shoal.workers.requests import Request
+
+INPUT = "data"
+#: The request's and the response's parameter with what is TorchServe's.
+PARAMETER = "ts"
+
+#: A field's value as a handler gets it.
+Value: TypeAlias = Any
+_PREFIX_NBYTES = 4  # of an element of a BYTES tensor: its length
+
+
+class Kind(NamedTuple):
+    """What a request asks for beside a prediction; requests of two kinds are not executed together."""
+
+    is_description: bool
+    is_explanation: bool
+
+
+class Call(NamedTuple):
+    """One row of a request: an element of the handler's batch."""
+
+    request: Request
+    data: dict[str, Value]
+    processor: RequestProcessor
+    request_id: str
+    is_torchserves: bool  # the client speaks TorchServe's protocol
+    kind: Kind
+
+
+def calls_of(request: Request, *, decodes: bool) -> list[Call]:
+    """The rows of a request. Raises InternalError if tensor or parameter are damaged."""
+    about = _about(request)
+    headers: dict[str, Any] = about.get("headers") or {}
+    request_id = about.get("request_id") or request.id or str(uuid.uuid4())
+    is_description = about.get("describe") == "True"
+    kind = Kind(is_description, about.get("explain") == "True")
+    calls = []
+    for body in elements(request.tensors[INPUT]):
+        own = RequestHeaders(headers)
+        for name in ("url_path", "explain", "describe"):
+            if (value := about.get(name)) is not None:
+                own[name] = value
+        data = {} if is_description else _data(body, about, own, decodes=decodes)
+        calls.append(Call(request, data, RequestProcessor(own), request_id, bool(about), kind))
+    return calls
+
+
+def _about(request: Request) -> Mapping[str, Any]:
+    text = request.options.parameters.get(PARAMETER) if request.options.parameters else None
+    if text is None:
+        return {}
+    try:
+        about = orjson.loads(text)  # type: ignore[arg-type]  # what is no text is an error here
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"parameter '{PARAMETER}' of the request is no JSON: {error}") from error
+    if not isinstance(about, dict):
+        raise InternalError(f"parameter '{PARAMETER}' of the request must be a JSON object")
+    return about
+
+
+def elements(tensor: Any) -> Iterator[memoryview]:
+    """The elements of a BYTES tensor in wire form, as views. Raises InternalError if it is damaged."""
+    start, end = 0, len(tensor)
+    while start < end:
+        first = start + _PREFIX_NBYTES
+        last = first + int.from_bytes(tensor[start:first], "little")
+        if last > end:
+            raise InternalError(f"tensor '{INPUT}' of the request is damaged: an element ends at {last} of {end} bytes")
+        yield tensor[first:last]
+        start = last
+
+
+def _data(body: memoryview, about: Mapping[str, Any], headers: RequestHeaders, *, decodes: bool) -> dict[str, Value]:
+    fields = about.get("fields")
+    if fields is None:
+        content_type = about.get("content_type") or ""
+        headers["body"] = {"content-type": content_type}
+        return {"body": decoded(body, content_type) if decodes else bytearray(body)}
+    data, start = {}, 0
+    for name, content_type, length in fields:
+        end = start + length
+        if not start <= end <= len(body):
+            raise InternalError(f"the fields of a request end at byte {end} of {len(body)}")
+        part = body[start:end]
+        data[name] = decoded(part, content_type or "") if decodes else bytearray(part)
+        headers[name] = {"content-type": content_type or ""}
+        start = end
+    return data
+
+
+def decoded(body: memoryview, content_type: str) -> Value:
+    """A body by its content type: JSON as its value, text as str, otherwise a bytearray."""
+    if not content_type:
+        return bytearray(body)
+    media_type = content_type.partition(";")[0].strip().lower()
+    decode = _DECODERS.get(media_type)
+    if decode is None:
+        if not media_type.startswith("text/"):
+            return bytearray(body)
+        decode = _text
+    try:
+        return decode(body)
+    except (ValueError, RecursionError):  # UnicodeDecodeError, too
+        return bytearray(body)
+
+
+def _json(body: memoryview) -> Value:
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        return json.loads(bytes(body))  # NaN, Infinity, other encodings
+
+
+def _text(body: memoryview) -> str:
+    return str(body, "utf-8")
+
+
+_DECODERS: Mapping[str, Callable[[memoryview], Value]] = {"application/json": _json}

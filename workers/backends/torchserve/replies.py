@@ -1,0 +1,86 @@
+"""The response to one request of a batch: the bodies of its rows, in one part or several.
+
+A request of TorchServe's has one row. One of Triton's may have more: its response has as many, and an error of one is
+the error of all. Parts of a response are sent as they come where the model is decoupled and the request has one row;
+otherwise they are joined, and the response has all of them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.datatypes import BYTES
+from shoal.errors import ShoalError
+from shoal.request import Parameters
+from shoal.workers.answers import Answers
+from shoal.workers.backends.torchserve.calls import INPUT
+from shoal.workers.requests import Request
+from shoal.workers.response_sender import ResponseSender
+from shoal.workers.tensors import Output
+
+OUTPUT = "prediction"
+
+
+class Reply:
+    """The response to one request. Not for several threads at once."""
+
+    def __init__(self, request: Request, answers: Answers, num_rows: int, sender: ResponseSender | None) -> None:
+        """`sender` answers the request, if it is not answered when the batch has been executed."""
+        self._request = request
+        self._answers = answers
+        self._sender = sender
+        self._streams = sender is not None and num_rows == 1
+        # Changed by add_part, add and fail.
+        self._bodies: list[bytes] = [b""] * num_rows
+        self._num_missing = num_rows
+        self._parameters: Parameters | None = None
+        self._num_parts = 0
+        self._is_over = False
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts that have been added."""
+        return self._num_parts
+
+    def add_part(self, row: int, body: bytes, parameters: Parameters | None) -> None:
+        """Add a part of a row's body that is not its last. Raises ShoalError if it cannot be sent."""
+        self._num_parts += 1
+        if self._is_over:
+            return
+        if self._streams:
+            assert self._sender is not None
+            self._sender.send(self._outputs((body,)), parameters if self._num_parts == 1 else None, final=False)
+        else:
+            self._bodies[row] += body
+
+    def add(self, row: int, body: bytes, parameters: Parameters | None) -> None:
+        """Add the last part of a row's body; the response is complete with that of the last row."""
+        if self._is_over:
+            return
+        self._bodies[row] = self._bodies[row] + body if self._bodies[row] else body
+        self._parameters = self._parameters or parameters
+        self._num_missing -= 1
+        if self._num_missing:
+            return
+        self._is_over = True
+        outputs = self._outputs(self._bodies)
+        if self._sender is not None:
+            # The head of a stream has gone with its first part.
+            self._sender.send(outputs, None if self._streams and self._num_parts else self._parameters, final=True)
+        else:
+            self._answers.add_outputs(self._request, outputs, self._parameters)
+
+    def fail(self, error: ShoalError) -> None:
+        """Answer the request with an error, unless it has been answered."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._sender is not None:
+            self._sender.fail(error)
+        else:
+            self._answers.fail(self._request.position, error)
+
+    def _outputs(self, bodies: Sequence[bytes]) -> list[Output]:
+        array = np.empty(len(bodies), BYTES.dtype)
+        array[:] = bodies
+        return [(OUTPUT, BYTES, array.reshape(self._request.parsed.inputs[INPUT][1]))]

@@ -1,0 +1,1 @@
+"""Aids of handlers: streaming, timing, micro-batching."""

@@ -1,0 +1,32 @@
+"""The decorator `timed`: times of methods as metrics, for a YAML file with `handler: {profile: true}`."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def timed(method: Callable[..., Result]) -> Callable[..., Result]:
+    """The method of a handler, each call of which is recorded as the metric `ts_handler_METHOD` in ms if the model is
+    profiled."""
+    name = f"ts_handler_{method.__name__}"
+
+    @functools.wraps(method)
+    def measured(self: Any, *arguments: Any, **options: Any) -> Result:
+        context = getattr(self, "context", None)
+        settings = getattr(context, "model_yaml_config", None) or {}
+        if not (settings.get("handler") or {}).get("profile", False):
+            return method(self, *arguments, **options)
+        if getattr(getattr(self, "device", None), "type", "") == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)  # what an earlier method left running on the GPU is not this one's
+        start_ns = time.monotonic_ns()
+        result = method(self, *arguments, **options)
+        if context is not None and context.metrics is not None:
+            context.metrics.add_time(name, (time.monotonic_ns() - start_ns) / 1e6)
+        return result
+
+    return measured

@@ -1,0 +1,69 @@
+"""A metric that a handler has declared, to which it gives values with the values of its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.unit import full_name
+
+#: Names that the server gives values itself; they follow a handler's own dimensions.
+OWN_DIMENSIONS = ("ModelName", "Level")
+
+
+class Sample(NamedTuple):
+    """One value of a metric on its way to the server."""
+
+    name: str
+    unit: str  # in full
+    metric_type: MetricTypes
+    dimensions: tuple[tuple[str, str], ...]
+    value: float
+
+
+#: Takes the values of metrics: to the server in a worker, nowhere in a plain interpreter.
+Sink = Callable[[Sample], None]
+
+
+class CachingMetric:
+    """A metric by name and kind. `update` adds to a counter, sets a gauge, and is observed by a histogram."""
+
+    def __init__(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str],
+        metric_type: MetricTypes,
+        own_values: Sequence[str] = (),
+        sink: Sink | None = None,
+    ) -> None:
+        """`own_values` are the values of OWN_DIMENSIONS that are appended where a handler gives none."""
+        self.metric_name = metric_name
+        self.unit = full_name(unit)
+        self.dimension_names = list(dimension_names)
+        self.metric_type = metric_type
+        self._own_values = list(own_values)
+        self._sink = sink
+
+    def add_or_update(self, value: float, dimension_values: Sequence[str] = (), request_id: str = "") -> None:
+        """Record a value, with the values of the dimensions in the order of their names; those that the server knows
+        itself, ModelName and Level, may be left out. Raises ValueError for another number of them."""
+        del request_id  # the log's alone
+        values = list(dimension_values)
+        if len(values) + len(self._own_values) == len(self.dimension_names):
+            values += self._own_values
+        if len(values) != len(self.dimension_names):
+            raise ValueError(
+                f"metric '{self.metric_name}' has the dimensions {self.dimension_names}, got the values {values}"
+            )
+        if self.metric_type is MetricTypes.COUNTER and value < 0:
+            raise ValueError(f"counter '{self.metric_name}' can only grow, got {value}")
+        if self._sink is not None:
+            dimensions = tuple(zip(self.dimension_names, map(str, values), strict=True))
+            self._sink(Sample(self.metric_name, self.unit, self.metric_type, dimensions, value))
+
+    def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
+        """Record a value with dimensions that are given as objects."""
+        self.add_or_update(value, [dimension.value for dimension in dimensions], request_id)

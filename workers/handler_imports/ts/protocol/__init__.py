@@ -1,0 +1,1 @@
+"""TorchServe's old place of the function that streams."""

@@ -1,0 +1,1 @@
+"""The handlers that archives name, and that users derive theirs from."""

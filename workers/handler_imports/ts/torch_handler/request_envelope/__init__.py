@@ -1,0 +1,1 @@
+"""Envelopes: the request and response formats of other servers, put around a handler."""

@@ -1,0 +1,1 @@
+"""Aids of users' tests of their handlers."""

@@ -1,0 +1,1 @@
+"""What handlers import beside the handlers' classes."""

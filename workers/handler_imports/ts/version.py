@@ -1,0 +1,3 @@
+"""The version of TorchServe whose handlers this package serves."""
+
+__version__ = "0.12.0"
