@@ -1,0 +1,17 @@
+"""The envelope `body`: each request's content alone, without its key."""
+
+from typing import Any
+
+from ts.torch_handler.request_envelope.base import BaseEnvelope, body_of
+
+
+class BodyEnvelope(BaseEnvelope):
+    """A list of what requests carry under `data` or `body`."""
+
+    def parse_input(self, data: list[Any]) -> list[Any]:
+        """The contents of the requests."""
+        return [body_of(row) for row in data]
+
+    def format_output(self, data: Any) -> Any:
+        """The handler's results, unchanged."""
+        return data

@@ -1,0 +1,62 @@
+"""What the handlers of images share: images from requests, and explanations by captum, imported with the first one."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ts.handler_utils.timer import timed
+from ts.torch_handler.base_handler import BaseHandler
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+
+class VisionHandler(BaseHandler):
+    """A handler of images. A subclass sets `image_processing`: from an image of Pillow's to a tensor."""
+
+    image_processing: Callable[[Any], Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ig: Any = None  # captum's IntegratedGradients of the model, made for the first explanation
+
+    def initialize(self, context: Context) -> None:
+        """Load the model, and lift Pillow's limit of pixels if the server's settings do."""
+        super().initialize(context)
+        if context.system_properties.get("limit_max_image_pixels") is False:
+            from PIL import Image
+
+            Image.MAX_IMAGE_PIXELS = None
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        """The images of a batch as one tensor: each is a file's bytes, those as base64 text, or nested lists, which
+        are the tensor's values."""
+        import torch
+
+        images = []
+        for row in data:
+            image = row.get("data") or row.get("body")
+            if isinstance(image, str):
+                image = base64.b64decode(image)
+            if isinstance(image, (bytearray, bytes)):
+                from PIL import Image
+
+                image = self.image_processing(Image.open(io.BytesIO(image)))
+            else:
+                image = torch.FloatTensor(image)
+            images.append(image)
+        return torch.stack(images).to(self.device)
+
+    def get_insights(self, tensor_data: Any, _: Any, target: int = 0) -> list[Any]:
+        """How much each value of the batch's images has contributed to a class, by integrated gradients in 15 steps.
+        Raises ImportError without captum."""
+        if self.ig is None:
+            from captum.attr import IntegratedGradients  # type: ignore[import-not-found]  # a user's choice
+
+            self.ig = IntegratedGradients(self.model)
+        result: list[Any] = self.ig.attribute(tensor_data, target=target, n_steps=15).tolist()
+        return result
