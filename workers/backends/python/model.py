@@ -37,7 +37,11 @@ _NO_LIST = "Expected a list in the execute return, found type '{}'."
 _NO_RESPONSE = "Expected an 'InferenceResponse' object in the execute function return list, found type '{}'."
 
 # Frames of these files are not the model's: Triton's are in C++ and invisible; an importer's are useless.
-_NO_FRAMES = (os.path.dirname(triton_python_backend_utils.__file__) + os.sep, "<frozen importlib")
+_NO_FRAMES = (
+    os.path.dirname(triton_python_backend_utils.__file__) + os.sep,
+    os.path.dirname(importlib.__file__) + os.sep,
+    "<frozen importlib",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,23 +4,6 @@ _NOT = (
     "are", "could", "did", "does", "do", "had", "has", "have", "is", "might", "must", "need", "should", "was", "were",
     "would",
 )  # fmt: skip
-    "are",
-    "could",
-    "did",
-    "does",
-    "do",
-    "had",
-    "has",
-    "have",
-    "is",
-    "might",
-    "must",
-    "need",
-    "should",
-    "was",
-    "were",
-    "would",
-]
 _PRONOUNS = {
     "i": ("'m am", "'ll will", "'ve have", "'d would"),
     **dict.fromkeys(("you", "we", "they"), ("'re are", "'ll will", "'ve have", "'d would")),
