@@ -238,7 +238,7 @@ class Handler:
     def handle(self, data, context):
         return ["chosen"] * len(data)
 """
-BROKEN = {
+BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "no_class": ("x = 1\n", {}, "needs a function 'handle', or one class"),
     "import_error": (IMPORT_ERROR, {}, "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
     "no_such_file": ("", {"handler": "absent.py"}, "No module named 'absent'"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import Server, serving_to_the_end
 from tests.end_to_end.test_torchserve_backend import predict, refusal
 from tests.end_to_end.torch_archives import (
@@ -24,6 +25,7 @@ from tests.end_to_end.torch_archives import (
     add_script,
     label,
     picture,
+    save_script,
 )
 from tests.end_to_end.torchserve_models import add_handler
 
@@ -63,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]) -> 
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's
         models["script"] = add_script(store, "script", "image_classifier", RESNET, torch.zeros(1, 3, 224, 224))
         directory = add_handler(store, "derived", DERIVED, manifest={"serializedFile": "double.pt"})
-        torch.jit.trace(torch.nn.Identity(), torch.zeros(1, 2)).save(directory / "double.pt")
+        save_script(torch.nn.Identity(), torch.zeros(1, 2), directory / "double.pt")
     models["detector"] = add_eager(store, "detector", "object_detector", DETECTOR)
     models["segmenter"] = add_eager(store, "segmenter", "image_segmenter", SEGMENTER)
     models["text"] = add_eager(store, "text", "text_classifier", TEXT)
@@ -71,8 +73,17 @@ def server(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]) -> 
     label(store, "eager", LABELS)
     label(store, "detector", {"object_type_names": ["nothing", "cat", "dog", "bird"]})
     label(store, "text", {"0": "bad", "1": "good"})
-    with serving_to_the_end(store) as server:
+    with serving_to_the_end(store, "--model-control-mode=explicit") as server:
         yield server
+
+
+def answers(server: Server, name: str, *bodies: bytes, about: Any = None) -> list[bytes]:
+    """The bodies of a model's answers. The model is loaded with the first: each worker imports torch, which takes
+    many seconds where processors are busy, and each so has its own deadline."""
+    if fetch(server.http_port, f"/v2/models/{name}/ready").status != 200:
+        loaded = fetch(server.http_port, f"/v2/repository/models/{name}/load", {})
+        assert loaded.status == 200, loaded.body
+    return predict(server, name, *bodies, about=about)[0]
 
 
 def prepared(data: bytes) -> torch.Tensor:
@@ -85,7 +96,7 @@ def prepared(data: bytes) -> torch.Tensor:
     pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR)).astype(np.float32) / np.float32(255)
     top, left = (pixels.shape[0] - 224) // 2, (pixels.shape[1] - 224) // 2
     middle = pixels[top : top + 224, left : left + 224]
-    normal = (middle - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+    normal = (middle - np.array([0.485, 0.456, 0.406], np.float32)) / np.array([0.229, 0.224, 0.225], np.float32)
     return torch.from_numpy(normal.transpose(2, 0, 1)).unsqueeze(0)
 
 
@@ -103,7 +114,7 @@ def test_an_image_has_its_five_most_probable_classes(
     server: Server, models: dict[str, Any], name: str, labels: Any
 ) -> None:
     images = [picture(300, 400), picture(500, 256, seed=1), picture(64, 48, seed=2)]
-    bodies, _ = predict(server, name, *images)
+    bodies = answers(server, name, *images)
     expected = [most_probable(models[name], prepared(image), labels)[0] for image in images]
     for body, each in zip(bodies, expected, strict=True):
         answer = json.loads(body)
@@ -114,21 +125,22 @@ def test_an_image_has_its_five_most_probable_classes(
 def test_an_image_may_be_base64_text_or_the_tensors_values(server: Server, models: dict[str, Any]) -> None:
     image = picture(256, 256)
     about = {"content_type": "application/json"}
-    text, _ = predict(server, "eager", json.dumps(base64.b64encode(image).decode()).encode(), about=about)
-    values, _ = predict(server, "eager", json.dumps(prepared(image)[0].tolist()).encode(), about=about)
+    text = answers(server, "eager", json.dumps(base64.b64encode(image).decode()).encode(), about=about)
+    values = answers(server, "eager", json.dumps(prepared(image)[0].tolist()).encode(), about=about)
     [expected] = most_probable(models["eager"], prepared(image), LABELS)
     for body in (*text, *values):
         assert json.loads(body) == pytest.approx(expected, abs=1e-5)
 
 
 def test_what_is_no_image_fails(server: Server) -> None:
+    answers(server, "eager", picture(256, 256))
     assert "UnidentifiedImageError" in refusal(server, "eager", b"no image")
 
 
 def test_objects_over_the_threshold_have_boxes_labels_and_scores(server: Server) -> None:
     white = io.BytesIO()
     Image.new("RGB", (8, 6), (51, 51, 51)).save(white, "PNG")  # a mean of 0.2
-    [body], _ = predict(server, "detector", white.getvalue())
+    [body] = answers(server, "detector", white.getvalue())
     [found] = json.loads(body)
     assert found["cat"] == [1.0, 2.0, 3.0, 4.0]
     assert found["score"] == pytest.approx(0.6)
@@ -137,7 +149,7 @@ def test_objects_over_the_threshold_have_boxes_labels_and_scores(server: Server)
 
 def test_each_pixel_has_a_class_and_its_probability(server: Server, models: dict[str, Any]) -> None:
     image = picture(256, 300)
-    [body], _ = predict(server, "segmenter", image)
+    [body] = answers(server, "segmenter", image)
     answer = torch.tensor(json.loads(body))
     with torch.inference_mode():
         probabilities, classes = models["segmenter"](prepared(image))["out"].softmax(dim=1)[0].max(dim=0)
@@ -159,10 +171,10 @@ def test_a_text_has_the_probabilities_of_its_classes(
 ) -> None:
     with torch.inference_mode():
         scores = models["text"](torch.tensor(tokens), torch.tensor([0])).softmax(dim=1)[0].tolist()
-    [body], _ = predict(server, "text", text.encode())
+    [body] = answers(server, "text", text.encode())
     assert json.loads(body) == pytest.approx(dict(zip(("bad", "good"), scores, strict=True)), abs=1e-5)
 
 
 def test_a_handler_derived_from_the_base_gets_its_model_loaded(server: Server) -> None:
-    bodies, _ = predict(server, "derived", b"[1, 2]", b"[3.5, 4]")
+    bodies = answers(server, "derived", b"[1, 2]", b"[3.5, 4]")
     assert [json.loads(body) for body in bodies] == [{"sum": 3.0}, {"sum": 7.5}]

@@ -99,8 +99,14 @@ def add_script(repository: Path, name: str, handler: str, source: str, example: 
     directory = add_handler(repository, name, handler=handler, manifest={"serializedFile": "model.pt"})
     model = make(source, directory)
     (directory / "model.py").unlink()
-    torch.jit.trace(model, example).save(directory / "model.pt")
+    save_script(model, example, directory / "model.pt")
     return model
+
+
+def save_script(model: torch.nn.Module, example: torch.Tensor, path: Path) -> None:
+    """Write a model as TorchScript, traced with an example of its input."""
+    trace: Any = torch.jit.trace  # which has no types
+    trace(model, example).save(path)
 
 
 def label(repository: Path, name: str, labels: Any) -> None:

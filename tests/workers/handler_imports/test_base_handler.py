@@ -14,13 +14,14 @@ from ts.torch_handler.text_handler import TextHandler
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 
 from shoal.workers.backends.torchserve.import_path import HANDLER_IMPORTS
+from tests.end_to_end.torch_archives import save_script
 
 #: TorchScript is deprecated, and what archives hold.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
 def script(path: Path) -> None:
-    torch.jit.trace(torch.nn.Softmax(dim=1), torch.zeros(1, 3)).save(path / "model.pt")
+    save_script(torch.nn.Softmax(dim=1), torch.zeros(1, 3), path / "model.pt")
 
 
 def test_initialize_handle_and_the_metric_of_its_time(tmp_path: Path) -> None:

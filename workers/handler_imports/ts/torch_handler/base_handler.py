@@ -103,14 +103,14 @@ class BaseHandler:
         providers = ["CPUExecutionProvider"]
         if self.map_location == "cuda":
             providers.insert(0, "CUDAExecutionProvider")
-        return onnxruntime.InferenceSession(model_path, sess_options=options, providers=providers)
+        return onnxruntime.InferenceSession(str(model_path), sess_options=options, providers=providers)
 
     def _load_aot_model(self, model_path: str | None) -> Any:
         """A library that AOTInductor has compiled."""
         import torch
 
-        load: Any = torch._export.aot_load  # the only reader of such libraries
-        return load(model_path, self.map_location)
+        torch_: Any = torch  # its only reader of such libraries has no public name
+        return torch_._export.aot_load(model_path, self.map_location)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
         """A model of the one class that a Python file of the archive defines, with the weights of another file if
