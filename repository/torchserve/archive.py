@@ -8,6 +8,7 @@ two entries of one path, an encrypted entry, too many entries, or far more bytes
 whole, most often before a byte is written. Runs in the poller.
 """
 
+import errno
 import gzip
 import lzma
 import os
@@ -81,6 +82,10 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
         raise
     except _DAMAGED as error:
         raise RefusedArchiveError(f"it is damaged, or neither a zip nor a .tar.gz ({error}); make it again") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # an offset before the archive's beginning
+            raise
+        raise RefusedArchiveError("it is damaged (an offset leads out of it); make it again") from error
     except RuntimeError as error:  # zipfile's word for an entry that needs a password
         raise RefusedArchiveError(f"it cannot be read ({error}); make it again") from error
     return Unpacked(budget.num_files, budget.nbytes)

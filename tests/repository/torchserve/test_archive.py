@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.repository.torchserve.archive import LIMITS, Limits, RefusedArchiveError, Unpacked, unpack
 from tests.repository.torchserve.archives import mar, tgz
@@ -173,3 +175,32 @@ def test_a_hundred_thousand_entries_are_refused_by_the_size_of_their_table(tmp_p
     (tmp_path / "a").write_bytes(table + end)
     with pytest.raises(RefusedArchiveError, match="table of entries is too large"):
         unpack_file(tmp_path / "a", tmp_path / "out")
+
+
+def test_an_offset_before_the_archive_is_damage(tmp_path: Path) -> None:
+    raw = mar(tmp_path / "whole").read_bytes()
+    end = raw.rindex(b"PK\x05\x06")
+    (offset,) = struct.unpack_from("<L", raw, end + 16)
+    # The table of entries begins later than it does, so that all offsets lie before the archive.
+    (tmp_path / "a").write_bytes(raw[: end + 16] + struct.pack("<L", offset + 500) + raw[end + 20 :])
+    with pytest.raises(RefusedArchiveError, match="damaged"):
+        unpack_file(tmp_path / "a", tmp_path / "out")
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_an_archive_with_other_bytes_is_unpacked_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    here = tmp_path_factory.mktemp("mutated")
+    make = data.draw(st.sampled_from([mar, tgz]))
+    raw = bytearray(make(here / "a", {"d/x.bin": "w" * 3000}).read_bytes())
+    for _ in range(data.draw(st.integers(1, 5))):
+        start, length = data.draw(st.integers(0, len(raw))), data.draw(st.integers(0, 20))
+        raw[start : start + length] = data.draw(st.binary(max_size=8))
+    (here / "a").write_bytes(raw)
+    try:
+        unpack_file(here / "a", here / "out", SMALL)
+    except RefusedArchiveError as refused:
+        assert str(refused)
+    assert {each.name for each in here.iterdir()} == {"a", "out"}
