@@ -243,14 +243,17 @@ class Exchange:
             self._dispatch.form_batches(now_ns)
         # Workers first, since their requests take longer from here. Statistics before replies, so that an answered
         # client finds its request counted.
-        _flush(self._written_workers)
-        for model in self._counted:
-            scheduler, row = model.scheduler, model.row
-            row.cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()
-            row.cells[PENDING_COUNT] = scheduler.pending if oldest_ns else 0
-            row.publish()
-        self._counted.clear()
-        _flush(self._written_clients)
+        if self._written_workers:
+            _flush(self._written_workers)
+        if self._counted:
+            for model in self._counted:
+                scheduler, cells = model.scheduler, model.row.cells
+                cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()
+                cells[PENDING_COUNT] = scheduler.pending if oldest_ns else 0
+                model.row.publish()
+            self._counted.clear()
+        if self._written_clients:
+            _flush(self._written_clients)
         # Last: had the batcher died before, its successor would have to read these records again.
         for peer in self._read:
             peer.acknowledge()
@@ -490,6 +493,10 @@ class Exchange:
 
 def _flush(written: set[PeerT]) -> None:
     """Publish to all peers in `written`; peers with further records that wait for room stay in `written`."""
-    unfinished = [peer for peer in written if not peer.flush()]
+    unfinished: list[PeerT] = []
+    for peer in written:
+        if not peer.flush():
+            unfinished.append(peer)  # noqa: PERF401  a comprehension is a call of its own
     written.clear()
-    written.update(unfinished)
+    if unfinished:
+        written.update(unfinished)

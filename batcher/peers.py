@@ -302,9 +302,10 @@ class WorkerPeer(Peer):
     def flush(self) -> bool:
         """Publish, after pushing FREEs that travelled with no batch, and as many CANCELs as blocks and batches leave
         room for."""
-        for ref in self.freed:
-            self.writer.push(records.free_record(ref))
-        self.freed.clear()
+        if self.freed:
+            for ref in self.freed:
+                self.writer.push(records.free_record(ref))
+            self.freed.clear()
         while self.cancelled and self.writer.num_unread < MAX_CANCELS:
             self.writer.push(records.cancel_item_record(self.cancelled.pop()))
             self.must_ring = True

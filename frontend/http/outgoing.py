@@ -49,16 +49,21 @@ class OutgoingResponses:
             chunks[0] = bytes(chunks[0]).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
         if connection.trace is not None:
             connection.trace.sending()
-        nbytes = sum(map(len, chunks))
-        if len(chunks) > 1 and nbytes <= JOIN_BYTES:
-            chunks = [b"".join(chunks)]
-        if len(chunks) == 1:
-            self._give_back(connection, prompt=False)
+        nbytes = len(chunks[0])
+        if len(chunks) > 1:
+            nbytes = sum(map(len, chunks))
+            if nbytes <= JOIN_BYTES:
+                chunks = [b"".join(chunks)]
+        if len(chunks) == 1 and connection.release:
+            self._port.release(connection.release, prompt=False)
+            connection.release = 0
         if not connection.send(chunks, nbytes):
             self._close(connection)
             return False
         if not connection.unsent:
-            self._give_back(connection, prompt=False)
+            if connection.release:
+                self._port.release(connection.release, prompt=False)
+                connection.release = 0
             return self.sent(connection, now_s)
         self.kept.nbytes += 0 if connection.release else connection.num_unsent
         self.begin_rest(connection, now_s)
@@ -154,10 +159,10 @@ class OutgoingResponses:
         if self._waiting:
             self._waiting.pop(connection, None)
 
-    def _give_back(self, connection: HttpConnection, *, prompt: bool = True) -> None:
-        """Release the worker's block; with `prompt` the batcher is woken for it at once."""
+    def _give_back(self, connection: HttpConnection) -> None:
+        """Release the worker's block; the batcher is woken for it at once."""
         if connection.release:
-            self._port.release(connection.release, prompt=prompt)
+            self._port.release(connection.release)
             connection.release = 0
 
     def sent(self, connection: HttpConnection, now_s: float) -> bool:
