@@ -52,13 +52,9 @@ def cut(json: bytes) -> CutOptions:
 
 
 def _span_of_parameters(json: bytes) -> Span:
-    """The span of the last parameters that stand in no list, as those of inputs and outputs do."""
-    span = NO_SPAN
-    for found in _PARAMETERS.finditer(json):
-        start, end = found.span(1)
-        if json.count(b"[", 0, start) == json.count(b"]", 0, start):
-            span = start, end
-    return span
+    """The span of parameters that stand behind all lists or in front of them, not in one, as those of inputs do."""
+    found = _PARAMETERS.search(json, json.rfind(b"]") + 1) or _PARAMETERS.search(json, 0, max(json.find(b"["), 0))
+    return NO_SPAN if found is None else found.span(1)
 
 
 def _span_of_id(json: bytes, parameters: Span) -> Span:
