@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.messages.to_client import ModelChanged
+from shoal.model_config.parameters import parameter
 from shoal.repository.identifier import ModelIdentifier
 
 
@@ -76,6 +77,9 @@ class ModelVersion:
     #: True while the version is UNAVAILABLE because all instances died again and again, and are still tried from time
     #: to time. The next move ends that.
     is_failed: bool = False
+    #: Whether requests that name no version mean this one; None: as the parameter `ts_default` says. Where none is the
+    #: default, they mean the highest.
+    is_default: bool | None = None
 
     def move(self, state: VersionState, reason: str = "") -> None:
         """Change the state. Raises ValueError, and changes nothing, for a transition that the table does not have."""
@@ -115,6 +119,7 @@ class ModelVersion:
     def message(self) -> ModelChanged:
         """The message that announces the version's state to front ends."""
         return ModelChanged(
+            is_default=parameter(self.config, "ts_default") == "true" if self.is_default is None else self.is_default,
             name=self.name,
             namespace=self.namespace,
             version=self.version,

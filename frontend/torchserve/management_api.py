@@ -1,20 +1,24 @@
-"""TorchServe's management API: models are listed, described and scaled. Runs on the road."""
+"""TorchServe's management API: models are registered, listed, described, scaled and unregistered. Runs on the road."""
 
 from shoal.frontend.call import Route, administrative, blocking
 from shoal.frontend.torchserve.management import scale_workers
-from shoal.frontend.torchserve.model_list import describe, models
+from shoal.frontend.torchserve.model_list import describe, is_served, models
+from shoal.frontend.torchserve.registration import register, set_default, unregister
 
 _NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
 
 #: In the order in which they are tried.
 MANAGEMENT_ROUTES = (
-    Route("/models", {"GET": models}, "model-repository"),
+    Route("/models", {"GET": blocking(models), "POST": administrative(register)}, "model-repository"),
+    Route(f"/models/{_NAME}/{_VERSION}/set-default", {"PUT": administrative(set_default)}, "model-repository"),
     Route(
         f"/models/{_NAME}(?:/{_VERSION})?",
         {
             "GET": blocking(describe),
             "PUT": administrative(lambda call: scale_workers(call.ask, call.name, call.version, call.query)),
+            "DELETE": administrative(unregister),
         },
         "model-repository",
     ),
+    Route(f"/v1/models/{_NAME}", {"GET": is_served}, "model-repository"),
 )

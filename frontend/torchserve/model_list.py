@@ -5,7 +5,7 @@ list is read from this process's table of models; a description asks the supervi
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from shoal.frontend.call import HandlerCall
@@ -19,8 +19,8 @@ from shoal.frontend.torchserve.models import (
     version_text,
     versions_of,
 )
-from shoal.frontend.torchserve.parameters import integer
-from shoal.star.models import ModelEntry
+from shoal.frontend.torchserve.parameters import boolean, integer
+from shoal.star.models import NO_VERSION, ModelEntry
 
 _PAGE = 100
 #: The members of a description that come from parameters of the configuration: name, parameter, default.
@@ -52,14 +52,17 @@ def models(call: HandlerCall) -> Response:
     if not 0 <= limit <= _PAGE:
         limit = _PAGE
     offset = max(0, offset)
-    names = sorted({entry.name for entry in call.state.models.entries() if not entry.is_unloaded and entry.is_polled})
+    urls = {
+        each.name: url_of(default_version(call.state, each.name))
+        for each in call.state.models.entries()
+        if not each.is_unloaded and each.version != NO_VERSION
+    }
+    urls |= {row["model"]: row["url"] for row in call.ask("ts_registered", {"model": None}) if row["is_default"]}
+    names = sorted(urls)
     page: dict[str, Any] = {}
     if offset + limit <= len(names):
         page["nextPageToken"] = str(offset + limit)
-    page["models"] = [
-        {"modelName": name, "modelUrl": url_of(default_version(call.state, name))}
-        for name in names[offset : offset + limit]
-    ]
+    page["models"] = [{"modelName": name, "modelUrl": urls[name]} for name in names[offset : offset + limit]]
     return pretty(200, page)
 
 
@@ -70,49 +73,105 @@ def url_of(entry: ModelEntry) -> str:
 
 def describe(call: HandlerCall) -> Response:
     """What is known of a model's default version, of one version, or of `all`."""
+    known = _versions(call)
+    if not known:
+        raise not_found(call.name)
+    if call.version == "all":
+        return pretty(200, [_description(call, each) for each in known])
+    wanted = [each for each in known if each.text == call.version] if call.version else _default(call, known)
+    if not wanted:
+        raise version_not_found(call.name, call.version or "")
+    return pretty(200, [_description(call, each) for each in wanted])
+
+
+class _Version(NamedTuple):
+    """A version, loaded or only registered."""
+
+    text: str
+    url: str
+    entry: ModelEntry | None  # None: it has no workers
+    parameters: Mapping[str, str]
+    instances: Sequence[Mapping[str, Any]]
+    is_default: bool
+
+
+def _versions(call: HandlerCall) -> list[_Version]:
+    """All versions of a model: those of the store, in the order of their registration, or those of a repository."""
+    entries = {entry.version: entry for entry in versions_of(call.state, call.name)}
+    instances: dict[int, Any] = {}
+    if entries:
+        told = call.ask("instances", {"model": call.name, "version": None})
+        instances = {int(each["version"]): each["instances"] for each in told["versions"]}
+    registered = call.ask("ts_registered", {"model": call.name})
+    if registered:
+        return [
+            _Version(
+                row["version"],
+                row["url"],
+                entries.get(row["number"]),
+                row["parameters"],
+                instances.get(row["number"], ()),
+                row["is_default"],
+            )
+            for row in registered
+        ]
+    return [
+        _Version(
+            version_text(entry),
+            url_of(entry),
+            entry,
+            {name: value["string_value"] for name, value in entry.config.get("parameters", {}).items()},
+            instances.get(number, ()),
+            is_default=False,
+        )
+        for number, entry in entries.items()
+    ]
+
+
+def _default(call: HandlerCall, known: Sequence[_Version]) -> list[_Version]:
+    marked = [each for each in known if each.is_default]
+    if marked:
+        return marked
+    text = version_text(default_version(call.state, call.name))
+    return [each for each in known if each.text == text]
+
+
+def is_served(call: HandlerCall) -> Response:
+    """KServe's question whether a model has a worker."""
     known = versions_of(call.state, call.name)
     if not known:
         raise not_found(call.name)
-    if call.version is None:
-        wanted = [default_version(call.state, call.name)]
-    elif call.version == "all":
-        wanted = known
-    else:
-        wanted = [entry for entry in known if version_text(entry) == call.version]
-        if not wanted:
-            raise version_not_found(call.name, call.version)
-    told = call.ask("instances", {"model": call.name, "version": None})
-    workers = {each["version"]: each["instances"] for each in told["versions"]}
-    return pretty(200, [description(call, each, workers.get(str(each.version), ())) for each in wanted])
+    return pretty(200, {"name": call.name, "ready": any(entry.num_instances_up for entry in known)})
 
 
-def description(call: HandlerCall, entry: ModelEntry, instances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _description(call: HandlerCall, version: _Version) -> dict[str, Any]:
     """The members of one version, in TorchServe's order."""
-    numbers = _numbers(entry, _NUMBERS)
-    if not parameter(entry, "ts_version"):
+    parameters, entry, instances = version.parameters, version.entry, version.instances
+    numbers = _numbers(parameters, _NUMBERS)
+    if entry is not None and "ts_version" not in parameters:
         numbers |= {"minWorkers": entry.num_instances, "maxWorkers": entry.num_instances}
         numbers["batchSize"] = max(1, entry.signature.max_batch_size)
     devices = [each["device"] for each in instances]
     on_gpu = any(device.startswith("GPU") for device in devices)
     ids = sorted({int(device.removeprefix("GPU ")) for device in devices if device.startswith("GPU")})
     return {
-        "modelName": entry.name,
-        "modelVersion": version_text(entry),
-        "modelUrl": url_of(entry),
-        "runtime": parameter(entry, "ts_runtime", "python"),
+        "modelName": call.name,
+        "modelVersion": version.text,
+        "modelUrl": version.url,
+        "runtime": parameters.get("ts_runtime") or "python",
         **numbers,
-        "parallelType": parameter(entry, "ts_parallel_type"),
-        "parallelLevel": integer(parameter(entry, "ts_parallel_level"), 0),
+        "parallelType": parameters.get("ts_parallel_type", ""),
+        "parallelLevel": integer(parameters.get("ts_parallel_level", ""), 0),
         "deviceType": "gpu" if on_gpu else "cpu",
         **({"deviceIds": ids} if ids else {}),
-        "continuousBatching": _is_true(entry, "ts_continuous_batching"),
-        "useJobTicket": _is_true(entry, "ts_use_job_ticket"),
-        "useVenv": _is_true(entry, "ts_use_venv"),
-        "stateful": _is_true(entry, "ts_stateful"),
-        **_numbers(entry, _SEQUENCES),
-        "loadedAtStartup": _is_true(entry, "ts_loaded_at_startup"),
+        "continuousBatching": boolean(parameters.get("ts_continuous", "")),
+        "useJobTicket": boolean(parameters.get("ts_use_job_ticket", "")),
+        "useVenv": boolean(parameters.get("ts_use_venv", "")),
+        "stateful": boolean(parameters.get("ts_sequence", "")),
+        **_numbers(parameters, _SEQUENCES),
+        "loadedAtStartup": boolean(parameters.get("ts_loaded_at_startup", "")),
         "workers": [worker(number, each, time.time()) for number, each in enumerate(instances, _FIRST_WORKER)],
-        "jobQueueStatus": _queue(call, entry),
+        "jobQueueStatus": _queue(call, entry, parameters),
     }
 
 
@@ -136,15 +195,12 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _queue(call: HandlerCall, entry: ModelEntry) -> dict[str, int]:
-    capacity = integer(parameter(entry, "ts_job_queue_size"), _QUEUE_SIZE)
-    pending = 0 if entry.row < 0 else int(call.state.read_counters(entry).cells["pending_count"])
+def _queue(call: HandlerCall, entry: ModelEntry | None, parameters: Mapping[str, str]) -> dict[str, int]:
+    capacity = integer(parameters.get("ts_job_queue_size", ""), _QUEUE_SIZE)
+    is_counted = entry is not None and entry.row >= 0
+    pending = int(call.state.read_counters(entry).cells["pending_count"]) if is_counted and entry else 0
     return {"remainingCapacity": max(0, capacity - pending), "pendingRequests": pending}
 
 
-def _numbers(entry: ModelEntry, rows: Sequence[tuple[str, str, int]]) -> dict[str, int]:
-    return {member: integer(parameter(entry, name), default) for member, name, default in rows}
-
-
-def _is_true(entry: ModelEntry, name: str) -> bool:
-    return parameter(entry, name).lower() == "true"
+def _numbers(parameters: Mapping[str, str], rows: Sequence[tuple[str, str, int]]) -> dict[str, int]:
+    return {member: integer(parameters.get(name, ""), default) for member, name, default in rows}

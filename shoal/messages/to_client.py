@@ -96,6 +96,7 @@ class ModelChanged(Message):
     load_seconds: float
     has_ready_check: bool
     is_cached: bool
+    is_default: bool = False  # requests that name no version mean this one, not the highest
 
 
 class ModelForgotten(Message):

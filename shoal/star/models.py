@@ -48,6 +48,7 @@ class ModelEntry:
     has_ready_check: bool = False  # the model has an is_ready of its own (readiness.py)
     is_polled: bool = True  # False: its configuration could not be read
     is_cached: bool = False  # the response cache is enabled
+    is_default: bool = False  # requests that name no version mean this one, not the highest
 
     @property
     def ready(self) -> bool:
@@ -124,7 +125,7 @@ class ModelTable:
         if len(bearers) == 1:
             named[name] = bearers[0]
             if ready := _ready(bearers[0]):
-                latest[name] = ready[-1]
+                latest[name] = next((entry for entry in ready if entry.is_default), ready[-1])
         self._models, self._named, self._latest = models, named, latest
         self.num_changes += 1
 
@@ -136,7 +137,7 @@ class ModelTable:
         return bearers
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
-        """The READY entry that a request means; without a version the highest READY one.
+        """The READY entry that a request means; without a version the default one, if it is READY, or the highest.
 
         Raises NotFoundError, UnavailableError, or InvalidArgumentError for a malformed version or an ambiguous name.
         """
@@ -230,6 +231,7 @@ def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
         has_ready_check=message.has_ready_check,
         is_polled=message.is_polled,
         is_cached=message.is_cached,
+        is_default=message.is_default,
     )
 
 

@@ -68,6 +68,7 @@ class Registrations:
             "ts_unregister": self._unregister,
             "ts_scale": self._scale,
             "ts_registered": self._list,
+            "ts_set_default": self._set_default,
         }
 
     def is_registered(self, identifier: ModelIdentifier) -> bool:
@@ -90,6 +91,21 @@ class Registrations:
         """Let requests without a version mean this one. Raises TorchServe's errors 404."""
         self.find(name, text)
         self._defaults[name] = text
+        changed = []
+        for row in self._rows[name].values():
+            is_default = row.text == text
+            row.config = with_default(row.config, is_default=is_default)
+            served = self._serving(name, row)
+            if served is not None and served.version.is_default is not is_default:
+                served.version.is_default = is_default
+                changed.append(served.version.message())
+        if changed:
+            self._models.all_versions.announce(changed)
+
+    async def _set_default(self, arguments: Arguments) -> None:
+        """Change the default version of a model; answered when clients know."""
+        self.set_default(arguments["model"], arguments["version"])
+        await shared(self._models.all_versions.settle())
 
     # --- start ---
 

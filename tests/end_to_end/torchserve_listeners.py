@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +106,24 @@ def write_echo(directory: Path, more: str = "") -> None:
     (directory / "1").mkdir(parents=True)
     (directory / "config.pbtxt").write_text(CONFIG + more)
     (directory / "1" / "model.py").write_text(MODEL)
+
+
+@contextmanager
+def torchserve_command(directory: Path, store: Path, properties: str, *flags: str) -> Iterator[TorchServe]:
+    """A server as the command `torchserve` starts it, on free ports; its files lie in `directory`."""
+    listeners = "".join(f"{name}_address=http://127.0.0.1:0\n" for name in ("inference", "management", "metrics"))
+    (directory / "config.properties").write_text(listeners + properties)
+    program = "from shoal.cli import torchserve; raise SystemExit(torchserve())"
+    command = [sys.executable, "-c", program, "--start", "--foreground", "--ncs", "--dt", f"--model-store={store}"]
+    command += [f"--ts-config={directory / 'config.properties'}", *flags]
+    environment = {**os.environ, "TMPDIR": str(directory), "LOG_LOCATION": str(directory / "logs")}
+    process = subprocess.Popen(
+        command, env=environment, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    with Server(process) as server:
+        names = ("Inference", "Management", "Metrics")
+        yield TorchServe(server, *(server.port_of(f"TorchServe {name}") for name in names))
+        assert server.stop() == 0, server.log.decode()
 
 
 @contextmanager

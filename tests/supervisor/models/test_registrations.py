@@ -168,6 +168,7 @@ def test_versions_come_and_go_beside_each_other_and_the_default_one_last() -> No
         forbidden = "ts:403:InvalidModelVersionException:Cannot remove default version for model m"
         assert made.refusal(made.ask("ts_unregister", model="m", version=None)) == forbidden
         made.registrations.set_default("m", "2.0")
+        made.made.rig.settle()
         removed = made.ask("ts_unregister", model="m", version="1.0")
         assert made.states() == {("m", 1): "UNLOADING", ("m", 2): "READY"}
         made.end("m", 1)

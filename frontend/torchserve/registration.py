@@ -1,0 +1,82 @@
+"""TorchServe's requests that change which archives are models: register, unregister, set the default version. Runs on
+the road; the supervisor does it.
+
+Parameters stand in the query or, with a body of JSON, in that alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from shoal.frontend.call import HandlerCall
+from shoal.frontend.response import Response
+from shoal.frontend.torchserve.errors import METHOD_NOT_ALLOWED, RefusedError, pretty, refused
+from shoal.frontend.torchserve.parameters import boolean, integer
+
+_TEXTS = ("model_name", "handler", "runtime")
+_NUMBERS = ("batch_size", "max_batch_delay", "initial_workers", "response_timeout", "startup_timeout")
+_RUNTIMES = ("python", "python3", "lsp")
+_NO_NUMBER = -(10**9)
+
+
+def register(call: HandlerCall) -> Response:
+    """Register an archive; by default the response comes once its workers are up."""
+    _refuse_unless_enabled(call)
+    given = _parameters(call)
+    url = given.get("url")
+    if url is None:
+        raise refused(400, "BadRequestException", "Parameter url is required.")
+    if not url:
+        raise refused(404, "ModelNotFoundException", "empty url")
+    runtime = given.get("runtime")
+    if runtime and runtime.lower() not in _RUNTIMES:
+        raise refused(400, "BadRequestException", f"Invalid RuntimeType value: {runtime}")
+    is_synchronous = boolean(given.get("synchronous", "true"))
+    arguments: dict[str, Any] = {"url": url, "synchronous": is_synchronous}
+    arguments |= {name: given[name] for name in _TEXTS if given.get(name)}
+    for name in _NUMBERS:
+        number = integer(given.get(name, ""), _NO_NUMBER)
+        if number != _NO_NUMBER:
+            arguments[name] = number
+    if "initial_workers" not in arguments and call.state.torchserve.default_workers:
+        arguments["initial_workers"] = call.state.torchserve.default_workers
+    made = call.ask("ts_register", arguments)
+    name, version, workers = made["model"], made["version"], made["workers"]
+    if workers and not is_synchronous:
+        return pretty(202, {"status": "Processing worker updates..."})
+    more = "" if workers else ". Use scale workers API to add workers for the model."
+    return pretty(200, {"status": f'Model "{name}" Version: {version} registered with {workers} initial workers{more}'})
+
+
+def unregister(call: HandlerCall) -> Response:
+    """Unregister a version, without one the default version; the response comes once it has ended."""
+    _refuse_unless_enabled(call)
+    call.ask("ts_unregister", {"model": call.name, "version": call.version or None})
+    return pretty(200, {"status": f'Model "{call.name}" unregistered'})
+
+
+def set_default(call: HandlerCall) -> Response:
+    """Let requests without a version mean the one in the path."""
+    call.ask("ts_set_default", {"model": call.name, "version": call.version})
+    sentence = f'Default version successfully updated for model "{call.name}" to "{call.version}"'
+    return pretty(200, {"status": sentence})
+
+
+def _refuse_unless_enabled(call: HandlerCall) -> None:
+    if not call.state.torchserve.enable_model_api:
+        raise RefusedError(METHOD_NOT_ALLOWED)
+
+
+def _parameters(call: HandlerCall) -> Mapping[str, str]:
+    """The parameters of a registration as texts. Raises ShoalError for a body that is no object."""
+    if call.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return dict(parse_qsl(call.query, keep_blank_values=True))
+    try:
+        members = orjson.loads(call.body)
+        return {
+            name: value if isinstance(value, str) else orjson.dumps(value).decode() for name, value in members.items()
+        }
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise refused(400, "BadRequestException", "The body must be a JSON object of the parameters.") from error

@@ -1,0 +1,131 @@
+"""TorchServe's management API on a real server of TorchServe's command line: each call of the table, and its answer."""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.torchserve_listeners import TorchServe, torchserve_command
+
+PROCESSING = "Processing worker updates..."
+ZERO = " registered with 0 initial workers. Use scale workers API to add workers for the model."
+
+
+def write_archive(store: Path, name: str, version: str, file: str = "") -> None:
+    """An archive whose handler gives back what it gets."""
+    manifest = {
+        "createdOn": "28/11/2026 12:00:00", "runtime": "python", "archiverVersion": "0.12.0",
+        "model": {"modelName": name, "handler": "handler.py", "modelVersion": version},
+    }  # fmt: skip
+    with zipfile.ZipFile(store / (file or f"{name}.mar"), "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        archive.writestr("handler.py", "def handle(data, context):\n    return data and ['ok'] * len(data)\n")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+    store = tmp_path_factory.mktemp("store")
+    write_archive(store, "a", "1.0")
+    write_archive(store, "a", "2.0", "a2.mar")
+    write_archive(store, "b", "1.0")
+    (store / "broken.mar").write_bytes(b"PK nothing")
+    with torchserve_command(tmp_path_factory.mktemp("server"), store, "", "--enable-model-api") as served:
+        yield served
+
+
+def status(text: str) -> dict[str, str]:
+    return {"status": text}
+
+
+def fault(code: int, kind: str, message: str) -> dict[str, object]:
+    return {"code": code, "type": kind, "message": message}
+
+
+NOT_FOUND = fault(404, "ResourceNotFoundException", "Requested resource is not found, please refer to API document.")
+NOT_ALLOWED = fault(405, "MethodNotAllowedException", "Requested method is not allowed, please refer to API document.")
+NO_URL = fault(400, "BadRequestException", "Parameter url is required.")
+LESS = fault(400, "BadRequestException", "max_worker cannot be less than min_worker.")
+
+#: Calls in the order in which they are made, each with its answer; None: any body.
+CALLS: list[tuple[str, str, str, int, object]] = [
+    ("GET", "/nope", "", 404, NOT_FOUND),
+    ("GET", "/", "", 404, NOT_FOUND),
+    ("GET", "/predictions/a", "", 404, NOT_FOUND),
+    ("PATCH", "/models", "", 405, NOT_ALLOWED),
+    ("DELETE", "/models", "", 405, NOT_ALLOWED),
+    ("POST", "/models/a", "", 405, NOT_ALLOWED),
+    ("GET", "/models/a/1.0/set-default", "", 405, NOT_ALLOWED),
+    ("GET", "/models", "", 200, {"models": []}),
+    ("GET", "/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
+    ("GET", "/models/a/all", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
+    ("PUT", "/models/a", "", 404, None),
+    ("DELETE", "/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
+    ("PUT", "/models/a/1.0/set-default", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
+    ("GET", "/v1/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
+    ("POST", "/models", "", 400, NO_URL),
+    ("POST", "/models?initial_workers=1", "", 400, NO_URL),
+    ("POST", "/models", "{}", 400, NO_URL),
+    ("POST", "/models?url=a.mar", "{}", 400, NO_URL),
+    ("POST", "/models", "[1]", 400, None),
+    ("POST", "/models?url=", "", 404, fault(404, "ModelNotFoundException", "empty url")),
+    ("POST", "/models?url=../a.mar", "", 404,
+     fault(404, "ModelNotFoundException", "Relative path is not allowed in url: ../a.mar")),
+    ("POST", "/models?url=c.mar", "", 404, fault(404, "ModelNotFoundException", "Model not found at: c.mar")),
+    ("POST", "/models?url=a.mar&runtime=java", "", 400,
+     fault(400, "BadRequestException", "Invalid RuntimeType value: java")),
+    ("POST", "/models?url=broken.mar", "", 400, None),
+    ("POST", "/models?url=a.mar", "", 200, status('Model "a" Version: 1.0' + ZERO)),
+    ("POST", "/models?url=a.mar", "", 409,
+     fault(409, "ConflictStatusException", "Model version 1.0 is already registered for model a")),
+    ("POST", "/models", '{"url": "a2.mar", "initial_workers": 0}', 200, status('Model "a" Version: 2.0' + ZERO)),
+    ("POST", "/models?url=b.mar&model_name=c", "", 200, status('Model "c" Version: 1.0' + ZERO)),
+    ("GET", "/models?limit=1", "", 200, {"nextPageToken": "1", "models": [{"modelName": "a", "modelUrl": "a.mar"}]}),
+    ("GET", "/models?limit=2&next_page_token=1", "", 200, {
+        "models": [{"modelName": "c", "modelUrl": "b.mar"}],
+    }),
+    ("GET", "/models?limit=x&next_page_token=2", "", 200, {"models": []}),
+    ("GET", "/models?limit=101", "", 200, None),
+    ("GET", "/models?limit=-1", "", 200, None),
+    ("GET", "/models?next_page_token=9", "", 200, {"models": []}),
+    ("GET", "/models/a", "", 200, None),
+    ("GET", "/models/a/2.0", "", 200, None),
+    ("GET", "/models/a/all", "", 200, None),
+    ("GET", "/models/a/3.0", "", 404,
+     fault(404, "ModelVersionNotFoundException", "Model version: 3.0 does not exist for model: a")),
+    ("PUT", "/models/a/3.0/set-default", "", 404,
+     fault(404, "ModelVersionNotFoundException", "Model version: 3.0 does not exist for model: a")),
+    ("PUT", "/models/a/2.0/set-default", "", 200,
+     status('Default version successfully updated for model "a" to "2.0"')),
+    ("DELETE", "/models/a", "", 403,
+     fault(403, "InvalidModelVersionException", "Cannot remove default version for model a")),
+    ("DELETE", "/models/a/2.0", "", 403,
+     fault(403, "InvalidModelVersionException", "Cannot remove default version for model a")),
+    ("DELETE", "/models/a/3.0", "", 404,
+     fault(404, "ModelVersionNotFoundException", "Model version: 3.0 does not exist for model: a")),
+    ("DELETE", "/models/a/1.0", "", 200, status('Model "a" unregistered')),
+    ("DELETE", "/models/a", "", 200, status('Model "a" unregistered')),
+    ("GET", "/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
+    ("PUT", "/models/c?min_worker=2&max_worker=1", "", 400, LESS),
+    ("PUT", "/models/c?min_worker=-1", "", 400, None),
+    ("PUT", "/models/c/9?min_worker=1", "", 404,
+     fault(404, "ModelVersionNotFoundException", "Model version: 9 does not exist for model: c")),
+    ("PUT", "/models/c?min_worker=0&synchronous=true", "", 200, status("Workers scaled to 0 for model: c")),
+    ("PUT", "/models/c/1.0?min_worker=0&synchronous=TRUE", "", 200,
+     status("Workers scaled to 0 for model: c, version: 1.0")),
+    ("PUT", "/models/c?min_worker=0", "", 202, status(PROCESSING)),
+    ("DELETE", "/models/c/1.0?synchronous=true", "", 200, status('Model "c" unregistered')),
+]  # fmt: skip
+
+
+def test_calls_in_their_order(served: TorchServe) -> None:
+    for number, (method, path, body, code, expected) in enumerate(CALLS):
+        headers = {"Content-Type": "application/json"} if body else {}
+        reply = served.manage(method, path, body.encode() or None, headers)
+        shown = (number, method, path, reply.body)
+        assert reply.status == code, shown
+        assert reply.headers["Content-Type"] == "application/json", shown
+        assert (reply.headers["Connection"] == "close") == (code >= 400), shown
+        if expected is not None:
+            assert reply.json == expected, shown
