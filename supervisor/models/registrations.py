@@ -91,11 +91,14 @@ class Registrations:
         """Let requests without a version mean this one. Raises TorchServe's errors 404."""
         self.find(name, text)
         self._defaults[name] = text
+        self._mark_default(name)
+
+    def _mark_default(self, name: str) -> None:
+        """Announce which of a model's versions is the default one, where clients know it otherwise. The configuration
+        stays: a version with another one would be started anew."""
         changed = []
-        for row in self._rows[name].values():
-            is_default = row.text == text
-            row.config = with_default(row.config, is_default=is_default)
-            served = self._serving(name, row)
+        for row in self._rows.get(name, {}).values():
+            served, is_default = self._serving(name, row), row.text == self._defaults[name]
             if served is not None and served.version.is_default is not is_default:
                 served.version.is_default = is_default
                 changed.append(served.version.message())
@@ -295,6 +298,7 @@ class Registrations:
         wanted = [row for row in self._rows.get(name, {}).values() if row.workers]
         if wanted:
             await self._models.load(_merged(name, wanted))
+            self._mark_default(name)
         elif (model := self._model(name)) is not None:
             await model.unload()
 
