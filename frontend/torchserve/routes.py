@@ -7,11 +7,12 @@ from shoal.frontend.router import Router
 from shoal.frontend.torchserve.errors import METHOD_NOT_ALLOWED, RESOURCE_NOT_FOUND, error_response, refusal_response
 from shoal.frontend.torchserve.inference_api import INFERENCE_ROUTES
 from shoal.frontend.torchserve.management_api import MANAGEMENT_ROUTES
+from shoal.frontend.torchserve.metrics_api import METRICS_ROUTES
 
 _ROUTES: dict[str, Sequence[Route]] = {
     "inference": INFERENCE_ROUTES,
     "management": MANAGEMENT_ROUTES,
-    "metrics": (),
+    "metrics": METRICS_ROUTES,
 }
 
 

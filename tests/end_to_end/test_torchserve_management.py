@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.torchserve_listeners import TorchServe, torchserve_command
+from tests.end_to_end.torchserve_listeners import TorchServe, ask, torchserve_command
 
 PROCESSING = "Processing worker updates..."
 ZERO = " registered with 0 initial workers. Use scale workers API to add workers for the model."
@@ -129,3 +129,26 @@ def test_calls_in_their_order(served: TorchServe) -> None:
         assert (reply.headers["Connection"] == "close") == (code >= 400), shown
         if expected is not None:
             assert reply.json == expected, shown
+
+
+def test_an_archive_is_registered_scaled_and_asked(served: TorchServe) -> None:
+    no_worker = served.manage("POST", "/models?url=b.mar")
+    assert no_worker.json == status('Model "b" Version: 1.0' + ZERO)
+    made = served.manage("PUT", "/models/b?min_worker=1&synchronous=true")
+    assert (made.status, made.json) == (200, status("Workers scaled to 1 for model: b"))
+    for path in ("/predictions/b", "/predictions/b/1.0"):
+        reply = served.ask("POST", path, b"x")
+        assert (reply.status, reply.body) == (200, b"ok"), reply.body
+    (told,) = served.manage("GET", "/models/b").json
+    (worker,) = told["workers"]
+    assert (worker["status"], told["modelUrl"], told["modelVersion"]) == ("READY", "b.mar", "1.0")
+    gone = served.manage("DELETE", "/models/b")
+    assert (gone.status, gone.json) == (200, status('Model "b" unregistered'))
+    assert served.ask("POST", "/predictions/b", b"x").json["type"] == "ModelNotFoundException"
+
+
+def test_metrics_are_empty_in_mode_log(served: TorchServe) -> None:
+    reply = ask(served.metrics_port, "GET", "/metrics")
+    assert (reply.status, reply.body) == (200, b"")
+    assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert ask(served.metrics_port, "GET", "/nope").json == NOT_FOUND
