@@ -104,6 +104,11 @@ class Router:
         matched = self._match(raw_path)
         return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
 
+    def group_of(self, target: str) -> str:
+        """The group of the route that a target matches; "" if there is none."""
+        matched = self._match(path_of(target))
+        return "" if matched is None else matched[0].group
+
     def resolve(self, method: str, target: str) -> RouteMatch | Response:
         """The handler for a request that is not restricted, or its refusal; `target` is as it stands in the request
         line.

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import NamedTuple
 
 from shoal.errors import ShoalError, UnavailableError
@@ -39,6 +40,7 @@ from shoal.frontend.torchserve.predictions import (
     spelled_headers,
 )
 from shoal.frontend.torchserve.routes import router_of
+from shoal.frontend.torchserve.tokens import Tokens
 from shoal.memo import Memo
 from shoal.options import SLAB_PARTS
 from shoal.request import TensorRef
@@ -88,6 +90,8 @@ class TorchServeApi:
         self._port = port
         self._largest_body_nbytes = port.slab.largest_nbytes // SLAB_PARTS
         self._common: Headers = common_headers(state.torchserve)
+        self._has_tokens = bool(state.torchserve.token_file)
+        self._tokens = Tokens(state.torchserve.token_file)
         self.parse_head = HeadParser(router_of(apis)).parse
         # Changed by submit.
         self._templates = Memo[bytes, Template]("torchserve_template", _MAX_TEMPLATES)
@@ -101,6 +105,8 @@ class TorchServeApi:
     def is_for_road(self, head: Head) -> bool:
         """Implements `LaneApi.is_for_road`."""
         found = head.found
+        if self._has_tokens and not self._tokens.admits("inference", head.headers, datetime.now().astimezone()):
+            return True  # which refuses it
         if isinstance(found, Response):
             return head.content_length > 0  # the body is not read: the road can close without losing the answer
         if not head.is_infer:

@@ -1,6 +1,7 @@
 """A listener of TorchServe's on the road: how requests are admitted, and what each of its responses has. Pure."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from shoal.errors import ShoalError
 from shoal.frontend.response import Response
@@ -11,6 +12,7 @@ from shoal.frontend.torchserve.common_headers import closing, common_headers, co
 from shoal.frontend.torchserve.errors import error_response
 from shoal.frontend.torchserve.predictions import new_id
 from shoal.frontend.torchserve.routes import router_of
+from shoal.frontend.torchserve.tokens import REFUSAL, Tokens
 
 #: The response to a body that is too long: without a body, as TorchServe's.
 TOO_LONG = Response(413)
@@ -22,12 +24,15 @@ class RoadEndpoint:
     def __init__(self, state: ServerState, apis: Sequence[str]) -> None:
         self._routes = router_of(apis)
         self._common = common_headers(state.torchserve)
+        self._tokens = Tokens(state.torchserve.token_file)
         self._max_request_size = state.torchserve.max_request_size
 
     def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:
         """The handler for a request, or its refusal; a body that is too long is refused before anything else."""
         if content_length(headers) > self._max_request_size:
             return TOO_LONG
+        if not self._tokens.admits(self._routes.group_of(target), headers, datetime.now().astimezone()):
+            return error_response(REFUSAL)
         return self._routes.admit(state, method, target, headers)
 
     def refuse(self, error: ShoalError) -> Response:

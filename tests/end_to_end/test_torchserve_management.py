@@ -31,7 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
     write_archive(store, "a", "2.0", "a2.mar")
     write_archive(store, "b", "1.0")
     (store / "broken.mar").write_bytes(b"PK nothing")
-    with torchserve_command(tmp_path_factory.mktemp("server"), store, "", "--enable-model-api") as served:
+    with torchserve_command(tmp_path_factory.mktemp("server"), store, "", "--enable-model-api", "--dt") as served:
         yield served
 
 
@@ -152,3 +152,24 @@ def test_metrics_are_empty_in_mode_log(served: TorchServe) -> None:
     assert (reply.status, reply.body) == (200, b"")
     assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert ask(served.metrics_port, "GET", "/nope").json == NOT_FOUND
+
+
+def test_tokens_guard_each_api_with_its_own_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory, store = tmp_path_factory.mktemp("guarded"), tmp_path_factory.mktemp("store")
+    write_archive(store, "a", "1.0")
+    sentence = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+    refusal = fault(400, "InvalidKeyException", sentence)
+    with torchserve_command(directory, store, "load_models=a.mar\ndefault_workers_per_model=1\n") as served:
+        keys = json.loads((directory / "key_file.json").read_text())
+        inference, management = (
+            {"Authorization": f"Bearer {keys[each]['key']}"} for each in ("inference", "management")
+        )
+        for headers in ({}, management, {"Authorization": "Bearer nonsense"}):
+            for path in ("/ping", "/predictions/a"):
+                reply = served.ask("POST", path, b"x", headers)
+                assert (reply.status, reply.json) == (400, refusal), path
+        assert served.manage("GET", "/models", headers=inference).json == refusal
+        assert served.manage("GET", "/models", headers=management).status == 200
+        assert served.ask("POST", "/predictions/a", b"x", inference).body == b"ok"
+        assert served.ask("GET", "/ping", headers=inference).status == 200
+        assert ask(served.metrics_port, "GET", "/metrics").status == 200

@@ -114,7 +114,7 @@ def torchserve_command(directory: Path, store: Path, properties: str, *flags: st
     listeners = "".join(f"{name}_address=http://127.0.0.1:0\n" for name in ("inference", "management", "metrics"))
     (directory / "config.properties").write_text(listeners + properties)
     program = "from shoal.cli import torchserve; raise SystemExit(torchserve())"
-    command = [sys.executable, "-c", program, "--start", "--foreground", "--ncs", "--dt", f"--model-store={store}"]
+    command = [sys.executable, "-c", program, "--start", "--foreground", "--ncs", f"--model-store={store}"]
     command += [f"--ts-config={directory / 'config.properties'}", *flags]
     environment = {**os.environ, "TMPDIR": str(directory), "LOG_LOCATION": str(directory / "logs")}
     process = subprocess.Popen(

@@ -1,0 +1,62 @@
+"""The tokens that requests to TorchServe's listeners must have: `Authorization: Bearer KEY`, by key_file.json.
+
+The file is read again when it has changed. One that cannot be read admits no request. Front-end processes.
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from hmac import compare_digest
+from typing import Any
+
+import orjson
+
+from shoal.frontend.torchserve.errors import refused
+
+#: By the group of a route, the key that its requests must have; requests for metrics need none.
+_KEYS = {"inference": "inference", "health": "inference", "model-repository": "management"}
+_BEARER = "bearer "
+REFUSAL = refused(
+    400,
+    "InvalidKeyException",
+    "Token Authorization failed. Token either incorrect, expired, or not provided correctly",
+)
+
+
+class Tokens:
+    """The keys in a file; without a path every request is admitted."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # Changed by admits: the file's identity when it was read, and what it had.
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: dict[str, Any] = {}
+
+    def admits(self, group: str, headers: Mapping[str, str], now: datetime) -> bool:
+        """Whether a request to a route of this group has its key, which has not expired; names are in lower case."""
+        kind = _KEYS.get(group)
+        if not self._path or kind is None:
+            return True
+        sent = headers.get("authorization", "")
+        if sent[: len(_BEARER)].lower() != _BEARER:
+            return False
+        entry = self._read().get(kind)
+        try:
+            key, expires = str(entry["key"]), datetime.fromisoformat(entry["expiration time"])
+            is_known = compare_digest(sent[len(_BEARER) :].strip().encode("latin-1", "replace"), key.encode())
+            return is_known and now.astimezone() < expires.astimezone()
+        except (KeyError, TypeError, ValueError):
+            return False
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = os.stat(self._path)
+            seen = found.st_ino, found.st_mtime_ns, found.st_size
+            if seen != self._seen:
+                with open(self._path, "rb") as file:
+                    read = orjson.loads(file.read(1 << 16))
+                self._keys = read if isinstance(read, dict) else {}
+                self._seen = seen
+        except (OSError, ValueError):
+            self._keys, self._seen = {}, None
+        return self._keys
