@@ -111,7 +111,9 @@ def write_echo(directory: Path, more: str = "") -> None:
 @contextmanager
 def torchserve_command(directory: Path, store: Path, properties: str, *flags: str) -> Iterator[TorchServe]:
     """A server as the command `torchserve` starts it, on free ports; its files lie in `directory`."""
-    listeners = "".join(f"{name}_address=http://127.0.0.1:0\n" for name in ("inference", "management", "metrics"))
+    # Two spellings: equal addresses of inference and management would mean one listener, which has no tokens.
+    hosts = {"inference": "127.0.0.1", "management": "localhost", "metrics": "127.0.0.1"}
+    listeners = "".join(f"{name}_address=http://{host}:0\n" for name, host in hosts.items())
     (directory / "config.properties").write_text(listeners + properties)
     program = "from shoal.cli import torchserve; raise SystemExit(torchserve())"
     command = [sys.executable, "-c", program, "--start", "--foreground", "--ncs", f"--model-store={store}"]
