@@ -40,7 +40,7 @@ class Tokens:
         sent = headers.get("authorization", "")
         if sent[: len(_BEARER)].lower() != _BEARER:
             return False
-        entry = self._read().get(kind)
+        entry: Any = self._read().get(kind)
         try:
             key, expires = str(entry["key"]), datetime.fromisoformat(entry["expiration time"])
             is_known = compare_digest(sent[len(_BEARER) :].strip().encode("latin-1", "replace"), key.encode())
