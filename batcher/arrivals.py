@@ -103,7 +103,8 @@ class Arrivals:
             shape_key, start_ns = checked(client, model, record, now_ns)
         if deadline_ns or self._deadline_ns or model.patience.limit_ns:
             model.heed_deadlines()
-            deadline_ns = self._smallest(deadline_ns, start_ns, model.patience.current_ns(now_ns))
+            limit_ns = model.patience.current_ns(model.scheduler.pending, now_ns)
+            deadline_ns = self._smallest(deadline_ns, start_ns, limit_ns)
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us, deadline_ns, correlation, flags)
         self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
         if self.is_resuming:

@@ -217,11 +217,17 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return None
         model = request[1]
-        if not (is_sure and self._is_waiting(key, model)):
+        if not is_sure:
             return model
         # A request of a sequence is not refused because others were given up, nor does a step have a client of its own.
-        if request[0].is_front_end and model.sequences is None:
-            model.patience.gave_up(now_ns - request[5], model.row.cells[SUCCESS_COUNT], now_ns)
+        counts = request[0].is_front_end and model.sequences is None
+        if not self._is_waiting(key, model):
+            if counts and key not in self._responded:
+                model.patience.answer_became_useless()
+            return model
+        if counts:
+            cells = model.row.cells
+            model.patience.gave_up(now_ns - request[6], cells[SUCCESS_COUNT] + cells[model.FAILURE], now_ns)
         self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
         self.awake[model.id] = model
         return None

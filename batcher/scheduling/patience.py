@@ -1,81 +1,95 @@
-"""How long a model's clients wait for an answer, learned from those that hang up while their requests are queued.
+"""How long a model's clients wait for an answer, learned from those that hang up.
 
 First come, first served answers everybody as long as everybody waits. Once clients give up sooner than the queue takes,
-the request at its front is about to be given up, too: the model computes answers for clients that have gone. So if
-many requests are given up, later ones get a deadline, a little shorter than most of those clients have waited, and are
-refused at once if they would miss it (deadlines.py). Rules: a queue that its clients wait for is left alone, whatever
-its length; the limit ends by itself, since it is raised for as long as no client gives up.
+the request at its front is about to be given up, too: the model computes answers for clients that have gone. If that
+becomes the usual case, later requests get a deadline, a little shorter than most of those clients have waited, and are
+refused at once if they would miss it (deadlines.py).
+
+Rules: a queue that its clients wait for is left alone, whatever its length and however many others hang up, since only
+answers that have become useless are a reason for a limit: as long as more than half reach a client, there is none. A
+hang-up says how long clients wait only if its request had waited long, in a queue that has stood ever since the first
+of those that count. With an empty queue all is forgotten.
 
 Pure policy, runs in the batcher: the time is handed in.
 """
 
 from collections import deque
-from typing import NamedTuple
 
-#: Samples that are needed before there is a limit, and of how many the limit is made; a sample is taken at most every
-#: SAMPLE_NS (ours: a client that drops many requests at once is one sample, and eight take 0.14 s at least).
+#: A hang-up counts after so long in the queue (ns), and no limit is lower (ours: a client that hangs up sooner has
+#: most likely not waited at all, and a queue that takes less is no overload).
+LONG_NS = 250_000_000
+#: Samples of hang-ups that are needed before there is a limit, and of how many it is made; a sample is taken at most
+#: every SAMPLE_NS (ours: a client that drops many requests at once is one sample).
 LEAST, WINDOW, SAMPLE_NS = 8, 16, 20_000_000
-#: After so long (ns) without a sample those before are forgotten (ours).
-FORGOTTEN_NS = 60_000_000_000
-#: There is a limit only if at least one client gives up for so many that are answered (ours: below, an execution in
-#: sixteen is in vain, which costs less than to refuse clients that would have waited).
-ANSWERED_PER_GIVEN_UP = 16
+#: There is a limit if so many of about so many answers in a row are useless (ours: a client can make useless only
+#: answers to its own requests, and would need half of the model's executions to have others refused; with 0.3 of them,
+#: one attempt in 2,000 succeeds by chance). A limit is found again with so many of them (ours: a trial costs little).
+ANSWERS, USELESS, USELESS_AGAIN = 64, 32, 8
 #: The limit is this part of what half of those clients waited at least: an answer has to arrive, too (ours).
 PART = 0.9
-#: No limit is lower (ns; ours): clients that wait less cannot make the model refuse those that wait longer.
-LEAST_NS = 50_000_000
-#: The limit is raised if no client has given up for so long (ns), and then in steps, until it is so high that it ends
+#: The limit is raised if it was not found again for so long (ns), and then in steps, until it is so high that it ends
 #: (ours: a trial in ten seconds costs some tenths of a second of answers that come too late).
 TRIAL_NS, STEP_NS, RAISED_BY, END_NS = 10_000_000_000, 2_000_000_000, 1.25, 60_000_000_000
-
-
-class _Sample(NamedTuple):
-    """A client that gave up."""
-
-    now_ns: int
-    waited_ns: int
-    num_answered: int
-    num_given_up: int
 
 
 class Patience:
     """What one model's clients have waited before they gave up. `limit_ns` is the time that a request has from its
     start to its answer, as far as is known; 0 = no limit."""
 
-    __slots__ = ("_num_given_up", "_raise_at_ns", "_samples", "limit_ns")
+    __slots__ = (
+        "_last_ns", "_num_answered", "_num_answered_before", "_num_useless", "_raise_at_ns", "_waits_ns", "limit_ns"
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        # Changed by gave_up and current_ns.
+        # Changed by gave_up, answer_became_useless and current_ns.
         self.limit_ns = 0
         self._raise_at_ns = 0
-        self._num_given_up = 0
-        self._samples: deque[_Sample] = deque(maxlen=WINDOW)
+        self._last_ns = 0  # when the last sample was taken
+        self._waits_ns: deque[int] = deque(maxlen=WINDOW)  # samples
+        self._num_useless = 0  # of the answers since there were `_num_answered_before`
+        self._num_answered_before = 0
+
+    def answer_became_useless(self) -> None:
+        """Note that a client has hung up whose request is being executed and has had no response."""
+        self._num_useless += 1
 
     def gave_up(self, waited_ns: int, num_answered: int, now_ns: int) -> None:
-        """Note that a client has hung up whose request was still queued, and had begun `waited_ns` before;
-        `num_answered` counts all requests that the model has answered."""
-        self._num_given_up += 1
-        samples = self._samples
-        if samples and now_ns - samples[-1].now_ns < SAMPLE_NS:
+        """Note that a client has hung up whose request had been queued for `waited_ns` and still was; `num_answered`
+        counts all requests that the model has answered, the useless answers among them."""
+        waits_ns = self._waits_ns
+        since_ns = now_ns - self._last_ns
+        if waited_ns < LONG_NS or (waits_ns and since_ns < SAMPLE_NS):
             return
-        if samples and now_ns - samples[-1].now_ns > FORGOTTEN_NS:
-            samples.clear()
-        samples.append(_Sample(now_ns, max(0, waited_ns), num_answered, self._num_given_up))
-        first = samples[0]
-        num_answered_meanwhile = num_answered - first.num_answered
-        num_given_up_meanwhile = self._num_given_up - first.num_given_up + 1
-        is_usual = num_answered_meanwhile <= ANSWERED_PER_GIVEN_UP * num_given_up_meanwhile
-        if len(samples) >= LEAST and (is_usual or self.limit_ns):
-            waited = sorted([each.waited_ns for each in samples])
-            self.limit_ns = max(LEAST_NS, int(PART * waited[len(waited) // 2]))
+        if since_ns > waited_ns:
+            waits_ns.clear()  # the queue may have been empty before this request came
+        self._last_ns = now_ns
+        if not waits_ns:
+            self._begin(num_answered)
+        waits_ns.append(waited_ns)
+        num_meanwhile = num_answered - self._num_answered_before
+        least = USELESS_AGAIN if self.limit_ns else USELESS
+        is_usual = self._num_useless >= least and self._num_useless * ANSWERS >= num_meanwhile * least
+        if is_usual and len(waits_ns) >= LEAST:
+            self.limit_ns = max(LONG_NS, int(PART * sorted(waits_ns)[len(waits_ns) // 2]))
             self._raise_at_ns = now_ns + TRIAL_NS
+            self._begin(num_answered)
+        elif num_meanwhile >= ANSWERS:  # the older half counts half as much
+            self._num_answered_before += num_meanwhile // 2
+            self._num_useless //= 2
 
-    def current_ns(self, now_ns: int) -> int:
-        """The limit now, after it was raised for the time in which no client gave up; 0 = none."""
-        if self.limit_ns and now_ns >= self._raise_at_ns:
+    def _begin(self, num_answered: int) -> None:
+        self._num_answered_before = num_answered
+        self._num_useless = 0
+
+    def current_ns(self, num_queued: int, now_ns: int) -> int:
+        """The limit for a request that comes now and finds so many in the queue; 0 = none. It ends with an empty queue,
+        and is raised for the time in which it was not found again."""
+        if not num_queued:
+            self.limit_ns = 0
+            self._waits_ns.clear()
+        elif self.limit_ns and now_ns >= self._raise_at_ns:
             self._raise_at_ns = now_ns + STEP_NS
             self.limit_ns = int(RAISED_BY * self.limit_ns)
             if self.limit_ns > END_NS:
                 self.limit_ns = 0
-                self._samples.clear()
         return self.limit_ns

@@ -5,9 +5,9 @@ import pytest
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.scheduling.admission import CAUTION
 from shoal.batcher.scheduling.default import DefaultScheduler
-from shoal.batcher.scheduling.patience import PART
+from shoal.batcher.scheduling.patience import PART, USELESS
 from shoal.reasons import Reason, unpack_times
-from shoal.shm.layout import CANCEL, DONE, REQUEST, B, P, pack_ref
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, REQUEST, B, P, pack_ref
 from tests.batcher.star import (
     CLIENT,
     HEADER,
@@ -168,40 +168,62 @@ def test_what_a_guest_says_of_its_deadline_is_about_itself() -> None:
     assert replies(guest) == [(2, Reason.TIMED_OUT)]
 
 
-def give_up(star: Star, client: End, *numbers: int) -> int:
-    """Each of these requests waits 400 ms behind another until its client hangs up; returns the time in ns."""
-    ask(client, 1)
-    now_ns = 0
-    star.exchange.step(now_ns)
-    for number in numbers:
+def give_up(star: Star, client: End, worker: End, num_rounds: int, *, is_useless: bool) -> tuple[int, int]:
+    """In each round of 400 ms a client hangs up whose request has waited for all of it, and an execution ends; its
+    client hangs up in front of that only if the answer `is_useless`. Ends early once there is a limit. Returns
+    the time in ns and the last number: two requests or more wait."""
+    now_ns, last = 0, 4
+    for number in range(1, 5):
         ask_by(client, number, 0, start_ns=now_ns)
+    star.exchange.step(now_ns)
+    given: list[tuple[int, ...]] = []
+    for last in range(6, 6 + 2 * num_rounds, 2):
+        ask_by(client, last - 1, 0, start_ns=now_ns)
         star.exchange.step(now_ns)
-        client.send(CANCEL, number)
         now_ns += 400 * MS
+        given += [each for each in worker.received() if each[0] == BATCH_ITEM]
+        item = given.pop(0)
+        client.send(CANCEL, last - 1)
+        if is_useless:
+            client.send(CANCEL, item[B.KEY] - star.exchange.clients[CLIENT].first_key)
+        ask_by(client, last, 0, start_ns=now_ns)
         star.exchange.step(now_ns)
-    assert replies(client) == [(number, Reason.CANCELLED) for number in numbers]
-    return now_ns
+        times = now_ns - 400 * MS, now_ns - 400 * MS, now_ns, now_ns
+        worker.send(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, *times)
+        star.exchange.step(now_ns)
+        if star.model(MODEL).patience.limit_ns:
+            break
+    client.received()
+    return now_ns, last
 
 
 def test_requests_have_as_long_as_clients_have_waited_that_gave_up() -> None:
-    star, client, _ = one_of_each(SINGLE)
+    star, client, worker = one_of_each(SINGLE)
     star.exchange.clients[CLIENT].is_front_end = True
-    now_ns = give_up(star, client, *range(11, 18))
-    assert star.model(MODEL).patience.limit_ns == 0
-    ask_by(client, 18, 0, start_ns=now_ns)
-    star.exchange.step(now_ns)
-    client.send(CANCEL, 18)
-    now_ns += 400 * MS
-    star.exchange.step(now_ns)
+    now_ns, last = give_up(star, client, worker, 2 * USELESS, is_useless=True)
     limit_ns = int(PART * 400 * MS)
-    ask_by(client, 19, 0, start_ns=now_ns)
+    assert star.model(MODEL).patience.limit_ns == limit_ns
+    ask_by(client, last + 1, 0, start_ns=now_ns)
     star.exchange.step(now_ns)
-    assert star.exchange.next_deadline_ns() == now_ns + limit_ns
     star.exchange.step(now_ns + limit_ns)
-    assert replies(client) == [(18, Reason.CANCELLED), (19, Reason.TIMED_OUT)]
+    ended = [reason for number, reason in replies(client) if number == last + 1]
+    assert ended == [Reason.TIMED_OUT]
+    for number in range(1, last + 1):
+        client.send(CANCEL, number)
+        star.exchange.step(now_ns + limit_ns)
+    ask_by(client, last + 2, 0, start_ns=now_ns + limit_ns)
+    star.exchange.step(now_ns + limit_ns)
+    assert star.model(MODEL).patience.limit_ns == 0
 
 
-def test_callers_other_than_front_ends_say_nothing_about_clients() -> None:
-    star, client, _ = one_of_each(SINGLE)
-    give_up(star, client, *range(11, 31))
+def test_clients_other_than_front_ends_say_nothing_about_patience() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    give_up(star, client, worker, 2 * USELESS, is_useless=True)
+    assert star.model(MODEL).patience.limit_ns == 0
+
+
+def test_clients_that_hang_up_while_others_are_answered_set_no_limit() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    star.exchange.clients[CLIENT].is_front_end = True
+    give_up(star, client, worker, 4 * USELESS, is_useless=False)
     assert star.model(MODEL).patience.limit_ns == 0
