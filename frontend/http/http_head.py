@@ -53,6 +53,14 @@ class Head(NamedTuple):
     accepts_compression: bool
 
 
+_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+
+
+def has_bare_line_feed(data: bytes) -> bool:
+    """Whether a line of an unfinished head ends without a carriage return, which no client's may (RFC 9112, 2.2)."""
+    return b"\n" in data and _BARE_LINE_FEED.search(data) is not None
+
+
 def parse_head(raw: bytes) -> Head | None:
     """The head in `raw`, which ends with the empty line; None if the road must handle the request."""
     return _parse(raw) if len(raw) <= MAX_HEAD_BYTES else None

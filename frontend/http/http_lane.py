@@ -12,11 +12,11 @@ import socket
 from collections.abc import Container, Sequence
 from typing import Any
 
-from shoal.errors import ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDING, STREAMING, WAITING, HttpConnection
 from shoal.frontend.http.generations import Generations
-from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
+from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, has_bare_line_feed, parse_head
 from shoal.frontend.http.incoming import Incoming
 from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi, prepared_of
 from shoal.frontend.http.outgoing import OutgoingResponses
@@ -178,7 +178,10 @@ class HttpLane(Lane[HttpConnection]):
                 return
             end = data.find(b"\r\n\r\n") + 4
             if end == 3:
-                self._keep(connection, data, MAX_HEAD_BYTES)
+                if has_bare_line_feed(data):
+                    self._refuse_head(connection)
+                else:
+                    self._keep(connection, data, MAX_HEAD_BYTES)
                 return
             head = connection.api.parse_head(data[:end])
             if head is None or connection.api.is_for_road(head):
@@ -194,6 +197,12 @@ class HttpLane(Lane[HttpConnection]):
             if not run(connection, head, memoryview(data)[end:needed]) or not connection.buffer:
                 return
             data = connection.buffer
+
+    def _refuse_head(self, connection: HttpConnection) -> None:
+        """Refuse at once a head whose lines end in bare line feeds: its empty line would never come."""
+        connection.keep_alive = False
+        sentence = "a line of the request's head ends in LF, and not in CR LF (RFC 9112, section 2.2)"
+        self._refuse(connection, InvalidArgumentError(sentence))
 
     def _keep(self, connection: HttpConnection, data: bytes, limit: int) -> None:
         if len(data) > limit:

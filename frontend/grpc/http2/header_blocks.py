@@ -76,7 +76,9 @@ class HeaderBlocks:
         except OversizedHeaderListError:
             raise BrokenError(ENHANCE_YOUR_CALM, "header list too large") from None
         except HPACKError as error:
-            raise BrokenError(COMPRESSION_ERROR, str(error)) from None
+            # the error's own text may quote the block, or print an object with its address
+            sentence = f"a header block that cannot be decompressed ({type(error).__name__})"
+            raise BrokenError(COMPRESSION_ERROR, sentence) from None
         changes_table = before[:2] != (len(entries), table.maxsize) or before[2] is not (
             entries[0] if entries else None
         )

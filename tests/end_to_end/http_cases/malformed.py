@@ -108,6 +108,9 @@ HEADS = [
     Refused("M-23b NUL in a value", b"GET /v2 HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n", 400, CLOSED),
     Refused("M-23b CR in a value", b"GET /v2 HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n", 400, CLOSED),
     Refused("M-23b bare line feeds", b"GET /v2 HTTP/1.1\nHost: x\n\n\r\n\r\n", 400, CLOSED),
+    # No empty line ever comes: the refusal must not wait for one.
+    Refused("M-23b bare line feeds alone", b"GET /v2 HTTP/1.1\nHost: x\n\n", 400, CLOSED, "ends in LF"),
+    Refused("M-23b a bare line feed at first", b"GET /v2 HTTP/1.1\r\nHost: x\nA: b", 400, CLOSED, "ends in LF"),
     Refused("M-23b HTTP/3.0", b"GET /v2 HTTP/3.0\r\nHost: x\r\n\r\n", 400, CLOSED),
     Refused("M-23b method GE@T", b"GE@T /v2 HTTP/1.1\r\nHost: x\r\n\r\n", 400, CLOSED),
     Refused("M-23b method post", b"post /v2 HTTP/1.1\r\nHost: x\r\n\r\n", 400, CLOSED),
