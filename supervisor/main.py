@@ -15,7 +15,7 @@ from shoal.repository.slots import take_store_slot
 from shoal.supervisor.descriptors import check_limit, raise_limit
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
-from shoal.supervisor.processes.listeners import bind
+from shoal.supervisor.processes.listeners import bind, passed_sockets
 from shoal.supervisor.supervisor import EXIT_FAILED, Supervisor
 
 _log = logging.getLogger(__name__)
@@ -42,11 +42,12 @@ def run(options: ServerOptions) -> int:
     set_title("supervisor" + " org.pytorch.serve.ModelServer" * options.allow_torchserve)
     raise_limit()
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: the journal then has the supervisor's stack
+    passed = passed_sockets(os.environ, os.getpid())
     notifier = Notifier.take(os.environ, os.getpid())
     try:
         check_limit()
         machine = find_machine(options, os.environ, server_cores())
-        listeners = bind(options)
+        listeners = bind(options, passed)
         slots = {
             place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
         }

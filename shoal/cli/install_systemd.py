@@ -1,4 +1,4 @@
-"""The verb `install-systemd`: writes the unit that runs this server as a service of systemd.
+"""The verb `install-systemd`: writes the units that run this server as a service of systemd.
 
 Fills systemd/shoal.service with this machine's values: the installed command, the model repositories, the user. Flags
 that `shoal serve` would refuse are refused here, before a service fails to start. Enables and starts nothing.
@@ -16,10 +16,13 @@ from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser, parse
 from shoal.cloud_url import is_cloud
-from shoal.options import ServerOptions
+from shoal.options import Endpoint, ServerOptions, endpoints
 
 PROG = "shoal install-systemd"
 UNIT = Path("/etc/systemd/system/shoal.service")
+INSTANCES = UNIT.with_name("shoal@.service")
+#: The directory of the files with the flags of one instance each.
+FLAGS_DIRECTORY = Path("/etc/shoal")
 #: Seconds beside --exit-timeout-secs: after it processes have 2 s to end, and freeing much memory takes time (ours).
 STOP_MARGIN_S = 15
 
@@ -29,16 +32,22 @@ def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     own, serve_flags = _split(argv)
     try:
         arguments = _parser().parse_args(own)
-        unit = render(arguments, serve_flags, environ)
+        path = Path(arguments.output or (INSTANCES if arguments.instances else UNIT))
+        units = render(arguments, serve_flags, environ, path)
         if arguments.output == "-":
-            print(unit, end="")
+            print("\n".join(units.values()), end="")
             return 0
-        path = Path(arguments.output).absolute()
-        _write(path, unit, overwrite=arguments.force)
+        for each, text in units.items():
+            _write(each.absolute(), text, overwrite=arguments.force)
     except CommandLineError as error:
         print(f"{error}\nUsage: {PROG} [options] [-- serve flags]\n'{PROG} --help' explains them.", file=sys.stderr)
         return 1
-    print(f"Wrote {path}. Next:\n\n  systemctl daemon-reload\n  systemctl enable --now {path.name}")
+    enabled = [each.name for each in units if each.suffix == ".socket"] + [path.name]
+    if arguments.instances:
+        enabled = [path.name.replace("@.", "@NAME.")]
+        print(f"An instance's own flags are SHOAL_FLAGS in {FLAGS_DIRECTORY}/NAME.env.")
+    written = ", ".join(str(each.absolute()) for each in units)
+    print(f"Wrote {written}. Next:\n\n  systemctl daemon-reload\n  systemctl enable --now {' '.join(enabled)}")
     return 0
 
 
@@ -68,28 +77,65 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--user", metavar="<name>", help="who the service runs as (default: you, also under sudo)")
     parser.add_argument(
-        "--output", default=str(UNIT), metavar="<file>", help=f"where to write the unit; - prints it (default: {UNIT})"
+        "--output", default="", metavar="<file>", help=f"where to write the unit; - prints it (default: {UNIT})"
+    )
+    parser.add_argument(
+        "--socket",
+        action="store_true",
+        help="also write a .socket unit: systemd holds the ports while the server restarts",
+    )
+    parser.add_argument(
+        "--gpu", action="store_true", help="also write a drop-in that gives the service NVIDIA's devices"
+    )
+    parser.add_argument(
+        "--instances",
+        action="store_true",
+        help=f"write the template {INSTANCES.name}: each instance adds SHOAL_FLAGS of {FLAGS_DIRECTORY}/<instance>.env",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a unit that is there already")
     parser.add_argument("--help", "-h", action="help", help="print this and exit")
     return parser
 
 
-def render(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The unit's text. Raises CommandLineError for arguments with which no server could start."""
+def render(
+    arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str], path: Path
+) -> dict[Path, str]:
+    """The units' texts, by their paths. Raises CommandLineError for arguments with which no server could start."""
+    if arguments.instances and arguments.socket:
+        raise CommandLineError("--socket has no place in a template: each instance has ports of its own")
     served = [f"--model-repository={_repository(each)}" for each in arguments.model_repository] + list(serve_flags)
     defaults = ServerOptions(http_address="127.0.0.1")
     options, _ = parse(served, prog="shoal serve", defaults=defaults, environ={})
-    command = [str(_command()), "serve", *served]
+    command = " ".join(map(quote, [str(_command()), "serve", *served]))
     values = {
         "USER": _user(arguments.user, environ),
-        "COMMAND": " ".join(map(quote, command)),
+        "COMMAND": f"{command} $SHOAL_FLAGS" if arguments.instances else command,
         "TIMEOUT_STOP_S": str(options.exit_timeout_secs + STOP_MARGIN_S),
     }
-    text = files("shoal").joinpath("systemd/shoal.service").read_text()
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
+    service = _template("shoal.service", values)
+    if arguments.instances:
+        flags = f"EnvironmentFile=-{FLAGS_DIRECTORY}/%i.env\nExecStart="
+        service = service.replace("a model server\n", "a model server (%i)\n", 1).replace("ExecStart=", flags, 1)
+    units = {path: service}
+    if arguments.socket:
+        listen = "\n".join(f"ListenStream={_address(each)}" for each in endpoints(options))
+        units[path.with_suffix(".socket")] = _template("shoal.socket", {"LISTEN": listen, "SERVICE": path.name})
+    if arguments.gpu:
+        units[path.with_name(f"{path.name}.d") / "gpu.conf"] = _template("gpu.conf", {})
+    return units
+
+
+def _template(name: str, values: Mapping[str, str]) -> str:
+    text = files("shoal").joinpath(f"systemd/{name}").read_text()
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
     return text
+
+
+def _address(endpoint: Endpoint) -> str:
+    """An endpoint's address in the syntax of systemd.socket(5)."""
+    host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+    return f"{host}:{endpoint.port}"
 
 
 def _repository(text: str) -> str:
@@ -134,6 +180,8 @@ def _user(given: str | None, environ: Mapping[str, str]) -> str:
 
 def _write(path: Path, unit: str, *, overwrite: bool) -> None:
     try:
+        if path.suffix == ".conf":
+            path.parent.mkdir(exist_ok=True)  # a drop-in's directory
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(unit)
     except FileExistsError:

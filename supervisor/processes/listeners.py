@@ -1,12 +1,14 @@
 """The listening sockets for clients, one for each endpoint in use.
 
 They are bound first, so that a port in use is known before any model loads, and listen last, so that clients are
-refused until every model has loaded, as Triton's are.
+refused until every model has loaded, as Triton's are. Sockets that systemd has passed (sd_listen_fds(3)) listen already
+and outlive the server: what connects during a restart waits, and is not refused.
 """
 
 import logging
+import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.options import Endpoint, ServerOptions, endpoints
 
@@ -14,6 +16,9 @@ _log = logging.getLogger(__name__)
 
 #: Time limit of one recv or send on a client's connection: so half-sent requests and unread replies hold no thread.
 SOCKET_TIMEOUT_S = 10
+
+#: The number of the first descriptor that systemd passes (SD_LISTEN_FDS_START).
+FIRST_PASSED_FD = 3
 
 #: By endpoint, the service's name in the line that scripts wait for; Triton's.
 SERVICES = {
@@ -29,8 +34,26 @@ SERVICES = {
 Listeners = Mapping[str, socket.socket]
 
 
-def bind(options: ServerOptions) -> Listeners:
-    """A bound socket, not listening yet, for each endpoint in use, by the endpoint's name.
+def passed_sockets(environ: Mapping[str, str], pid: int) -> list[socket.socket]:
+    """The TCP sockets that systemd has passed to this process, whose variables must not have been removed yet; other
+    descriptors are left alone."""
+    number = environ.get("LISTEN_FDS", "")
+    if environ.get("LISTEN_PID") != str(pid) or not number.isdecimal():
+        return []
+    passed = []
+    for fd in range(FIRST_PASSED_FD, FIRST_PASSED_FD + int(number)):
+        os.set_inheritable(fd, False)
+        found = socket.socket(fileno=fd)
+        if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+            passed.append(found)
+        else:
+            found.detach()
+    return passed
+
+
+def bind(options: ServerOptions, passed: Sequence[socket.socket] = ()) -> Listeners:
+    """A bound socket for each endpoint in use, by the endpoint's name: one of those `passed` by systemd if it has the
+    endpoint's port, else a new one, not listening yet.
 
     Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
     """
@@ -38,7 +61,20 @@ def bind(options: ServerOptions) -> Listeners:
         from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
 
         server_context(*options.grpc_tls)
-    return {endpoint.name: _bind(endpoint) for endpoint in endpoints(options)}
+    by_port = {each.getsockname()[1]: each for each in passed}
+    found = {
+        endpoint.name: by_port.pop(endpoint.port) if endpoint.port in by_port else _bind(endpoint)
+        for endpoint in endpoints(options)
+    }
+    for port, unused in by_port.items():
+        _log.warning("the socket of port %d that systemd has passed is for none of the server's endpoints", port)
+        unused.close()
+    for name, listener in found.items():
+        _limit_waits(listener)
+        address, port = listener.getsockname()[:2]
+        when = "connections wait until" if listener in passed else "it accepts connections once"
+        _log.info("%s:%d is bound for %s; %s the models have loaded", address, port, name, when)
+    return found
 
 
 def _bind(endpoint: Endpoint) -> socket.socket:
@@ -47,10 +83,6 @@ def _bind(endpoint: Endpoint) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
-    # Accepted sockets inherit both time limits, for each recv and send, which no worker class has to enforce.
-    timeval = SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
     try:
         listener.bind((address, port))
     except OSError as error:
@@ -59,6 +91,11 @@ def _bind(endpoint: Endpoint) -> socket.socket:
             f"cannot listen on {address}:{port}: {error.strerror}. "
             f"Choose another --{service}-port or --{service}-address, or stop what listens there"
         ) from error
-    bound = listener.getsockname()
-    _log.info("%s:%d is bound for %s; it accepts connections once the models have loaded", bound[0], bound[1], service)
     return listener
+
+
+def _limit_waits(listener: socket.socket) -> None:
+    """Set the time limits of each recv and send, which accepted sockets inherit, and no worker class has to enforce."""
+    timeval = SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)

@@ -217,15 +217,25 @@ def test_a_front_end_that_is_stopped_feeds_no_watchdog_and_is_replaced(tmp_path:
         assert server.stop() == 0
 
 
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--socket", "--gpu"), ("--instances",)], ids=["plain", "socket", "instances"])
+def test_systemd_understands_the_units_and_finds_little_exposure(tmp_path: Path, more: tuple[str, ...]) -> None:
     # A system package, which no file of this project can install, and the README promises that Python is enough. The
     # unit's text is held in tests/cli/test_install_systemd.py on every machine.
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("NOT CHECKED: the unit, since systemd-analyze is not installed (Debian's package systemd)")
-    unit = tmp_path / "shoal.service"
+    unit = tmp_path / ("shoal@.service" if "--instances" in more else "shoal.service")
     given = ["--model-repository", str(SAMPLES), "--user", "daemon", "--output", str(unit)]
-    assert main(["install-systemd", *given, "--", "--id", 'a "b" %n $HOME \\ c']) == 0
-    command = [analyze, "verify", "--man=no", str(unit)]
+    assert main(["install-systemd", *given, *more, "--", "--id", 'a "b" %n $HOME \\ c']) == 0
+    instance = unit.with_name("shoal@one.service") if more == ("--instances",) else unit
+    if instance != unit:
+        instance.symlink_to(unit)
+    sockets = [str(each) for each in tmp_path.glob("*.socket")]
+    assert len(sockets) == ("--socket" in more)
+    command = [analyze, "verify", "--man=no", str(instance), *sockets]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout + done.stderr == ""  # what systemd does not know it only mentions
+    if not more:
+        command = [analyze, "security", "--offline=true", "--threshold=16", "--no-pager", str(unit)]  # 1.6 of 10
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.options import ServerOptions
-from shoal.supervisor.processes.listeners import bind
+from shoal.supervisor.processes.listeners import bind, passed_sockets
 from tests.certificates import Certificates, make_certificates
 from tests.supervisor.star_rig import OPTIONS
 
@@ -28,6 +28,26 @@ def test_each_endpoint_has_a_socket_that_refuses_connections() -> None:
     for listener in listeners.values():
         with listener, pytest.raises(ConnectionRefusedError):
             socket.create_connection(listener.getsockname())
+
+
+def test_sockets_that_systemd_has_passed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    passed, other = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    number = min(passed.fileno(), other.fileno())
+    monkeypatch.setattr("shoal.supervisor.processes.listeners.FIRST_PASSED_FD", number)
+    count = abs(passed.fileno() - other.fileno()) + 1
+    variables = {"LISTEN_PID": "77", "LISTEN_FDS": str(count)}
+    assert passed_sockets(variables, 78) == []
+    assert passed_sockets({"LISTEN_PID": "77", "LISTEN_FDS": "many"}, 77) == []
+    found = passed_sockets(variables, 77)
+    assert [each.fileno() for each in found] == sorted([passed.fileno(), other.fileno()])
+    port = passed.getsockname()[1]
+    listeners = bind(only("http", SERVICE_port=port), found)
+    assert listeners["http"].getsockname()[1] == port
+    with socket.create_connection(("127.0.0.1", port)):  # it waits, though no model has loaded
+        assert "is for none of the server's endpoints" in caplog.text
+    listeners["http"].close()
+    for each in (passed, other):
+        each.detach()  # closed by their second owners
 
 
 @pytest.mark.parametrize("service", ["http", "grpc"])
