@@ -11,6 +11,8 @@ from shoal.frontend.call import ADMINISTRATIVE, BLOCKING
 from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.router import HTTP, RouteMatch
 from shoal.frontend.routes import model_is_ready
+from shoal.frontend.torchserve.inference_api import PREDICTIONS
+from shoal.frontend.torchserve.routes import router_of
 
 #: How much of a request is looked at; and the longest body of an administrative one that is not taken for slow: one of
 #: gRPC's has come in full to the lane by then.
@@ -19,6 +21,7 @@ _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 _CODED = re.compile(rb"\r\n(?:transfer-encoding|expect):", re.IGNORECASE)
 _GRPC_MODELS = ("/ModelInfer", "/ModelReady")
+_TORCHSERVE = router_of(["inference"])
 _MODELS = frozenset({infer, generate, generate_stream, model_is_ready})
 
 
@@ -51,5 +54,8 @@ def work_of(data: bytes, *, is_tunnel: bool) -> Work:
             return Work.REQUEST
         is_quick = found.handler not in ADMINISTRATIVE and (found.handler not in BLOCKING or method == "GET")
         return Work.READING if is_quick else Work.ADMINISTRATION
+    found = _TORCHSERVE.resolve(method, target)
+    if isinstance(found, RouteMatch) and found.handler in PREDICTIONS:
+        return Work.REQUEST
     # A path of another endpoint, or a request that is refused.
     return Work.READING if method in ("GET", "HEAD") else Work.REQUEST

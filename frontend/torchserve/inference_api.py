@@ -26,6 +26,7 @@ from shoal.frontend.torchserve.predictions import (
     rest_of,
     spelled_headers,
 )
+from shoal.frontend.torchserve.streaming import stream
 from shoal.star.models import ModelEntry
 
 #: The header by which a handler hands the id of its request to the sender of the response (common_headers.py).
@@ -78,13 +79,16 @@ def _predict_with(
     described = description(asked, call.headers.get("content-type", ""), headers, request_id, fields)
     pieces = [call.body] if fields is None else [value for _, _, value in fields]
     prepared = prepare(entry, request_id, described, element_of(pieces))
+    headers_added = ((ID_HEADER, request_id),)
+    if entry.is_decoupled:
+        return stream(prepared, call.transport, headers_added)
     reply = call.transport.infer(prepared)
     try:
         response = response_of(answered(reply.response, reply.block))
     except BaseException:
         reply.release()
         raise
-    return reply.send(response._replace(headers=((ID_HEADER, request_id), *response.headers)))
+    return reply.send(response._replace(headers=headers_added + response.headers))
 
 
 def path_in(head: bytes) -> str:

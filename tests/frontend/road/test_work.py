@@ -35,6 +35,7 @@ CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: 
         (post("/v2/models/m/infer"), REQUEST),
         (post("/v2/models/m/versions/2/generate_stream"), REQUEST),
         (post("/invocations"), REQUEST),
+        (get("/predictions/m"), REQUEST),  # of TorchServe's API any method asks the model, which may answer in parts
         # What has not come whole is the client's to delay.
         (post("/v2/repository/index")[:-1], REQUEST),
         (get("/metrics")[:-1], REQUEST),

@@ -18,7 +18,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 
 from shoal.datatypes import BYTES
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import CancelledError, InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
@@ -177,7 +177,7 @@ class TorchserveBackend(Backend):
 
     def _send_parts(self, batch: "Batch", ret: Sequence[Any], message: str, code: int) -> None:
         """Send one part of each response. Raises ValueError for another number of parts, WrongReturnError for parts
-        that have no form as a body."""
+        that have no form as a body, CancelledError if no client of the batch waits any more."""
         if len(ret) != len(batch):
             raise ValueError(f"a part for each of {len(batch)} requests is needed, got {len(ret)}")
         del message
@@ -188,6 +188,8 @@ class TorchserveBackend(Backend):
                 if code != 200 and processor.get_response_status_code() == 200:
                     processor.report_status(code, "")
             reply.add_part(row, results.body_of(element), results.parameters_of(processor))
+        if all(reply.is_cancelled for _, reply, _ in batch):
+            raise CancelledError("the clients of all requests of this batch are gone")
 
     def _answer(self, batch: "Batch", returned: object) -> None:
         try:
@@ -209,6 +211,10 @@ class TorchserveBackend(Backend):
 
     def _fail(self, batch: "Batch", error: BaseException, *, may_raise: bool = True) -> None:
         """Answer all requests of a call with the handler's error. Raises DeviceError for a fault of the GPU."""
+        if isinstance(error, CancelledError):
+            for _, reply, _ in batch:
+                reply.fail(error)
+            return
         if isinstance(error, WrongReturnError):
             failure, detail = error.failure, str(error)
             _log.error("model '%s': %s", self._archive.name, detail)

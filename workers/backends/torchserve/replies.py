@@ -42,6 +42,11 @@ class Reply:
         """The number of parts that have been added."""
         return self._num_parts
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the client does not wait any more."""
+        return self._sender is not None and self._sender.is_cancelled
+
     def add_part(self, row: int, body: bytes, parameters: Parameters | None) -> None:
         """Add a part of a row's body that is not its last. Raises ShoalError if it cannot be sent."""
         self._num_parts += 1

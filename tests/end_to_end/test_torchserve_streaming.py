@@ -1,0 +1,109 @@
+"""Answers in parts, from an archive whose handler calls send_intermediate_predict_response, served by the command."""
+
+import http.client
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.server import DEADLINE_S
+from tests.end_to_end.torchserve_listeners import TorchServe, torchserve_command
+from tests.repository.torchserve.archives import mar
+
+#: Does what a request's body says. `wait PATH` waits, between its parts, until the FIFO has been written to;
+#: `endless PATH` sends parts until that fails, and writes then to the FIFO.
+HANDLER = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+
+def handle(data, context):
+    if data is None:
+        return
+    word, _, path = bytes(data[0]["body"]).decode().partition(" ")
+    if word == "fail":
+        raise ValueError("no")
+    if word == "once":
+        return ["whole"]
+    context.set_response_content_type(0, "text/event-stream")
+    context.set_response_header(0, "X-A", "b")
+    context.set_response_status(201, "made", 0)
+
+    def send(text):
+        send_intermediate_predict_response([text], context.request_ids, "more", 200, context)
+
+    send("one ")
+    if word == "wait":
+        with open(path) as fifo:
+            fifo.read()
+    if word == "break":
+        raise ValueError("no")
+    try:
+        while word == "endless":
+            send("more " * 1000)
+    except Exception as error:
+        with open(path, "w") as fifo:
+            fifo.write(type(error).__name__)
+        raise
+    send("two ")
+    return ["three"]
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+    store = tmp_path_factory.mktemp("store")
+    mar(store / "talk.mar", {"h.py": HANDLER}, name="talk", handler="h.py")
+    properties = "load_models=talk.mar\ndefault_workers_per_model=1\n"
+    with torchserve_command(tmp_path_factory.mktemp("server"), store, properties, "--dt") as served:
+        yield served
+
+
+def begin(served: TorchServe, body: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.inference_port, timeout=DEADLINE_S)
+    connection.request("POST", "/predictions/talk/1.0", body.encode())
+    return connection, connection.getresponse()
+
+
+def test_each_part_is_a_chunk_and_goes_out_as_it_comes(served: TorchServe, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    connection, response = begin(served, f"wait {tmp_path / 'go'}")
+    assert (response.status, response.reason) == (201, "made")
+    assert response.getheader("ts_stream_next") == "true"
+    assert (response.getheader("Content-Type"), response.getheader("X-A")) == ("text/event-stream", "b")
+    assert response.getheader("Transfer-Encoding") == "chunked"
+    assert response.getheader("x-request-id")
+    assert response.read1() == b"one "
+    (tmp_path / "go").write_text("on")  # the handler has gone no further: it waits for this
+    assert response.read() == b"two three"
+    connection.close()
+
+
+def test_an_answer_of_one_part_is_no_stream(served: TorchServe) -> None:
+    reply = served.ask("POST", "/predictions/talk", b"once")
+    assert (reply.status, reply.body, reply.headers["Content-Length"]) == (200, b"whole", "5")
+    assert reply.headers["ts_stream_next"] is None
+
+
+def test_an_error_in_front_of_all_parts_has_its_own_status(served: TorchServe) -> None:
+    reply = served.ask("POST", "/predictions/talk", b"fail")
+    expected = {"code": 503, "type": "InternalServerException", "message": "Prediction failed"}
+    assert (reply.status, reply.json) == (503, expected)
+
+
+def test_an_error_behind_a_part_cuts_the_body_short(served: TorchServe) -> None:
+    connection, response = begin(served, "break")
+    assert (response.status, response.read1()) == (201, b"one ")
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        response.read()
+    connection.close()
+
+
+def test_a_client_that_hangs_up_ends_its_stream(served: TorchServe, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ended")
+    connection, response = begin(served, f"endless {tmp_path / 'ended'}")
+    assert response.read1()
+    response.close()
+    connection.close()
+    assert (tmp_path / "ended").read_text()  # waits for the handler's end
+    assert served.ask("POST", "/predictions/talk", b"once").body == b"whole"  # the only worker is free again
