@@ -11,9 +11,9 @@ from shoal.errors import ShoalError
 from shoal.frontend.call import Handler, HandlerCall, Route
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.errors import error_response, pretty
+from shoal.frontend.torchserve.errors import NoWorkerError, RefusedError, error_response, pretty
 from shoal.frontend.torchserve.forms import form_fields, is_form
-from shoal.frontend.torchserve.models import look_up
+from shoal.frontend.torchserve.models import look_up, version_not_found
 from shoal.frontend.torchserve.predictions import (
     Asked,
     Field,
@@ -64,10 +64,26 @@ def predict(call: HandlerCall, kind: Prediction) -> Response:
     name = call.name or _named(fields)
     request_id = new_id()
     try:
-        return _predict_with(call, kind, look_up(call.state, name, call.version), request_id, fields)
+        return _predict_with(call, kind, _look_up(call, name), request_id, fields)
     except ShoalError as error:
         response = error_response(error, name, call.version)
         return response._replace(headers=((ID_HEADER, request_id), *response.headers))
+
+
+def _look_up(call: HandlerCall, name: str) -> ModelEntry:
+    """The version that a prediction means. Raises ShoalError, NoWorkerError for one that is registered with 0 workers,
+    which the supervisor alone knows."""
+    try:
+        return look_up(call.state, name, call.version)
+    except RefusedError as error:
+        if error.fault.status != 404:
+            raise
+        texts = [row["version"] for row in call.ask("ts_registered", {"model": name})]
+        if not texts:
+            raise
+        if call.version and call.version not in texts:
+            raise version_not_found(name, call.version) from None
+        raise NoWorkerError(name, call.version) from None
 
 
 def _predict_with(

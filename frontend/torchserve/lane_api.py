@@ -25,7 +25,7 @@ from shoal.frontend.response import Headers, Response
 from shoal.frontend.router import RouteMatch, answer
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.common_headers import common_headers, dressed
-from shoal.frontend.torchserve.errors import error_response
+from shoal.frontend.torchserve.errors import NoWorkerError, error_response
 from shoal.frontend.torchserve.forms import is_form
 from shoal.frontend.torchserve.head import HeadParser
 from shoal.frontend.torchserve.inference_api import PREDICTIONS, asked_for
@@ -119,8 +119,10 @@ class TorchServeApi:
             return True
         try:
             return look_up(self._state, found.name, found.version).is_decoupled
+        except NoWorkerError:
+            return head.content_length > SMALL_BODY_BYTES
         except ShoalError:
-            return head.content_length > SMALL_BODY_BYTES  # the road refuses it, and reads no body
+            return True  # which asks the supervisor whether the model has 0 workers
 
     def place(self, head: Head) -> Place:
         """Implements `LaneApi.place`."""

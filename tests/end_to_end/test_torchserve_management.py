@@ -10,6 +10,10 @@ import pytest
 from tests.end_to_end.torchserve_listeners import TorchServe, ask, torchserve_command
 
 PROCESSING = "Processing worker updates..."
+NO_WORKER = (
+    " has no worker to serve inference request. Please use scale workers API to add workers. If this is a sequence "
+    "inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+)
 ZERO = " registered with 0 initial workers. Use scale workers API to add workers for the model."
 
 
@@ -134,6 +138,10 @@ def test_calls_in_their_order(served: TorchServe) -> None:
 def test_an_archive_is_registered_scaled_and_asked(served: TorchServe) -> None:
     no_worker = served.manage("POST", "/models?url=b.mar")
     assert no_worker.json == status('Model "b" Version: 1.0' + ZERO)
+    for path, asked in (("/predictions/b", '"b"'), ("/predictions/b/1.0", '"b" Version 1.0"')):
+        reply = served.ask("POST", path, b"x")
+        expected = fault(503, "ServiceUnavailableException", f"Model {asked}{NO_WORKER}")
+        assert (reply.status, reply.json) == (503, expected)
     made = served.manage("PUT", "/models/b?min_worker=1&synchronous=true")
     assert (made.status, made.json) == (200, status("Workers scaled to 1 for model: b"))
     for path in ("/predictions/b", "/predictions/b/1.0"):

@@ -1,13 +1,16 @@
 """Answers in parts, from an archive whose handler calls send_intermediate_predict_response, served by the command."""
 
 import http.client
+import json
 import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.server import DEADLINE_S
+from tests.end_to_end.test_torchserve_management import NO_WORKER, fault
 from tests.end_to_end.torchserve_listeners import TorchServe, torchserve_command
 from tests.repository.torchserve.archives import mar
 
@@ -54,7 +57,7 @@ def handle(data, context):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
     store = tmp_path_factory.mktemp("store")
     mar(store / "talk.mar", {"h.py": HANDLER}, name="talk", handler="h.py")
-    properties = "load_models=talk.mar\ndefault_workers_per_model=1\n"
+    properties = "load_models=talk.mar\ndefault_workers_per_model=1\njob_queue_size=2\n"
     with torchserve_command(tmp_path_factory.mktemp("server"), store, properties, "--dt") as served:
         yield served
 
@@ -107,3 +110,27 @@ def test_a_client_that_hangs_up_ends_its_stream(served: TorchServe, tmp_path: Pa
     connection.close()
     assert (tmp_path / "ended").read_text()  # waits for the handler's end
     assert served.ask("POST", "/predictions/talk", b"once").body == b"whole"  # the only worker is free again
+
+
+def test_a_full_queue_refuses_what_it_has_no_room_for(served: TorchServe, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    busy, streamed = begin(served, f"wait {tmp_path / 'go'}")
+    assert streamed.read1() == b"one "
+    waiting = {}
+    for _ in range(8):
+        connection = http.client.HTTPConnection("127.0.0.1", served.inference_port, timeout=DEADLINE_S)
+        connection.request("POST", "/predictions/talk/1.0", b"once")
+        waiting[connection.sock] = connection
+    # The only worker waits: what can be read before it goes on is no answer of it.
+    (first, *_), _, _ = select.select(list(waiting), [], [], DEADLINE_S)
+    refused = waiting.pop(first)
+    response = refused.getresponse()
+    expected = fault(503, "ServiceUnavailableException", f'Model "talk" Version 1.0"{NO_WORKER}')
+    assert (response.status, json.loads(response.read())) == (503, expected)
+    (tmp_path / "go").write_text("on")
+    assert streamed.read() == b"two three"
+    statuses = [connection.getresponse().status for connection in waiting.values()]
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(200) >= 2  # those that filled the queue
+    for connection in (busy, refused, *waiting.values()):
+        connection.close()
