@@ -160,9 +160,10 @@ class Port:
             model, self._max_in_flight - num_open
         )
 
-    def has_memory(self, model: int) -> bool:
-        """Whether this model may have one more block, as far as its share of the slab goes."""
-        free_nbytes = self.slab.free_nbytes
+    def has_memory(self, model: int, own_nbytes: int = 0) -> bool:
+        """Whether this model may have one more block, as far as its share of the slab goes; `own_nbytes` of that block
+        have been allocated already."""
+        free_nbytes = self.slab.free_nbytes + own_nbytes
         if free_nbytes >= self._ample_nbytes:
             return True
         return (self._shares or self._count_shares()).has_memory(model, free_nbytes)
@@ -232,10 +233,13 @@ class Port:
             )
         raise NoRoomError(model)
 
-    def admit(self, model: int) -> None:
-        """Raise NoRoomError unless this model may have one more request, whose block was allocated before its model was
-        known."""
-        if not (self.has_place(model) and self.has_memory(model)):
+    def admit(self, model: int, block: Block) -> None:
+        """Raise NoRoomError unless this model may have one more request, in a block of the slab that was allocated
+        before the request had come.
+
+        The block counts as free: the request does not lack the memory that it has.
+        """
+        if not (self.has_place(model) and self.has_memory(model, self.slab.nbytes_of(block.ref))):
             raise NoRoomError(model)
 
     def submit(

@@ -146,7 +146,7 @@ class GrpcSubmission:
                 tensors = [bytes(message[start : start + nbytes]) for start, nbytes in places]
                 return self.submit_known(template, split.id.encode(), tensors, start_ns, deadline_ns)
             if template is not None and block is not None:
-                self._port.admit(template.prepared.entry.model_id)
+                self._port.admit(template.prepared.entry.model_id, block)
                 prepared = replace(template.prepared, id=split.id) if split.id else template.prepared
                 span = _write_in_place(prepared, split, block, offset, len(message))
                 if span:
@@ -221,7 +221,7 @@ class GrpcSubmission:
         template = None if fields else self._keep_template(split, message, prepared)
         asked = SubmittedMessage(split.id, template, prepared)
         if block is not None:
-            self._port.admit(entry.model_id)
+            self._port.admit(entry.model_id, block)
             span = _write_in_place(prepared, split, block, offset, len(message))
             if span:
                 return submit_block(self._port, prepared, block, span, start_ns, deadline_ns), asked

@@ -27,7 +27,7 @@ from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, no_answer
 from shoal.frontend.torchserve.lane_api import TorchServeApi
 from shoal.frontend.tracing import Tracing
-from shoal.shm.port import Reply
+from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
@@ -265,11 +265,14 @@ class HttpLane(Lane[HttpConnection]):
         """Submit a request. True if it was refused and the connection can go on at once."""
         try:
             number, asked = connection.api.submit(head, body, block, before)
-        except RoadOnlyError:  # the body's block is free by now, but unchanged
+        except ShoalError as error:
+            # a large body for which there is a place, but no memory on the lane, goes where it can have its own
+            lacks_memory = block is not None and isinstance(error, NoRoomError) and self._port.has_place(error.model)
+            if not (lacks_memory or isinstance(error, RoadOnlyError)):
+                return self._refuse(connection, error)
+            # the body's block is free by now, but unchanged
             self._hand_over(connection, head.raw + bytes(body) + connection.buffer)
             return False
-        except ShoalError as error:
-            return self._refuse(connection, error)
         self._wait(connection, head, number, asked)
         return False
 

@@ -162,7 +162,7 @@ class Submission:
         try:
             entry = self._entry(head)
             if block is not None:
-                self._port.admit(entry.model_id)
+                self._port.admit(entry.model_id, block)
             pattern = self._state.header_forward_pattern
             fields = forwarded(pattern, head.raw) if pattern else NOTHING
             if fields:  # a template is found by the JSON alone, and the next client's headers are others

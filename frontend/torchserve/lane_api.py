@@ -153,7 +153,7 @@ class TorchServeApi:
                 block = self._port.allocate(template.nbytes, model)
                 block.memory[BODY_OFFSET : BODY_OFFSET + len(body)] = body
             else:
-                self._port.admit(model)
+                self._port.admit(model, block)
                 if template.nbytes > len(block.memory):  # while the body came, another version has taken its place
                     raise UnavailableError(f"model '{found.name}' was replaced while the request came. Send it again")
         except ShoalError:

@@ -26,6 +26,9 @@ from shoal.star.questions import OpenQuestions
 
 #: Messages after which a reply whose segment was missing can be opened, or never will be.
 SEGMENT_NEWS = (shared.SegmentAnnounced, shared.SegmentMissing)
+#: Smallest request that gets a segment of its own where the slab has no room (ours: about the smallest body that a lane
+#: hands to the road for want of memory; a segment costs the supervisor a call).
+LEAST_OVERSIZE_BYTES = 48 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +72,15 @@ class SharedPort:
     # --- submitting, in any thread ---
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block for a request to a model, in the slab or, if large, in a segment of its own. Raises ShoalError."""
-        if nbytes <= self._largest_shared_nbytes:
-            with self.lock:
-                return self._port.allocate(nbytes, model_id)
+        """A block for a request to a model, in the slab or in a segment of its own: the latter if it is too large for
+        the slab, or large and the model may have no more of the slab now. Raises ShoalError."""
         with self.lock:
+            if nbytes <= self._largest_shared_nbytes:
+                try:
+                    return self._port.allocate(nbytes, model_id)
+                except NoRoomError:
+                    if nbytes < LEAST_OVERSIZE_BYTES:
+                        raise
             if not self._port.has_place(model_id):
                 raise NoRoomError(model_id)
         return self._oversize.allocate(nbytes, model_id)

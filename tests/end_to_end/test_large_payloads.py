@@ -135,6 +135,19 @@ def test_what_finds_no_room_is_refused_while_small_requests_are_answered(tight: 
     )
 
 
+def test_requests_that_fill_the_slab_wait_and_none_is_refused(tight: Server, slow: Path, gate: Gate) -> None:
+    tensors = [pattern(MIB * 3 // 2, seed) for seed in range(8)]  # the slab has room for four
+    (slow / "begun").unlink(missing_ok=True)
+    with ThreadPoolExecutor(len(tensors)) as pool:
+        with gate.closed():
+            answers = [pool.submit(ask, tight, tensors[0], "slow")]
+            wait_until((slow / "begun").exists, lambda: processes(tight))
+            answers += [pool.submit(ask, tight, tensor, "slow") for tensor in tensors[1:]]
+            wait_for_pending(tight, "slow", len(tensors) - 1)
+        for tensor, answer in zip(tensors, answers, strict=True):
+            assert np.array_equal(answer.result(), tensor)
+
+
 def test_a_result_that_finds_no_room_is_refused(tight: Server) -> None:
     with pytest.raises(triton.InferenceServerException) as refusal:
         ask(tight, pattern(30 * MIB, 3))  # there is room for it once, not twice

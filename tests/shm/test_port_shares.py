@@ -1,5 +1,7 @@
 """A client's places and slab, divided among models: those that wait leave room for the others."""
 
+import random
+
 import pytest
 
 from shoal.shm.doorbell import Doorbell
@@ -7,6 +9,7 @@ from shoal.shm.layout import CLIENT, LINK, WORKER, Geometry
 from shoal.shm.port import Port
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.shares import RECORDS_PER_REQUEST, NoRoomError
+from shoal.shm.slab import Block
 from tests.shm.port_star import MakePair
 from tests.submitted import submit
 
@@ -92,7 +95,50 @@ def test_a_block_that_was_taken_before_its_model_was_known_is_looked_at_once_it_
     client.ask_all(SLOW)
     block = client.port.allocate(1)
     with pytest.raises(NoRoomError):
-        client.port.admit(SLOW)
-    client.port.admit(IDLE)
+        client.port.admit(SLOW, block)
+    client.port.admit(IDLE, block)
     assert client.port.slab.free(block.ref)
     assert client.port.slab.free_nbytes == 64 * 4096 - MAX * 4096
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_body_is_admitted_where_its_block_would_be_allocated_now(client: Client, seed: int) -> None:
+    """Bodies of any size, of two models, begun, completed and answered in any order."""
+    schedule = random.Random(seed)
+    port, begun, asked = client.port, list[tuple[int, Block]](), list[int]()
+    num_admitted = 0
+    for _ in range(300):
+        event = schedule.randrange(3)
+        if event == 0:
+            model, num_units = schedule.choice([SLOW, OTHER]), 1 << schedule.randrange(5)
+            if (block := port.slab.allocate(num_units * 4096)) is not None:  # as for a model that is not known yet
+                begun.append((model, block))
+        elif event == 1 and begun:
+            model, block = begun.pop(schedule.randrange(len(begun)))
+            try:
+                port.admit(model, block)
+                is_admitted = True
+            except NoRoomError:
+                is_admitted = False
+            nbytes = len(block.memory)
+            assert port.slab.free(block.ref)
+            expected = port.has_place(model) and port.has_memory(model)
+            assert is_admitted == expected
+            if is_admitted:
+                num_admitted += 1
+                asked.append(client.ask(model, nbytes))
+        elif event == 2 and asked:
+            client.answer(asked.pop(schedule.randrange(len(asked))))
+    assert num_admitted > 20
+    client.answer(*asked)
+    for _, block in begun:
+        assert port.slab.free(block.ref)
+    assert port.slab.num_taken == 0
+
+
+def test_a_body_that_alone_leaves_little_free_is_admitted(client: Client) -> None:
+    """A model holds half of the slab, and a body of its own a quarter: what the body takes it does not lack."""
+    client.ask(SLOW, 32 * 4096)
+    block = client.port.allocate(16 * 4096, SLOW)
+    client.port.admit(SLOW, block)
+    assert client.port.slab.free(block.ref)
