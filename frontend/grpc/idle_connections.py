@@ -5,7 +5,7 @@ clients that it closes are those without an open call that have sent nothing for
 client of gRPC connects again for its next call, and no call fails.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 from typing import Protocol, TypeVar
 
@@ -20,7 +20,7 @@ class Idle(Protocol):
     """A connection: its open calls, when bytes came last, and whether it has been told to end."""
 
     @property
-    def calls(self) -> dict[int, object]: ...
+    def calls(self) -> Mapping[int, object]: ...
     @property
     def begun_s(self) -> float: ...
     @property

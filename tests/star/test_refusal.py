@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.reasons import QueueFullError, WorkerDiedError
 from shoal.shm.port import Reply
 from shoal.star.models import ModelEntry
 from shoal.star.refusal import refusal
@@ -17,8 +18,12 @@ DETAIL = 4242 << 42 | 1 << 26 | 0xFFF7
 @pytest.mark.parametrize(
     ("reply", "kind", "words"),
     [
-        (Reply(1, 2, 5, None, None, DETAIL), InternalError, "Stub process 'simple_0_1' is not healthy. The worker of"),
-        (Reply(1, 5, 1, None, None), UnavailableError, "[request id: r7] Exceeds maximum queue size"),
+        (
+            Reply(1, 2, 5, None, None, DETAIL),
+            WorkerDiedError,
+            "Stub process 'simple_0_1' is not healthy. The worker of",
+        ),
+        (Reply(1, 5, 1, None, None), QueueFullError, "[request id: r7] Exceeds maximum queue size"),
         (Reply(1, 5, 0, None, None), UnavailableError, "have no shared memory left"),
         (Reply(1, 0, 0, None, None), InternalError, "sent an answer that cannot be read"),
     ],
