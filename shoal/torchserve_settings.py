@@ -3,6 +3,8 @@ supervisor."""
 
 from dataclasses import dataclass
 
+#: The version of TorchServe that is answered for.
+TORCHSERVE_VERSION = "0.12.0"
 #: The values of `metrics_mode`, TorchServe's.
 METRICS_MODES = ("log", "prometheus", "legacy")
 

@@ -4,13 +4,15 @@ A lane answers what does not wait, and submits predictions of plain bodies by it
 others. Pure.
 """
 
+from contextlib import suppress
 from typing import NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from shoal.errors import ShoalError
-from shoal.frontend.call import Handler, HandlerCall, Route
+from shoal.frontend.call import Handler, HandlerCall, Route, blocking
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.api_description import description as document
 from shoal.frontend.torchserve.errors import NoWorkerError, RefusedError, error_response, pretty
 from shoal.frontend.torchserve.forms import form_fields, is_form
 from shoal.frontend.torchserve.models import look_up, version_not_found
@@ -146,7 +148,16 @@ _INVOKE = _predicting(Prediction(fields_from_query=True))
 _METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 
 
-def _any(handler: Handler) -> dict[str, Handler]:
+def describe(call: HandlerCall) -> Response:
+    """The OpenAPI document of a model's predictions. Runs on the road."""
+    with suppress(NoWorkerError):  # it exists all the same
+        _look_up(call, call.name)
+    name = quote(call.name, safe="")
+    routes = [Route(f"/{kind}/{name}", any_method(PREDICT), "inference") for kind in ("predictions", "explanations")]
+    return document(f"RESTful API for: {call.name}", "1.0.0", routes)
+
+
+def any_method(handler: Handler) -> dict[str, Handler]:
     """The handler for every method; HEAD has that of GET."""
     return dict.fromkeys(_METHODS, handler)
 
@@ -155,15 +166,19 @@ _NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
 
 #: In the order in which they are tried.
 INFERENCE_ROUTES = (
-    Route("/ping", _any(lambda call: ping(call.state)), "health"),
-    Route(f"/predictions/{_NAME}(?:/{_VERSION}(?:/.*)?)?", _any(PREDICT), "inference"),
-    Route(f"/explanations/{_NAME}(?:/{_VERSION}(?:/.*)?)?", _any(EXPLAIN), "inference"),
-    Route("/v1/models/(?P<name>[^/:]+):predict", _any(_KSERVE_PREDICT), "inference"),
-    Route("/v1/models/(?P<name>[^/:]+):explain", _any(_KSERVE_EXPLAIN), "inference"),
-    Route(f"/v2/models/{_NAME}/infer", _any(_KSERVE_PREDICT), "inference"),
-    Route(f"/v2/models/{_NAME}/explain", _any(_KSERVE_EXPLAIN), "inference"),
-    Route("/invocations", _any(_INVOKE), "inference"),
-    Route(f"/models/{_NAME}/invoke", _any(_INVOKE), "inference"),
-    Route(f"/{_NAME}/predict", _any(_INVOKE), "inference"),
-    Route(f"/{_NAME}/{_VERSION}/predict", _any(_INVOKE), "inference"),
+    Route("/ping", any_method(lambda call: ping(call.state)), "health"),
+    Route(
+        f"/predictions/{_NAME}(?:/{_VERSION}(?:/.*)?)?",
+        {**any_method(PREDICT), "OPTIONS": blocking(describe)},
+        "inference",
+    ),
+    Route(f"/explanations/{_NAME}(?:/{_VERSION}(?:/.*)?)?", any_method(EXPLAIN), "inference"),
+    Route("/v1/models/(?P<name>[^/:]+):predict", any_method(_KSERVE_PREDICT), "inference"),
+    Route("/v1/models/(?P<name>[^/:]+):explain", any_method(_KSERVE_EXPLAIN), "inference"),
+    Route(f"/v2/models/{_NAME}/infer", any_method(_KSERVE_PREDICT), "inference"),
+    Route(f"/v2/models/{_NAME}/explain", any_method(_KSERVE_EXPLAIN), "inference"),
+    Route("/invocations", any_method(_INVOKE), "inference"),
+    Route(f"/models/{_NAME}/invoke", any_method(_INVOKE), "inference"),
+    Route(f"/{_NAME}/predict", any_method(_INVOKE), "inference"),
+    Route(f"/{_NAME}/{_VERSION}/predict", any_method(_INVOKE), "inference"),
 )

@@ -24,6 +24,7 @@ class RoadEndpoint:
     def __init__(self, state: ServerState, apis: Sequence[str]) -> None:
         self._routes = router_of(apis)
         self._common = common_headers(state.torchserve)
+        self._has_cors = bool(state.torchserve.cors_allowed_origin)
         self._tokens = Tokens(state.torchserve.token_file)
         self._max_request_size = state.torchserve.max_request_size
 
@@ -31,6 +32,8 @@ class RoadEndpoint:
         """The handler for a request, or its refusal; a body that is too long is refused before anything else."""
         if content_length(headers) > self._max_request_size:
             return TOO_LONG
+        if method == "OPTIONS" and self._has_cors and "access-control-request-method" in headers:
+            return Response(200)  # a browser's preflight, which has no token; `finish` adds what is allowed
         if not self._tokens.admits(self._routes.group_of(target), headers, datetime.now().astimezone()):
             return error_response(REFUSAL)
         return self._routes.admit(state, method, target, headers)

@@ -141,7 +141,8 @@ ERRORS: list[tuple[str, str, str, bytes, int, str, str]] = [
     ("POST", "/predictions", "a/b", b"x", 404, "ResourceNotFoundException", NOT_FOUND),
     ("GET", "/nope", "a/b", b"", 404, "ResourceNotFoundException", NOT_FOUND),
     ("GET", "/models", "a/b", b"", 404, "ResourceNotFoundException", NOT_FOUND),
-    ("OPTIONS", "/predictions/a/b/c", "a/b", b"", 405, "MethodNotAllowedException",
+    ("OPTIONS", "/predictions/nope", "a/b", b"", 404, "ModelNotFoundException", "Model not found: nope"),
+    ("OPTIONS", "/explanations/echo", "a/b", b"", 405, "MethodNotAllowedException",
      "Requested method is not allowed, please refer to API document."),
     ("POST", "/predictions/echo", "multipart/form-data", b"x", 400, "BadRequestException",
      "the multipart body cannot be read: its Content-Type names no boundary"),
@@ -187,6 +188,19 @@ def test_a_connection_is_kept_between_lane_and_road(served: TorchServe) -> None:
         assert (response.status, response.read()) == (200, answer)
         assert connection.sock is socket
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "title"),
+    [
+        ("OPTIONS", "/", "TorchServe APIs"),
+        ("GET", "/api-description", "TorchServe APIs"),
+        ("OPTIONS", "/predictions/echo", "RESTful API for: echo"),
+    ],
+)
+def test_the_api_describes_itself(served: TorchServe, method: str, path: str, title: str) -> None:
+    reply = served.ask(method, path)
+    assert (reply.status, reply.json["openapi"], reply.json["info"]["title"]) == (200, "3.0.1", title)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])

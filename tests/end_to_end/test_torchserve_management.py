@@ -55,7 +55,9 @@ LESS = fault(400, "BadRequestException", "max_worker cannot be less than min_wor
 #: Calls in the order in which they are made, each with its answer; None: any body.
 CALLS: list[tuple[str, str, str, int, object]] = [
     ("GET", "/nope", "", 404, NOT_FOUND),
-    ("GET", "/", "", 404, NOT_FOUND),
+    ("GET", "/", "", 405, NOT_ALLOWED),
+    ("OPTIONS", "/", "", 200, None),
+    ("GET", "/api-description", "", 200, None),
     ("GET", "/predictions/a", "", 404, NOT_FOUND),
     ("PATCH", "/models", "", 405, NOT_ALLOWED),
     ("DELETE", "/models", "", 405, NOT_ALLOWED),

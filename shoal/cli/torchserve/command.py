@@ -20,9 +20,8 @@ from shoal.cli.torchserve.tokens import FILE, write_keys
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import files
 from shoal.options import ServerOptions, check
+from shoal.torchserve_settings import TORCHSERVE_VERSION
 
-#: The version of TorchServe that is answered for.
-TORCHSERVE_VERSION = "0.12.0"
 STOP_LIMIT_S = 60.0
 _MAX_FILE_BYTES = 1 << 20
 #: Fields of ServerOptions that differ from `shoal serve`: Triton's listeners stay closed, a failed model is logged.
