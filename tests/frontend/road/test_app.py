@@ -12,6 +12,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.frontend.response import Response
 from shoal.frontend.road.app import create_app
 from shoal.frontend.state import ServerState
+from shoal.torchserve_errors import torchserve_error
 
 Reply = tuple[int, dict[str, str], bytes]
 INFER = "/v2/models/simple/infer"
@@ -221,11 +222,12 @@ def test_everybody_may_look_and_everybody_is_let_in_where_the_operator_says_so(
     assert post(SCALE, method="GET", **remote)[0] == 200
     assert post("/v2/repository/index", **remote)[0] == 200
     state.allow_remote_admin = True
+    transport.answers["ts_scale"] = torchserve_error(404, "ModelNotFoundException", "Model not found: simple")
     assert (
         post("/models/simple", method="PUT", QUERY_STRING="min_worker=3", RAW_URI="", REQUEST_URI="", **remote)[0]
         == 202
     )
-    assert [verb for verb, _ in transport.asked] == ["instances", "index", "scale"]
+    assert [verb for verb, _ in transport.asked] == ["instances", "index", "ts_scale", "scale"]
     assert transport.asked[-1][1]["count"] == 3
 
 
