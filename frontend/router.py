@@ -16,7 +16,7 @@ from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.restrictions import refusal
 from shoal.frontend.road.inference import generate, generate_stream, infer
-from shoal.frontend.routes import ROUTES, model_is_ready
+from shoal.frontend.routes import ROUTES, SMALL_BODIES, model_is_ready
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
 from shoal.star.readiness import asks_model
@@ -54,6 +54,11 @@ class RouteMatch(NamedTuple):
     def is_blocking(self) -> bool:
         """Whether the handler may wait, so that only the road may call it."""
         return self.handler in BLOCKING
+
+    @property
+    def has_small_body(self) -> bool:
+        """Whether the request asks or loads no model, so that its body is bounded by --max-control-bytes."""
+        return self.handler in SMALL_BODIES
 
     @property
     def is_administrative(self) -> bool:

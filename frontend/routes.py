@@ -46,6 +46,9 @@ _LOGGING = {
     "POST": administrative(lambda call: change_log_settings(call.state, call.ask, call.body)),
 }
 
+#: Handlers of bodies as large as --max-request-bytes: tensors, and a model's files.
+LARGE_BODIES = frozenset({infer, generate, generate_stream, _LOAD["POST"]})
+
 #: In the order in which they are tried: the most frequent path first, `/v2/models/stats` before any model.
 ROUTES = (
     Route("/v2/health/live", {"GET": lambda call: live(call.state)}, "health"),
@@ -85,3 +88,6 @@ ROUTES = (
         "shared-memory",
     ),
 )
+
+#: Handlers of bodies that are small: settings, names and numbers.
+SMALL_BODIES = frozenset(handler for route in ROUTES for handler in route.methods.values()) - LARGE_BODIES

@@ -27,6 +27,8 @@ class ServerState(KnownServer):
 
     http_max_input_size: int = 64 << 20  # Triton's default
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
+    max_control_bytes: int = 1 << 20  # these two: ours, see shoal/options.py
+    max_expansion: int = 100
     endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → the endpoint's name (shoal/options.py)
     header_forward_pattern: str = ""  # "" = none is forwarded
     restrictions: Restrictions = field(default_factory=dict)

@@ -19,8 +19,8 @@ OWN = frozenset({
     "shm-client-slab-mib", "shm-worker-slab-mib", "shm-oversize-mib", "max-in-flight", "default-max-queue-size",
     "request-deadline-ms", "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs",
     "max-request-bytes", "listen-backlog", "http-process-count", "grpc-process-count", "grpc-max-connections",
-    "sagemaker-address", "vertex-ai-address", "install-requirements", "environment-cache-directory", "client-socket",
-    "client-count", "client-slab-mib", "latency-target", "cpu-fallback",
+    "max-control-bytes", "max-expansion", "sagemaker-address", "vertex-ai-address", "install-requirements",
+    "environment-cache-directory", "client-socket", "client-count", "client-slab-mib", "latency-target", "cpu-fallback",
 })  # fmt: skip
 
 _FATES = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}

@@ -60,6 +60,12 @@ class InvalidArgumentError(ShoalError):
     code, wire, http_status, grpc_status, words = "INVALID_ARG", 4, 400, 3, "Invalid argument"
 
 
+class TooLargeError(InvalidArgumentError):
+    """The request takes more memory than a limit of the server's own allows."""
+
+    http_status, grpc_status = 413, 8
+
+
 class NoModelError(InvalidArgumentError):
     """A directory of a repository cannot be a model; the index has the sentence without further words, as in Triton."""
 

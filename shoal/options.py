@@ -109,6 +109,8 @@ class ServerOptions:
     http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
+    max_control_bytes: int = MIB  # bytes of a body that is neither for a model nor a load; ours
+    max_expansion: int = 100  # times its size that a compressed body may have, beyond 1 MiB; 0 = any; ours: JSON has 10
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
     allow_remote_admin: bool = False  # change the server from other machines; ours, the safe one; tritonserver: yes

@@ -23,7 +23,7 @@ from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, error_json, error_response
-from shoal.frontend.road.body import Environ, has_body, read_body
+from shoal.frontend.road.body import ControlBodyTooLongError, Environ, has_body, read_body
 from shoal.frontend.road.traced_transport import TracedTransport
 from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
 from shoal.frontend.state import ServerState
@@ -123,7 +123,7 @@ def _serve(
         return _closed(found) if has_body(environ) else found
     begun_ns = time.monotonic_ns()
     try:
-        body = read_body(environ, endpoint.max_request_bytes or state.max_request_bytes, unreadable)
+        body = _read(environ, found, state, endpoint, unreadable)
     except ShoalError as error:
         return _closed(endpoint.refuse(error))
     head = environ.get(HEAD_VARIABLE, b"")
@@ -132,6 +132,20 @@ def _serve(
         return answer(found, state, transport, headers, body, fields, head, endpoint.refuse)
     traced = TracedTransport(transport, state.tracing, headers, begun_ns)
     return traced.see_off(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
+
+
+def _read(
+    environ: Environ,
+    found: RouteMatch,
+    state: ServerState,
+    endpoint: Endpoint,
+    unreadable: tuple[type[Exception], ...],
+) -> memoryview:
+    """The request's body. Raises ShoalError, also if it is longer than bodies of its kind may be."""
+    limit = endpoint.max_request_bytes or state.max_request_bytes
+    if found.has_small_body and state.max_control_bytes < limit:
+        return read_body(environ, state.max_control_bytes, unreadable, ControlBodyTooLongError)
+    return read_body(environ, limit, unreadable)
 
 
 def _closed(response: Response) -> Response:

@@ -1,9 +1,9 @@
 """The body of a request on the road, read from WSGI's input: exactly as long as announced, and never too long. Pure but
 for that input."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.errors import InvalidArgumentError, TooLargeError, UnsupportedError
 from shoal.frontend.response import body_cut_short
 
 _NO_BODY = memoryview(b"")
@@ -11,13 +11,22 @@ Environ = dict[str, Any]
 
 
 class BodyTooLongError(InvalidArgumentError):
-    """A body is longer than the server accepts."""
+    """A body is longer than the server accepts; `FLAG` raises the limit."""
+
+    FLAG: ClassVar[str] = "--max-request-bytes"
 
     def __init__(self, nbytes: int, limit: int) -> None:
         super().__init__(
             f"the request body has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of {limit} "
-            "bytes. Use --max-request-bytes to increase the limit."
+            f"bytes. Use {self.FLAG} to increase the limit."
         )
+
+
+class ControlBodyTooLongError(BodyTooLongError):
+    """The body of a request that neither asks nor loads a model is longer than those may be."""
+
+    FLAG = "--max-control-bytes"
+    http_status, grpc_status = TooLargeError.http_status, TooLargeError.grpc_status
 
 
 def has_body(environ: Environ) -> bool:
@@ -25,20 +34,26 @@ def has_body(environ: Environ) -> bool:
     return "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "") not in {"", "0"}
 
 
-def read_body(environ: Environ, limit: int, unreadable: tuple[type[Exception], ...]) -> memoryview:
-    """The whole body. Raises InvalidArgumentError if it is longer than `limit`, shorter than announced, or broken."""
+def read_body(
+    environ: Environ,
+    limit: int,
+    unreadable: tuple[type[Exception], ...],
+    too_long: type[BodyTooLongError] = BodyTooLongError,
+) -> memoryview:
+    """The whole body. Raises `too_long` if it is longer than `limit`, and InvalidArgumentError if it is shorter than
+    announced, or broken."""
     if not has_body(environ):
         return _NO_BODY
     announced = _announced_length(environ)
     if announced is not None and announced > limit:
-        raise BodyTooLongError(announced, limit)
+        raise too_long(announced, limit)
     wanted = limit + 1 if announced is None else announced
     try:
         body = _read(environ["wsgi.input"], wanted)
     except unreadable as error:
         raise InvalidArgumentError(f"the request body cannot be read: {error}") from error
     if announced is None and len(body) > limit:
-        raise BodyTooLongError(len(body), limit)
+        raise too_long(len(body), limit)
     if announced is not None and len(body) < announced:
         raise body_cut_short(len(body), announced)
     return memoryview(body)

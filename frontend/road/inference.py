@@ -40,7 +40,7 @@ def infer(call: HandlerCall) -> Response:
 
 
 def _infer_with(entry: ModelEntry, call: HandlerCall) -> Response:
-    body = decompress(call.headers, call.body, call.state.http_max_input_size)
+    body = decompress(call.headers, call.body, call.state.http_max_input_size, call.state.max_expansion)
     limit, regions = call.state.http_max_input_size, call.state.regions
     prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
     reply = _transport(call).infer(prepared)

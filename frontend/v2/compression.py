@@ -8,7 +8,7 @@ bytes behind the stream, or is too large when decompressed is refused. Pure; fro
 import zlib
 from collections.abc import Mapping
 
-from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.errors import InvalidArgumentError, TooLargeError, UnsupportedError
 from shoal.frontend.response import Headers, Response
 
 _AUTO_WBITS = 32 + zlib.MAX_WBITS  # gzip or zlib, whichever it is: Triton detects it too
@@ -18,23 +18,41 @@ LEAST_COMPRESSED_BYTES = 16 * 1024
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
+#: A decompressed body of at most so many bytes may have any compressed size (ours).
+LEAST_EXPANDED_BYTES = 1 << 20
+
+
+class _LimitError(InvalidArgumentError):
+    """Raised for a stream with more bytes than may be decompressed."""
+
+
 class UnsupportedEncodingError(UnsupportedError):
     """Raised for a Content-Encoding that this server cannot read; `headers`, for the response, say which it can."""
 
     headers: Headers = (("Accept-Encoding", "gzip, deflate"),)
 
 
-def decompress(headers: Mapping[str, str], body: memoryview, limit: int) -> memoryview:
+def decompress(headers: Mapping[str, str], body: memoryview, limit: int, max_expansion: int = 0) -> memoryview:
     """The body without its Content-Encoding; the same object if it has none.
 
-    Raises UnsupportedEncodingError (501), or InvalidArgumentError for more than `limit` bytes or a damaged stream.
+    Raises UnsupportedEncodingError (501), InvalidArgumentError for more than `limit` bytes or a damaged stream, and
+    TooLargeError (413) for more than `max_expansion` times the size of the body (0: any), unless it is 1 MiB at most.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return body
     if encoding not in _WBITS:
         raise UnsupportedEncodingError("Unsupported compression type")
-    return memoryview(inflate(body, limit, " Use --http-max-input-size to increase the limit."))
+    expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else limit
+    if expanded >= limit:
+        return memoryview(inflate(body, limit, " Use --http-max-input-size to increase the limit."))
+    try:
+        return memoryview(inflate(body, expanded))
+    except _LimitError:
+        raise TooLargeError(
+            f"the request body of {len(body)} bytes has more than {expanded} bytes when decompressed, which is "
+            f"{max_expansion} times as many, or 1 MiB. Send it uncompressed, or raise --max-expansion"
+        ) from None
 
 
 def inflate(body: bytes | memoryview, limit: int, advice: str = "") -> bytes:
@@ -47,7 +65,7 @@ def inflate(body: bytes | memoryview, limit: int, advice: str = "") -> bytes:
     except zlib.error as error:
         raise InvalidArgumentError(f"failed to decompress the request body: {error}") from None
     if len(inflated) > limit:
-        raise InvalidArgumentError(
+        raise _LimitError(
             "decompressed request body has a byte_size that exceeds the maximum allowed value of "
             f"{limit} bytes.{advice}"
         )

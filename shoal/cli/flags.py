@@ -170,6 +170,8 @@ HTTP = (
     ),
     honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
+    honour("max-control-bytes", integer(1), "bytes of the body of a request that neither asks nor loads a model"),
+    honour("max-expansion", integer(0), "a decompressed body has 1 MiB, or so many times its size, at most; 0 for any"),
     honour(
         "allow-remote-admin",
         BOOLEAN,

@@ -26,6 +26,8 @@ class FrontEndSettings(TypedDict):
     restrictions: Mapping[str, Sequence[str]]  # protocol of --http-restricted-api → header's name and value
     http_max_input_size: int
     max_request_bytes: int
+    max_control_bytes: int
+    max_expansion: int
     header_forward_pattern: str
     log_file: str
     model_control_mode: str

@@ -184,6 +184,8 @@ class FrontEnds:
             strict_readiness=options.strict_readiness,
             http_max_input_size=options.http_max_input_size,
             max_request_bytes=options.max_request_bytes,
+            max_control_bytes=options.max_control_bytes,
+            max_expansion=options.max_expansion,
             endpoints=self._endpoints,
             log_file=options.log_file,
             header_forward_pattern=options.http_header_forward_pattern,

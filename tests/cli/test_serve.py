@@ -70,6 +70,7 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
         ("--shm-oversize-mib=96", {"shm_oversize_mib": 96, "max_request_bytes": 100663296}),
         ("--shm-oversize-mib=0", {"shm_oversize_mib": 0, "max_request_bytes": 16777216}),
         ("--max-request-bytes=1000", {"max_request_bytes": 1000}),
+        ("--max-control-bytes=1000 --max-expansion=0", {"max_control_bytes": 1000, "max_expansion": 0}),
         (
             "--backend-config=onnxruntime,a=1 --backend-config=b=2 --backend-config onnxruntime,c=3",
             {"backend_config": {"onnxruntime": {"a": "1", "c": "3"}, "": {"b": "2"}}},

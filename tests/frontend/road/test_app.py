@@ -286,3 +286,23 @@ def test_a_stream_is_closed_after_its_last_piece(
     assert (list(reply), closed) == ([b"he", b"llo"], [])
     reply.close()  # type: ignore[attr-defined]
     assert closed == ["closed"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/logging", "/v2/repository/index", "/v2/trace/setting", "/v2/models/m/trace/setting"]
+)
+def test_a_body_that_is_for_no_model_is_small(post: Any, state: ServerState, path: str) -> None:
+    state.max_control_bytes = 100
+    sentence = "the request body has a byte_size (101 bytes) that exceeds the maximum allowed value of 100 bytes. "
+    _, *others = refused(sentence + "Use --max-control-bytes to increase the limit.")
+    stream = Stream(b" " * 5000)
+    assert post(path, stream, **CHUNKED) == (413, *others)
+    assert stream.num_asked == 101
+    assert post(path, Stream(b""), CONTENT_LENGTH="101") == (413, *others)
+
+
+@pytest.mark.parametrize("path", [INFER, "/v2/repository/models/m/load"])
+def test_a_body_for_a_model_and_a_load_may_be_large(post: Any, state: ServerState, path: str) -> None:
+    state.max_control_bytes = 100
+    status, _, _ = post(path, Stream(b" " * 900), CONTENT_LENGTH="900")
+    assert status != 413

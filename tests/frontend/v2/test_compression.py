@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.errors import InvalidArgumentError, TooLargeError, UnsupportedError
 from shoal.frontend.response import Response
 from shoal.frontend.v2.compression import UnsupportedEncodingError, compress, decompress, preferred_encoding
 
@@ -96,3 +96,26 @@ def test_deflates_all_chunks_as_one_body() -> None:
         assert zlib.decompress(body, 47) == b"{}" + BODY
     assert compress(response, "identity") is response
     assert compress(Response(200), "gzip") == Response(200)
+
+
+def test_a_bomb_is_inflated_no_further_than_so_many_times_its_size() -> None:
+    bomb = memoryview(zlib.compress(bytes(64 << 20)))
+    tracemalloc.start()
+    with pytest.raises(TooLargeError) as caught:
+        decompress({"content-encoding": "deflate"}, bomb, 1 << 30, 100)
+    _, peak_nbytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_nbytes < 4 * 100 * len(bomb)
+    assert str(caught.value) == (
+        f"the request body of {len(bomb)} bytes has more than {100 * len(bomb)} bytes when decompressed, which is 100 "
+        "times as many, or 1 MiB. Send it uncompressed, or raise --max-expansion"
+    )
+    assert caught.value.http_status == 413
+
+
+@pytest.mark.parametrize(("nbytes", "max_expansion"), [(1 << 20, 1), (64 << 20, 0)])
+def test_a_mebibyte_may_be_as_small_as_it_gets_and_all_else_where_there_is_no_bound(
+    nbytes: int, max_expansion: int
+) -> None:
+    packed = memoryview(zlib.compress(bytes(nbytes)))
+    assert len(decompress({"content-encoding": "deflate"}, packed, 64 << 20, max_expansion)) == nbytes
