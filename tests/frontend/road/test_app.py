@@ -296,9 +296,9 @@ def test_a_body_that_is_for_no_model_is_small(post: Any, state: ServerState, pat
     sentence = "the request body has a byte_size (101 bytes) that exceeds the maximum allowed value of 100 bytes. "
     _, *others = refused(sentence + "Use --max-control-bytes to increase the limit.")
     stream = Stream(b" " * 5000)
-    assert post(path, stream, **CHUNKED) == (413, *others)
+    assert post(path, stream, REMOTE_ADDR="127.0.0.1", **CHUNKED) == (413, *others)
     assert stream.num_asked == 101
-    assert post(path, Stream(b""), CONTENT_LENGTH="101") == (413, *others)
+    assert post(path, Stream(b""), REMOTE_ADDR="127.0.0.1", CONTENT_LENGTH="101") == (413, *others)
 
 
 @pytest.mark.parametrize("path", [INFER, "/v2/repository/models/m/load"])
