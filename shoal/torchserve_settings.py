@@ -17,6 +17,7 @@ class TorchServeSettings:
     enable_model_api: bool = False  # clients may register and unregister models
     metrics_mode: str = "log"  # one of METRICS_MODES: what GET /metrics has
     enable_metrics_api: bool = True  # False: nothing listens for metrics
+    system_metrics: bool = True  # in mode `prometheus`, GET /metrics has figures of the machine
     open_inference_protocol: bool = False  # GET /v2, /v2/health/live, /v2/health/ready
     token_file: str = ""  # key_file.json with the keys that requests must have; "": none is needed (ours)
     cors_allowed_origin: str = ""  # "": no CORS headers; these three as TorchServe's properties

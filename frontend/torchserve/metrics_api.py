@@ -1,8 +1,8 @@
 """TorchServe's metrics: GET /metrics[?name[]=A], with the names that its dashboards know. Pure.
 
 Written by hand because prometheus-client appends `_total` to the names of counters. In mode `log` the page is empty, as
-TorchServe's; in the others it has the counters of inferences. Figures are those of the batcher: a failed request counts
-as a request of TorchServe's, too.
+TorchServe's; in the others it has the counters of inferences, in mode `prometheus` the figures of the machine, too.
+Counters are those of the batcher: a failed request counts as a request of TorchServe's, too.
 """
 
 import socket
@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from shoal.frontend.call import HandlerCall, Route
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.models import default_version, version_text
+from shoal.frontend.torchserve.system_metrics import Gauge, system_metrics
 from shoal.shm.counters import RowView
 from shoal.star.models import ModelEntry
 
@@ -49,7 +50,18 @@ def metrics(call: HandlerCall) -> Response:
     text = "".join(
         line for counter in _COUNTERS if not chosen or counter.name in chosen for line in _lines(call, counter)
     )
+    settings = call.state.torchserve
+    if settings.metrics_mode == "prometheus" and settings.system_metrics:
+        text += "".join(_gauge(gauge) for gauge in system_metrics() if not chosen or gauge.name in chosen)
     return Response(200, _CONTENT, (text.encode(),))
+
+
+def _gauge(gauge: Gauge) -> str:
+    name, host = gauge.name, socket.gethostname().translate(_ESCAPES)
+    return (
+        f"# HELP {name} Torchserve prometheus gauge metric with unit: {gauge.unit}\n# TYPE {name} gauge\n"
+        f'{name}{{Level="Host",Hostname="{host}",}} {gauge.value}\n'
+    )
 
 
 def _lines(call: HandlerCall, counter: _Counter) -> Iterator[str]:

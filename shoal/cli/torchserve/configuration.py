@@ -55,6 +55,7 @@ def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dic
         enable_model_api=values["enable_model_api"],
         metrics_mode=values["metrics_mode"] if values["metrics_mode"] in METRICS_MODES else "log",
         enable_metrics_api=values["enable_metrics_api"],
+        system_metrics=not values["disable_system_metrics"],
         open_inference_protocol=values["ts_open_inference_protocol"],
         token_file=token_file,
         cors_allowed_origin=values["cors_allowed_origin"] or "",

@@ -32,7 +32,7 @@ _THREADS = "lanes, batcher and workers are processes; --http-process-count of sh
 _JAVA = "there is no Java virtual machine"
 _TLS = "TLS ends in front of TorchServe's listeners, in a proxy; their addresses must be http://"
 _PINNED = "workers are pinned to cores by shoal itself"
-_SYSTEM = "figures of the machine are those of /metrics on Shoal's own metrics port"
+_SYSTEM = "figures of the machine are read when /metrics is asked"
 _NO_GRPC = "TorchServe's gRPC services are not there yet; over gRPC a model answers Triton's clients, with shoal serve"
 _AGE = "connections end when clients close them"
 
@@ -79,7 +79,7 @@ KEYS = {
         Key("metrics_mode", "log"),
         Key("metrics_config", None, "the metrics of TorchServe's own metrics.yaml are there without it"),
         Key("model_metrics_auto_detect", False, "metrics that a handler adds are there without a declaration"),
-        Key("disable_system_metrics", False, _SYSTEM),
+        Key("disable_system_metrics", False),
         Key("metric_time_interval", 60, _SYSTEM, has_variable=False),
         Key("system_metrics_cmd", "", _SYSTEM, has_variable=False),
         Key("cors_allowed_origin", None),
