@@ -20,6 +20,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -312,6 +313,8 @@ def configure(
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue  # this process was started without it
+        with suppress(OSError, ValueError):  # closed, or a test's stream that is not a file
+            writer_of(stream.fileno()).follow()  # now, so that the first line takes no further descriptor
         handler = PatientHandler(stream)
         handler.setFormatter(formatter)
         handler.addFilter(

@@ -44,7 +44,7 @@ class PatientWriter:
         Waits for room no longer than `patience_ms`, and than the process's patience for this second.
         """
         try:
-            self._follow()
+            self.follow()
             while data:
                 try:
                     data = data[self._write(data[: self._part]) :]
@@ -63,8 +63,9 @@ class PatientWriter:
             os.close(self._own_fd)
         self._own_fd, self._file = -1, (0, 0)
 
-    def _follow(self) -> None:
-        """Notice that the descriptor refers to another file: a zygote's child, or --log-file, has redirected it."""
+    def follow(self) -> None:
+        """Open the descriptor's file a second time if it refers to another one than before: at the first call, or after
+        a zygote's child, or --log-file, has redirected it. Raises OSError if the descriptor is closed."""
         found = os.fstat(self._fd)
         if (found.st_dev, found.st_ino) == self._file:
             return

@@ -9,7 +9,7 @@ Pure. Front-end processes.
 
 import orjson
 
-from shoal.errors import CancelledError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import CancelledError, InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.response import JSON_CONTENT, Headers, Response
 from shoal.reasons import ModelGoneError, QueueFullError, WorkerDiedError
 from shoal.torchserve_errors import TorchServeFault, torchserve_fault
@@ -22,10 +22,8 @@ _TYPES = {400: _BAD_REQUEST, 404: "ModelNotFoundException", 503: _UNAVAILABLE}
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
 
-class RefusedError(ShoalError):
-    """An error with a status and a type of TorchServe's own."""
-
-    code, wire, http_status, grpc_status, words = "INTERNAL", 2, 500, 13, "Internal"
+class RefusedError(InternalError):
+    """An error with a status and a type of TorchServe's own; to clients of other protocols it is an internal error."""
 
     def __init__(self, fault: TorchServeFault) -> None:
         super().__init__(fault.message)

@@ -50,6 +50,10 @@ class Doubling(BaseHandler):
 LABELS = {str(number): ["n0", f"animal {number}"] for number in range(6)}  # the seventh has none
 
 
+#: Importing torch reads and compiles a great deal: where the machine is busy, it has taken more than a minute.
+LOAD_DEADLINE_S = 240.0
+
+
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
     """The models of the archives, by name."""
@@ -81,7 +85,7 @@ def answers(server: Server, name: str, *bodies: bytes, about: Any = None) -> lis
     """The bodies of a model's answers. The model is loaded with the first: each worker imports torch, which takes
     many seconds where processors are busy, and each so has its own deadline."""
     if fetch(server.http_port, f"/v2/models/{name}/ready").status != 200:
-        loaded = fetch(server.http_port, f"/v2/repository/models/{name}/load", {})
+        loaded = fetch(server.http_port, f"/v2/repository/models/{name}/load", {}, deadline_s=LOAD_DEADLINE_S)
         assert loaded.status == 200, loaded.body
     return predict(server, name, *bodies, about=about)[0]
 
