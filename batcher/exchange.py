@@ -245,13 +245,12 @@ class Exchange:
         # client finds its request counted.
         if self._written_workers:
             _flush(self._written_workers)
-        if self._counted:
-            for model in self._counted:
-                scheduler, cells = model.scheduler, model.row.cells
-                cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()
-                cells[PENDING_COUNT] = scheduler.pending if oldest_ns else 0
-                model.row.publish()
-            self._counted.clear()
+        for model in self._counted:
+            scheduler, cells = model.scheduler, model.row.cells
+            cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()
+            cells[PENDING_COUNT] = scheduler.pending if oldest_ns else 0
+            model.row.publish()
+        self._counted.clear()
         if self._written_clients:
             _flush(self._written_clients)
         # Last: had the batcher died before, its successor would have to read these records again.
@@ -493,10 +492,7 @@ class Exchange:
 
 def _flush(written: set[PeerT]) -> None:
     """Publish to all peers in `written`; peers with further records that wait for room stay in `written`."""
-    unfinished: list[PeerT] = []
-    for peer in written:
-        if not peer.flush():
-            unfinished.append(peer)  # noqa: PERF401  a comprehension is a call of its own
+    unfinished = [peer for peer in written if not peer.flush()]
     written.clear()
     if unfinished:
         written.update(unfinished)
