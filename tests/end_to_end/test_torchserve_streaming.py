@@ -38,7 +38,7 @@ def handle(data, context):
     send("one ")
     if word == "wait":
         with open(path) as fifo:
-            fifo.read()
+            fifo.readline()
     if word == "break":
         raise ValueError("no")
     try:
@@ -62,22 +62,46 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         yield served
 
 
+class Fifo:
+    """A FIFO between a test and a handler; its opening waits for neither."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+    def write(self) -> None:
+        """Write a line, which the handler waits for."""
+        os.write(self.fd, b"on\n")
+
+    def read(self) -> bytes:
+        """Wait for what the handler writes."""
+        assert select.select([self.fd], [], [], DEADLINE_S)[0], "the handler has not ended"
+        return os.read(self.fd, 4096)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Fifo]:
+    made = Fifo(tmp_path / "fifo")
+    yield made
+    os.close(made.fd)
+
+
 def begin(served: TorchServe, body: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", served.inference_port, timeout=DEADLINE_S)
     connection.request("POST", "/predictions/talk/1.0", body.encode())
     return connection, connection.getresponse()
 
 
-def test_each_part_is_a_chunk_and_goes_out_as_it_comes(served: TorchServe, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
-    connection, response = begin(served, f"wait {tmp_path / 'go'}")
+def test_each_part_is_a_chunk_and_goes_out_as_it_comes(served: TorchServe, fifo: Fifo) -> None:
+    connection, response = begin(served, f"wait {fifo.path}")
     assert (response.status, response.reason) == (201, "made")
     assert response.getheader("ts_stream_next") == "true"
     assert (response.getheader("Content-Type"), response.getheader("X-A")) == ("text/event-stream", "b")
     assert response.getheader("Transfer-Encoding") == "chunked"
     assert response.getheader("x-request-id")
     assert response.read1() == b"one "
-    (tmp_path / "go").write_text("on")  # the handler has gone no further: it waits for this
+    fifo.write()  # the handler has gone no further: it waits for this
     assert response.read() == b"two three"
     connection.close()
 
@@ -102,19 +126,17 @@ def test_an_error_behind_a_part_cuts_the_body_short(served: TorchServe) -> None:
     connection.close()
 
 
-def test_a_client_that_hangs_up_ends_its_stream(served: TorchServe, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "ended")
-    connection, response = begin(served, f"endless {tmp_path / 'ended'}")
+def test_a_client_that_hangs_up_ends_its_stream(served: TorchServe, fifo: Fifo) -> None:
+    connection, response = begin(served, f"endless {fifo.path}")
     assert response.read1()
     response.close()
     connection.close()
-    assert (tmp_path / "ended").read_text()  # waits for the handler's end
+    assert fifo.read() == b"CancelledError"
     assert served.ask("POST", "/predictions/talk", b"once").body == b"whole"  # the only worker is free again
 
 
-def test_a_full_queue_refuses_what_it_has_no_room_for(served: TorchServe, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
-    busy, streamed = begin(served, f"wait {tmp_path / 'go'}")
+def test_a_full_queue_refuses_what_it_has_no_room_for(served: TorchServe, fifo: Fifo) -> None:
+    busy, streamed = begin(served, f"wait {fifo.path}")
     assert streamed.read1() == b"one "
     waiting = {}
     for _ in range(8):
@@ -127,7 +149,7 @@ def test_a_full_queue_refuses_what_it_has_no_room_for(served: TorchServe, tmp_pa
     response = refused.getresponse()
     expected = fault(503, "ServiceUnavailableException", f'Model "talk" Version 1.0"{NO_WORKER}')
     assert (response.status, json.loads(response.read())) == (503, expected)
-    (tmp_path / "go").write_text("on")
+    fifo.write()
     assert streamed.read() == b"two three"
     statuses = [connection.getresponse().status for connection in waiting.values()]
     assert set(statuses) <= {200, 503}
