@@ -252,6 +252,8 @@ def lacks_rows(request: Request, output: str, end: int, got: int) -> Unsupported
 class WrittenAnswers(Answers):
     """Answers that are written into a block of the worker's slab, for clients."""
 
+    _senders: dict[int, ResponseSender]  # what `senders` shows; made with the first
+
     def __init__(
         self, num_requests: int, plans: OutputLayouts, instance: str, memory: Memory, batches: OpenBatches | None = None
     ) -> None:
@@ -273,12 +275,13 @@ class WrittenAnswers(Answers):
             batch = self._open_batch
             if batch is None:
                 batch = self._open_batch = OpenBatch(self._batches, request.batch)
-                self.senders = batch.senders
-            if (known := self.senders.get(request.position)) is not None:
+                self.senders = self._senders = {}
+            if (known := self._senders.get(request.position)) is not None:
                 return known
             plans, instance = self._plans.of_another_thread(), self._instance  # plans are for one thread
             sender = Written(request, batch, memory, lambda: WrittenAnswers(1, plans, instance, memory))
-            batch.add(request.position, sender)
+            self._senders[request.position] = sender
+            batch.opened()
         return sender
 
     def watch(self) -> None:

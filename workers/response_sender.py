@@ -166,22 +166,21 @@ def _do_all(jobs: "SimpleQueue[Callable[[], None]]") -> None:
 
 
 class OpenBatch:
-    """One batch, some of whose requests are answered by senders. `senders` are by the requests' positions."""
+    """One batch, some of whose requests are answered by senders. It refers to none of them: a cycle of references would
+    keep the requests' memory mapped until the next garbage collection."""
 
     def __init__(self, batches: OpenBatches, number: int) -> None:
         self.start_ns = batches.memory.begun_ns or time.monotonic_ns()
         self.input_end_ns = 0
         self.number = number
         self._batches = batches
-        # Changed by add, executed and ended.
-        self.senders: dict[int, ResponseSender] = {}
+        # Changed by opened and ended.
         self._num_open = 0
 
-    def add(self, position: int, sender: ResponseSender) -> None:
-        """Add the sender that answers one of the batch's requests."""
+    def opened(self) -> None:
+        """Count a sender that answers one of the batch's requests."""
         with self._batches.memory.lock:
             self._batches.start()
-            self.senders[position] = sender
             self._num_open += 1
             self._batches.num_open += self._num_open == 1
 

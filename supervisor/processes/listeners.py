@@ -8,6 +8,7 @@ and outlive the server: what connects during a restart waits, and is not refused
 import logging
 import os
 import socket
+import stat
 from collections.abc import Mapping, Sequence
 
 from shoal.options import Endpoint, ServerOptions, endpoints
@@ -43,6 +44,8 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[socket.socket]:
     passed = []
     for fd in range(FIRST_PASSED_FD, FIRST_PASSED_FD + int(number)):
         os.set_inheritable(fd, False)
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            continue
         found = socket.socket(fileno=fd)
         if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
             passed.append(found)

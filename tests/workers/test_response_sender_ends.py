@@ -1,5 +1,6 @@
 """Responses and ends that the batcher has no room for, and an end that comes in the middle of anything."""
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -60,3 +61,17 @@ def test_a_sender_may_be_dropped_in_the_middle_of_anything(batcher: Batcher) -> 
     rung(batcher)
     (last,) = heard(batcher)
     assert (last[0], last[3], value(batcher, last)) == (DONE, 2, "dropped")
+
+
+@pytest.mark.usefixtures("no_garbage")
+def test_a_request_that_has_ended_is_freed_without_a_garbage_collection(make_batcher: Callable[..., Batcher]) -> None:
+    """A client's memory stays mapped as long as anything refers to it, though the client has died."""
+    backend = started(make_batcher(), num_requests=2)
+    gone = [weakref.ref(sender) for sender in backend.senders]
+    for sender in backend.senders:
+        sender.finish()
+    del sender
+    backend.senders.clear()
+    backend.requests.clear()
+    backend.loop.step()
+    assert [each() for each in gone] == [None, None]

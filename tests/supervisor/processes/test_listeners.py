@@ -1,6 +1,8 @@
 """Sockets that are bound, not listening, and what is said where that does not work."""
 
 import dataclasses
+import fcntl
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -31,23 +33,26 @@ def test_each_endpoint_has_a_socket_that_refuses_connections() -> None:
 
 
 def test_sockets_that_systemd_has_passed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    passed, other = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
-    number = min(passed.fileno(), other.fileno())
-    monkeypatch.setattr("shoal.supervisor.processes.listeners.FIRST_PASSED_FD", number)
-    count = abs(passed.fileno() - other.fileno()) + 1
-    variables = {"LISTEN_PID": "77", "LISTEN_FDS": str(count)}
+    listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    first = fcntl.fcntl(listening[0], fcntl.F_DUPFD, 900)  # three in a row that nothing else has, and one is no socket
+    os.dup2(listening[1].fileno(), first + 2)
+    reader, writer = os.pipe()
+    os.dup2(reader, first + 1)
+    monkeypatch.setattr("shoal.supervisor.processes.listeners.FIRST_PASSED_FD", first)
+    variables = {"LISTEN_PID": "77", "LISTEN_FDS": "3"}
     assert passed_sockets(variables, 78) == []
     assert passed_sockets({"LISTEN_PID": "77", "LISTEN_FDS": "many"}, 77) == []
     found = passed_sockets(variables, 77)
-    assert [each.fileno() for each in found] == sorted([passed.fileno(), other.fileno()])
-    port = passed.getsockname()[1]
+    assert [each.fileno() for each in found] == [first, first + 2]
+    port = listening[0].getsockname()[1]
     listeners = bind(only("http", SERVICE_port=port), found)
     assert listeners["http"].getsockname()[1] == port
     with socket.create_connection(("127.0.0.1", port)):  # it waits, though no model has loaded
         assert "is for none of the server's endpoints" in caplog.text
-    listeners["http"].close()
-    for each in (passed, other):
-        each.detach()  # closed by their second owners
+    for each in (*listeners.values(), *found, *listening):
+        each.close()
+    for fd in (reader, writer, first + 1):
+        os.close(fd)
 
 
 @pytest.mark.parametrize("service", ["http", "grpc"])
