@@ -68,10 +68,8 @@ def test_a_request_that_has_ended_is_freed_without_a_garbage_collection(make_bat
     """A client's memory stays mapped as long as anything refers to it, though the client has died."""
     backend = started(make_batcher(), num_requests=2)
     gone = [weakref.ref(sender) for sender in backend.senders]
-    for sender in backend.senders:
-        sender.finish()
-    del sender
-    backend.senders.clear()
+    while backend.senders:
+        backend.senders.pop().finish()
     backend.requests.clear()
     backend.loop.step()
     assert [each() for each in gone] == [None, None]
