@@ -1,9 +1,9 @@
 """How long a model's clients wait for an answer, learned from those that hang up.
 
-First come, first served answers everybody as long as everybody waits. Once clients give up sooner than the queue takes,
-the request at its front is about to be given up, too: the model computes answers for clients that have gone. If that
-becomes the usual case, later requests get a deadline, a little shorter than most of those clients have waited, and are
-refused at once if they would miss it (deadlines.py).
+First come, first served answers every request as long as its client waits. Once clients give up sooner than the queue
+takes, the request at its front is about to be given up, too: the model computes answers for clients that have gone. If
+that becomes the usual case, later requests get a deadline, a little shorter than most of those clients have waited,
+and are refused at once if they would miss it (deadlines.py).
 
 Rules: a queue that its clients wait for is left alone, whatever its length and however many others hang up, since only
 answers that have become useless are a reason for a limit: as long as more than half reach a client, there is none. A

@@ -2,18 +2,18 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.findings import Finding
 
-EXIT_DONE, EXIT_MISUSED, EXIT_FOUND = 0, 1, 2
+EXIT_FOUND = 2
 
 _USAGE = "shoal check <repository or model directory> … [options]"
 _HELP = """\
@@ -38,31 +38,22 @@ Each finding is a line `path:line: error: text`. Exit codes: 0 no errors; 1 the 
 def check(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print the findings; returns the exit code."""
     del environ
-    try:
-        arguments = _parser().parse_args(list(argv))
-        if arguments.help:
-            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
-            return EXIT_DONE
-        if not arguments.places:
-            raise CommandLineError("Which repository? Name its directory.")
-        return _check(arguments)
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {_USAGE}\n'shoal check --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+    return run_verb(_parser(), argv, _HELP, _check)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="shoal check", usage=_USAGE, add_help=False)
     parser.add_argument("places", nargs="*", type=Path)
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--help", "-h", action="store_true")
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from shoal.cli import findings
 
+    if not arguments.places:
+        raise CommandLineError("Which repository? Name its directory.")
     for place in arguments.places:
         if not place.is_dir():
             raise CommandLineError(f"There is no directory '{place}'.")

@@ -5,16 +5,16 @@ The facts are read in machine_facts.py; what they mean is decided here, by pure 
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.cli.machine_facts import MachineFacts, read_facts
 from shoal.cli.models import table
-from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.serve import Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.placement import format_cores
 
-EXIT_DONE, EXIT_MISUSED, EXIT_FOUND = 0, 1, 2
+EXIT_FOUND = 2
 GOOD, NOTE, BAD = "ok", "note", "BAD"
 
 _USAGE = "shoal doctor [options]"
@@ -57,14 +57,10 @@ class Row(NamedTuple):
 
 def doctor(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Print what was found; returns the exit code."""
-    try:
-        arguments = _parser().parse_args(list(argv))
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {_USAGE}\n'shoal doctor --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
-    if arguments.help:
-        print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
-        return EXIT_DONE
+    return run_verb(_parser(), argv, _HELP, lambda arguments: _doctor(arguments, environ))
+
+
+def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     ports = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
     rows = list(examine(read_facts(ports, environ)))
     if arguments.json:
@@ -84,12 +80,11 @@ def as_text(rows: Sequence[Row]) -> str:
     return "\n".join(printed)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="shoal doctor", usage=_USAGE, add_help=False)
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         parser.add_argument(f"--{name}-port", type=_port, default=port)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--help", "-h", action="store_true")
     return parser
 
 

@@ -6,7 +6,6 @@ On request writes the store as a repository of Triton's layout. Reads archives a
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +16,13 @@ from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import KEYS, read_values
 from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
+from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.model_config import files
 from shoal.repository.found import FoundModel
 from shoal.store_settings import ALL, StoreSettings
 from shoal.torchserve_errors import torchserve_fault
 
-EXIT_DONE, EXIT_MISUSED, EXIT_FOUND = 0, 1, 2
+EXIT_FOUND = 2
 
 _USAGE = "shoal import <model store or config.properties> [--output <directory>]"
 _HELP = """\
@@ -52,16 +52,7 @@ def import_store(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser = Parser(prog="shoal import", usage=_USAGE, add_help=False)
     parser.add_argument("source", nargs="?", type=Path)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--help", "-h", action="store_true")
-    try:
-        arguments = parser.parse_args(list(argv))
-        if arguments.help:
-            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
-            return EXIT_DONE
-        return _import(arguments, environ)
-    except (CommandLineError, PropertiesError, OSError) as error:
-        print(f"{error}\nUsage: {_USAGE}\n'shoal import --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+    return run_verb(parser, argv, _HELP, lambda arguments: _import(arguments, environ), PropertiesError, OSError)
 
 
 def _import(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.operate import EXIT_DONE, EXIT_MISUSED, EXIT_NO_ANSWER, EXIT_REFUSED, seconds
+from shoal.cli.operate import EXIT_DONE, EXIT_NO_ANSWER, EXIT_REFUSED, seconds
 from shoal.cli.request_arguments import count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import run_verb
 from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -58,16 +59,9 @@ _SEQUENCE_ARGUMENTS = ("sequence_id", "sequence_start", "sequence_end", "priorit
 def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Send the request and print its responses; returns the exit code."""
     try:
-        arguments = _parser().parse_args(list(argv))
-        if arguments.help:
-            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
-            return EXIT_DONE
-        if arguments.model is None:
-            raise CommandLineError("Which model? 'shoal models' lists those of a server.")
-        _infer(arguments, arguments.url or environ.get("SHOAL_URL"))
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {_USAGE}\n'shoal infer --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+        return run_verb(
+            _parser(), argv, _HELP, lambda arguments: _infer(arguments, arguments.url or environ.get("SHOAL_URL"))
+        )
     except (ConnectionLostError, TimedOutError) as error:
         print(error, file=sys.stderr)
         if isinstance(error, ConnectionLostError):
@@ -77,10 +71,9 @@ def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     except ShoalError as error:
         print(f"{error.words}: {error}", file=sys.stderr)
         return EXIT_REFUSED
-    return EXIT_DONE
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="shoal infer", usage=_USAGE, add_help=False)
     parser.add_argument("model", nargs="?")
     parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
@@ -94,11 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=seconds, default=60.0)
     parser.add_argument("--repeat", type=count, default=1)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--help", "-h", action="store_true")
     return parser
 
 
-def _infer(arguments: argparse.Namespace, place: str | None) -> None:
+def _infer(arguments: argparse.Namespace, place: str | None) -> int:
+    if arguments.model is None:
+        raise CommandLineError("Which model? 'shoal models' lists those of a server.")
     from shoal import Client
     from shoal.cli.run_inputs import InputError, read_requests
 
@@ -127,6 +121,7 @@ def _infer(arguments: argparse.Namespace, place: str | None) -> None:
             f"slowest {times_ms[-1]:.3f} ms",
             file=sys.stderr,
         )
+    return EXIT_DONE
 
 
 def _results(

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
 
-EXIT_DONE, EXIT_MISUSED, EXIT_FAILED = 0, 1, 2
+EXIT_FAILED = 2
 
 _USAGE = "shoal init <model directory> [--from <model file>]"
 _HELP = """\
@@ -70,21 +71,12 @@ def init(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser = Parser(prog="shoal init", usage=_USAGE, add_help=False)
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--from", dest="source", type=Path)
-    parser.add_argument("--help", "-h", action="store_true")
-    try:
-        arguments = parser.parse_args(list(argv))
-        if arguments.help:
-            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
-            return EXIT_DONE
-        if arguments.directory is None:
-            raise CommandLineError("Which model? Name the directory to write, as in models/doubler.")
-        return _init(arguments.directory, arguments.source)
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {_USAGE}\n'shoal init --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+    return run_verb(parser, argv, _HELP, lambda arguments: _init(arguments.directory, arguments.source))
 
 
-def _init(directory: Path, source: Path | None) -> int:
+def _init(directory: Path | None, source: Path | None) -> int:
+    if directory is None:
+        raise CommandLineError("Which model? Name the directory to write, as in models/doubler.")
     if directory.exists():
         raise CommandLineError(f"'{directory}' exists already, and is left as it is.")
     if source is not None and not source.is_file():

@@ -9,15 +9,13 @@ import json
 import os
 import re
 import secrets
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser
-
-EXIT_DONE, EXIT_MISUSED = 0, 1
+from shoal.cli.verb import EXIT_DONE, run_verb
 
 _USAGE = "shoal pack --model-name <name> --handler <file or name> --version <version> [options]"
 _HELP = """\
@@ -55,20 +53,15 @@ _SKIPPED = frozenset({"__pycache__", "__MACOSX"})
 def pack(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Write the archive; returns the exit code."""
     del environ
-    try:
-        arguments = _parser().parse_args(list(argv))
-        if arguments.help:
-            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
-            return EXIT_DONE
-        archive = _pack(arguments)
-    except (CommandLineError, OSError) as error:
-        print(f"{error}\nUsage: {_USAGE}\n'shoal pack --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
-    print(f"Wrote {archive}")
+    return run_verb(_parser(), argv, _HELP, _write, OSError)
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    print(f"Wrote {_pack(arguments)}")
     return EXIT_DONE
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="shoal pack", usage=_USAGE, add_help=False)
     for flags in (
         ("--model-name",), ("--version", "-v"), ("--handler",), ("--serialized-file",), ("--model-file",),
@@ -77,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(*flags, default="")
     parser.add_argument("--export-path", type=Path, default=Path())
     parser.add_argument("--force", "-f", action="store_true")
-    parser.add_argument("--help", "-h", action="store_true")
     return parser
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.request_arguments import count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
     from shoal.testing import Response, Server
 
-EXIT_DONE, EXIT_MISUSED, EXIT_FAILED = 0, 1, 2
+EXIT_FAILED = 2
 
 _USAGE = "shoal run <model directory> --input <name>=<value> … [options]"
 _HELP = """\
@@ -53,22 +54,12 @@ Exit codes: 0 done; 1 the command is wrong; 2 the model could not be loaded, or 
 
 
 def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Run a model once; returns the exit code. Raises CommandLineError."""
+    """Run a model once; returns the exit code."""
     del environ
-    try:
-        arguments = _parser().parse_args(list(argv))
-        if arguments.help:
-            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
-            return EXIT_DONE
-        if arguments.model is None:
-            raise CommandLineError("Which model? Name its directory.")
-        return _run(arguments)
-    except CommandLineError as error:
-        print(f"{error}\nUsage: {_USAGE}\n'shoal run --help' explains it.", file=sys.stderr)
-        return EXIT_MISUSED
+    return run_verb(_parser(), argv, _HELP, _run)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="shoal run", usage=_USAGE, add_help=False)
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--input", action="append", default=[], type=name_and_value)
@@ -81,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=count)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--traceback", action="store_true")
-    parser.add_argument("--help", "-h", action="store_true")
     return parser
 
 
@@ -91,6 +81,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from shoal.cli.run_inputs import InputError, read_requests
     from shoal.testing import Server
 
+    if arguments.model is None:
+        raise CommandLineError("Which model? Name its directory.")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s")  # to stderr
     model = arguments.model.resolve()
     if not model.is_dir():

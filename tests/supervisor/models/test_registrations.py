@@ -33,7 +33,7 @@ def found(name: str, text: str, workers: int, *, is_default: bool = False, archi
     request = StoreRequest(f"{name}.mar", initial_workers=workers)
     written, _ = configuration(request, facts, settings, Machine(1, ()))
     config = prepare_config(parse_override(json.dumps(written), name), Path("/"), strict=True)
-    directory = Path(f"/work/{name}-{text}")
+    directory = Path(f"/unpacked/{name}-{text}")
     return FoundModel(name, directory, config, {}, {1: FoundVersion(directory, 1)}, 0, origin=archive)
 
 
