@@ -7,7 +7,7 @@ most one Content-Length, no Transfer-Encoding, no upgrade, no expectation, CRLF 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shoal.frontend.response import Response
@@ -73,7 +73,7 @@ def _parse(raw: bytes) -> Head | None:
     line = (_request_line if len(first) <= _MAX_KEPT_LINE else _request_line.__wrapped__)(first)
     if line is None or lines[-2:] != [b"", b""]:
         return None
-    headers = _fields(lines[:-2])
+    headers = fields_of(lines[:-2], _field_line)
     if headers is None or "host" not in headers or not headers.keys().isdisjoint(ROAD_FIELDS):
         return None
     find = headers.get
@@ -123,18 +123,26 @@ def framing(
 
 @memoized("http_field", 1024)
 def _field(line: bytes) -> tuple[str, str] | None:
-    match = _FIELD_LINE.fullmatch(line)
+    return field_of(_FIELD_LINE.fullmatch(line))
+
+
+def _field_line(line: bytes) -> tuple[str, str] | None:
+    return (_field if len(line) <= _MAX_KEPT_LINE else _field.__wrapped__)(line)
+
+
+def field_of(match: re.Match[bytes] | None) -> tuple[str, str] | None:
+    """Name in lower case and value of a field, from the two groups of a line's match; None where the line has none."""
     return None if match is None else (match[1].decode("ascii").lower(), match[2].decode("ascii").strip(" \t"))
 
 
-def _fields(lines: Sequence[bytes]) -> dict[str, str] | None:
+def fields_of(lines: Sequence[bytes], read_line: Callable[[bytes], tuple[str, str] | None]) -> dict[str, str] | None:
     """Field names in lower case → values; None for too many fields, for a repeated field that must be single, or for a
-    malformed line."""
+    line that `read_line` finds malformed."""
     headers: dict[str, str] = {}
     if len(lines) > MAX_FIELDS:
         return None
     for line in lines:
-        field = (_field if len(line) <= _MAX_KEPT_LINE else _field.__wrapped__)(line)
+        field = read_line(line)
         if field is None:
             return None
         name, value = field

@@ -6,9 +6,8 @@ But here any method may ask for a prediction, and names of fields may have under
 """
 
 import re
-from collections.abc import Sequence
 
-from shoal.frontend.http.http_head import MAX_FIELDS, MAX_HEAD_BYTES, MAX_KEPT_HEAD, ROAD_FIELDS, SINGLE_FIELDS, Head
+from shoal.frontend.http.http_head import MAX_HEAD_BYTES, MAX_KEPT_HEAD, ROAD_FIELDS, Head, field_of, fields_of
 from shoal.frontend.http.http_head import framing as framing_of
 from shoal.frontend.response import Response
 from shoal.frontend.router import Router, path_of
@@ -41,7 +40,7 @@ class HeadParser:
     def _parse(self, raw: bytes) -> Head | None:
         first, *lines = raw.split(b"\r\n")
         line = _REQUEST_LINE.fullmatch(first)
-        headers = _fields(lines[:-2]) if lines[-2:] == [b"", b""] else None
+        headers = fields_of(lines[:-2], _field_line) if lines[-2:] == [b"", b""] else None
         if line is None or headers is None or "host" not in headers or not headers.keys().isdisjoint(ROAD_FIELDS):
             return None
         method, target = line[1].decode("ascii"), line[2].decode("ascii")
@@ -66,21 +65,5 @@ class HeadParser:
         return Head(found, headers, length, None, is_prediction, keep_alive, path_of(target), raw, is_head, False)
 
 
-def _fields(lines: Sequence[bytes]) -> dict[str, str] | None:
-    """Field names in lower case → values; None for too many fields, for a repeated field that must be single, or for a
-    malformed line."""
-    headers: dict[str, str] = {}
-    if len(lines) > MAX_FIELDS:
-        return None
-    for line in lines:
-        field = _FIELD_LINE.fullmatch(line)
-        if field is None:
-            return None
-        name, value = field[1].decode("ascii").lower(), field[2].decode("ascii").strip(" \t")
-        if name not in headers:
-            headers[name] = value
-        elif name in SINGLE_FIELDS or name == "connection":
-            return None
-        else:
-            headers[name] += "," + value
-    return headers
+def _field_line(line: bytes) -> tuple[str, str] | None:
+    return field_of(_FIELD_LINE.fullmatch(line))

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from ts.handler_utils.micro_batching import MicroBatching
@@ -81,8 +82,6 @@ def test_an_archive_without_a_model_says_what_is_missing(
 
 
 def test_an_onnx_model_is_a_session(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     values = [helper.make_tensor_value_info(name, kind, [1]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", values[:1], values[1:])
