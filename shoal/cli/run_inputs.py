@@ -173,7 +173,8 @@ class RequestParser:
         spec = self._signature.inputs.get(name)
         if spec is None:
             known = ", ".join(self._described(each) for each in self._signature.inputs.values())
-            raise InputError(f"'{name}' is no input of model '{self._signature.name}', which takes {known}.")
+            takes = f"takes {known}" if known else "has no inputs: its configuration names none"
+            raise InputError(f"'{name}' is no input of model '{self._signature.name}', which {takes}.")
         return spec
 
     def _described(self, spec: TensorSpec) -> str:

@@ -29,3 +29,12 @@ def warn_of_cache(config: Config) -> None:
         "model '%s' enables the response cache, but the server has none: its requests are executed; "
         "give --cache-config", config["name"],
     )  # fmt: skip
+
+
+def warn_of_no_tensors(config: Config) -> None:
+    """Warn of a model whose complete configuration names no tensor: every request that brings one is refused."""
+    if not config.get("input") and not config.get("output"):
+        _log.warning(
+            "model '%s' has no inputs and no outputs, so that no request can give it a tensor: name them in "
+            "config.pbtxt, or in auto_complete_config of a Python model", config["name"],
+        )  # fmt: skip

@@ -27,7 +27,7 @@ from shoal.repository.plan import Source, revision
 from shoal.supervisor.event_loop import Future, first, reject, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error, report
 from shoal.supervisor.instance_context import InstanceContext
-from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache
+from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache, warn_of_no_tensors
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.roster import Roster
@@ -144,6 +144,7 @@ class ServedVersion:
             raise InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
         version.config = finish_config(version.config, model_io, gpus=self._gpu_ids, default_max_batch_size=int(text))
         version.is_config_final = True
+        warn_of_no_tensors(version.config)
         version.name_groups()
         self._context.star.send_to_batcher(self._batcher_message())
 

@@ -113,6 +113,13 @@ def test_a_model_s_error_is_told_and_its_traceback_where_it_is_wanted(
         main(["run", str(tmp_path / "raises"), "--sample", "ones", "--traceback"])
 
 
+def test_a_model_without_inputs_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_python(tmp_path, "silent", DOUBLE)
+    (tmp_path / "silent" / "config.pbtxt").write_text('backend: "python"')
+    _, _, complaint = run(capsys, tmp_path / "silent", "--input", "X=1")
+    assert complaint.startswith("'X' is no input of model 'silent', which has no inputs: its configuration names none.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
