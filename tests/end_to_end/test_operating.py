@@ -45,8 +45,10 @@ def test_models_are_listed_loaded_and_unloaded(operated: Server) -> None:
     assert printed.splitlines()[1].split()[:3] == ["simple", "1", "UNAVAILABLE"]
 
 
-def test_the_verbs_that_the_readme_shows_change_what_is_served(operated: Server) -> None:
-    (verbs,) = re.findall(r"```sh\n(shoal models\n.*?)```", (SAMPLES.parent / "README.md").read_text(), re.DOTALL)
+def test_the_verbs_that_the_start_page_shows_change_what_is_served(operated: Server) -> None:
+    (verbs,) = re.findall(
+        r"```sh\n(shoal models\n.*?)```", (SAMPLES.parent / "docs" / "start.md").read_text(), re.DOTALL
+    )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "SHOAL_URL": f"http://{operated.url}"}
     run = subprocess.run(["sh", "-ec", verbs], env=environment, check=True, capture_output=True, text=True, timeout=60)

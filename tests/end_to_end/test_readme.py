@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its commands are run, their output compared."""
+"""What the README, docs/start.md and docs/systemd.md show is what happens: commands are run, their output compared."""
 
 import json
 import os
@@ -14,15 +14,20 @@ from tests.end_to_end.server import Server
 ROOT = Path(__file__).parents[2]
 #: A fenced command and the fenced output that follows it.
 SHOWN = re.compile(r"```(sh|python)\n((?:(?!```).)*)```\n+```(json|text)\n((?:(?!```).)*)```", re.DOTALL)
-EXAMPLES = SHOWN.findall((ROOT / "README.md").read_text())
+SHOWN_BY = {
+    name: SHOWN.findall((ROOT / name).read_text()) for name in ("README.md", "docs/start.md", "docs/systemd.md")
+}
+#: Each once: the README's are on the other pages, too.
+EXAMPLES = sorted({example for examples in SHOWN_BY.values() for example in examples})
 
 
-def test_the_readme_shows_commands_and_a_client() -> None:
-    assert " ".join(language for language, _, _, _ in EXAMPLES) == "sh python sh sh python sh sh sh sh sh"
+def test_the_pages_show_commands_and_clients() -> None:
+    shown = [" ".join(language for language, _, _, _ in examples) for examples in SHOWN_BY.values()]
+    assert shown == ["sh sh", "sh python sh sh python sh sh sh", "sh sh"]
 
 
 @pytest.mark.parametrize(("language", "code", "kind", "output"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
-def test_example_prints_what_the_readme_shows(
+def test_example_prints_what_is_shown(
     samples: Server, tmp_path: Path, language: str, code: str, kind: str, output: str
 ) -> None:
     code = code.replace("localhost:8000", samples.url).replace("localhost:8001", f"127.0.0.1:{samples.grpc_port}")
@@ -42,8 +47,8 @@ def test_example_prints_what_the_readme_shows(
         assert printed == output
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    tree = (ROOT / "README.md").read_text().split("## The tree")[1].split("```")[1]
+def test_the_tree_for_contributors_is_the_tree() -> None:
+    tree = (ROOT / "CONTRIBUTING.md").read_text().split("## The tree")[1].split("```")[1]
     folder = ROOT
     for line in filter(None, tree.splitlines()):
         name = re.split(r"\s{2,}", line.lstrip("├└─ "), maxsplit=1)[0].strip()
