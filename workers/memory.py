@@ -4,7 +4,6 @@ Runs in a worker. Records come in whole batches; FREE records between them free 
 thread uses all of this, and there is no locking.
 """
 
-import functools
 import logging
 import select
 import threading
@@ -12,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from shoal.errors import InternalError, UnavailableError
 from shoal.fault import IS_ARMED, reached
@@ -59,8 +58,10 @@ SEGMENT_AFTER_S = 0.01
 #: First and longest pause between the WANTs that are sent while memory is awaited: blocks that clients release without
 #: ringing are freed only then (ours).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
-#: Names of the methods that hold the lock once several threads use the memory.
-_SHARED = ("take", "drain", "allocate", "allocate_for_errors", "free", "push", "publish", "report_blocks", "count")
+#: Uses of a worker's memory: by one thread, by several, or by a process that the model has forked.
+ALONE: Final = 0
+SHARED: Final = 1
+LEFT: Final = 2
 
 
 class Memory:
@@ -85,12 +86,15 @@ class Memory:
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
         self._num_reserved = segment.header.ring_capacity // 2
+        # Fields that `share` and `leave` replace: while one thread uses the memory, they cost no call and no test.
+        #: Apply all records of the batcher. Raises LayoutError for an invalid one.
+        self.drain: Callable[[], None] = self._apply_records
         #: A writable block of the slab of at least so many bytes, at once; None if there is none.
-        self.allocate = self.slab.allocate
+        self.allocate: Callable[[int], Block | None] = self.slab.allocate
         #: Push a record to the batcher; visible to it after `publish`.
-        self.push = writer.push
+        self.push: Callable[[Record], None] = writer.push
         #: Make pushed records visible to the batcher, which reads them once rung, or earlier for another reason.
-        self.publish = writer.publish
+        self.publish: Callable[[], bool] = writer.publish
         #: Wake the batcher.
         self.ring = batcher_bell.ring
         #: How long (s) clients are waited for.
@@ -107,7 +111,7 @@ class Memory:
         self.open_keys: set[int] = set()
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
-        self._is_shared = False
+        self.use = ALONE
         #: Changed by several threads: blocks that records to the batcher have named and that have not been freed.
         self._reported: set[int] = set()
         # The odd unit of a slab is reserved, so that an error can be sent while clients hold all other blocks; an even
@@ -122,13 +126,14 @@ class Memory:
         thread executes a batch and does not use the memory.
         """
         with self.lock:
-            if self._is_shared:
+            if self.use != ALONE:
                 return
             self._reported.update((*self.slab.taken_refs, *self.oversize.refs))
-            self.push = self._push_and_note
-            for name in _SHARED:
-                setattr(self, name, _locked(self.lock, getattr(self, name)))
-            self._is_shared = True
+            self.drain = self._drain_locked
+            self.allocate = self._allocate_locked
+            self.push = self._push_locked
+            self.publish = self._publish_locked
+            self.use = SHARED
             self.oversize.is_shared = True
 
     def leave(self) -> None:
@@ -138,9 +143,9 @@ class Memory:
         InternalError. A request is cancelled if the worker knew so at the fork.
         """
         self.lock = threading.RLock()  # a thread of the worker may have held it
-        for name in (*_SHARED, "send_record", "wait_for", "moved"):
-            setattr(self, name, _refuse)
-        self._is_shared, self.drain = True, lambda: None  # type: ignore[method-assign]
+        self.use = LEFT
+        self.drain = self.allocate = self.push = self.publish = _refuse
+        self._batches.clear()  # `take` finds none and looks for more, which is refused
 
     def take(self) -> list[Record] | None:
         """The next batch, complete and in order; None if none has come."""
@@ -177,6 +182,8 @@ class Memory:
 
         If another batch is being executed, it may hang while threads answer requests of this earlier one.
         """
+        if self.use == LEFT:
+            _refuse()
         if batch == self._words[PROGRESS_WORD]:
             self._words[MOVED_WORD] = now_ns
 
@@ -196,12 +203,13 @@ class Memory:
         A model may ask from several threads without any sender, so the first call shares the memory; but not while no
         batch is executed: then the request is answered, and the loop's thread may be using the memory.
         """
-        if not self._is_shared:
+        if self.use == ALONE:
             if not self.begun_ns:
                 return False
             self.share()
         with self.lock:
-            self.drain()
+            if self.use != LEFT:
+                self.drain()
             return key in self._cancelled
 
     def find_block(self, nbytes: int) -> Block:
@@ -305,36 +313,59 @@ class Memory:
         return bool(self._try_send(record) or self.wait_for(lambda: self._try_send(record)))
 
     def _try_send(self, record: Record) -> bool | None:
+        if self.use == LEFT:
+            _refuse()
         with self.lock:
             if self._writer.num_free <= self._num_reserved:
                 self.ring()
                 return None
-            self._push_and_note(record)
+            self._push_locked(record)
             self._writer.publish()
         self.ring()
         return True
 
-    def _push_and_note(self, record: Record) -> None:
-        self._writer.push(record)
-        if len(record) > D.BLOCK:
-            self._reported.add(record[D.BLOCK])
+    def _push_locked(self, record: Record) -> None:
+        with self.lock:
+            self._writer.push(record)
+            if len(record) > D.BLOCK:
+                self._reported.add(record[D.BLOCK])
+
+    def _publish_locked(self) -> bool:
+        with self.lock:
+            return self._writer.publish()
+
+    def _allocate_locked(self, nbytes: int) -> Block | None:
+        with self.lock:
+            return self.slab.allocate(nbytes)
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
         """A block of at least `nbytes` bytes at once: an ordinary one, else the spare one, else None."""
-        block = self.slab.allocate(nbytes)
-        if block is None and nbytes <= UNIT:
-            block, self._spare = self._spare, None
-        return block
+        with self.lock:
+            block = self.allocate(nbytes)
+            if block is None and nbytes <= UNIT:
+                block, self._spare = self._spare, None
+            return block
 
     def free(self, ref: int) -> None:
         """Free a block of the slab or of an oversize segment."""
-        if not self.slab.free(ref):
+        if self.use != ALONE:
+            self._free_locked(ref)
+        elif not self.slab.free(ref):
             self.oversize.free(ref)
-        if self._is_shared:
+
+    def _free_locked(self, ref: int) -> None:
+        if self.use == LEFT:
+            _refuse()
+        with self.lock:
+            if not self.slab.free(ref):
+                self.oversize.free(ref)
             self._reported.discard(ref)
 
-    def drain(self) -> None:
-        """Apply all records of the batcher. Raises LayoutError for an invalid one."""
+    def _drain_locked(self) -> None:
+        with self.lock:
+            self._apply_records()
+
+    def _apply_records(self) -> None:
         incomplete, num_taken = self._incomplete, 0
         for record in self._reader.drain():
             kind = record[0]
@@ -360,35 +391,37 @@ class Memory:
 
         Blocks that another thread is still writing are left out: the response names them.
         """
-        refs = {*self.slab.taken_refs, *self.oversize.refs}
-        if self._is_shared:
-            refs &= self._reported
-        if self._spare is not None:
-            refs.discard(self._spare.ref)
-        try:
-            for ref in refs:
-                self.push(have_record(ref))
-        except RingFullError:
-            # An earlier batcher was sent these records and died without reading them: they are still in the ring.
-            _log.info("a batcher hears of blocks what its predecessor was told")
-        self.publish()
+        with self.lock:
+            refs = {*self.slab.taken_refs, *self.oversize.refs}
+            if self.use == SHARED:
+                refs &= self._reported
+            if self._spare is not None:
+                refs.discard(self._spare.ref)
+            try:
+                for ref in refs:
+                    self.push(have_record(ref))
+            except RingFullError:
+                # An earlier batcher was sent these records and died without reading them: they are still in the ring.
+                _log.info("a batcher hears of blocks what its predecessor was told")
+            self.publish()
         self.ring()
 
     def count(self) -> dict[str, int]:
         """The worker's figures for the ledger, after freed blocks are taken back: blocks of the slab, without the
         spare one; segments for a single result; slots of the batcher's ring."""
-        self.drain()
-        blocks_acquired, blocks_released = self.slab.counts
-        slots_acquired, slots_released = self._reader.counts
-        num_spare = int(self._spare is not None)
-        return {
-            "blocks_acquired": blocks_acquired - num_spare,
-            "blocks_released": blocks_released,
-            "blocks_spare": num_spare,
-            "oversize_held": len(self.oversize.refs),
-            "slots_acquired": slots_acquired,
-            "slots_released": slots_released,
-        }
+        with self.lock:
+            self.drain()
+            blocks_acquired, blocks_released = self.slab.counts
+            slots_acquired, slots_released = self._reader.counts
+            num_spare = int(self._spare is not None)
+            return {
+                "blocks_acquired": blocks_acquired - num_spare,
+                "blocks_released": blocks_released,
+                "blocks_spare": num_spare,
+                "oversize_held": len(self.oversize.refs),
+                "slots_acquired": slots_acquired,
+                "slots_released": slots_released,
+            }
 
     def take_back(self, ref: int) -> None:
         """Free the block of a response that is not used any more."""
@@ -401,12 +434,3 @@ class Memory:
 
 def _refuse(*_args: Any) -> NoReturn:
     raise InternalError("a process that the model has forked cannot answer its requests: answer in the model's own")
-
-
-def _locked(lock: threading.RLock, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any) -> Any:
-        with lock:
-            return method(*args)
-
-    return call

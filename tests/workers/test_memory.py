@@ -11,6 +11,7 @@ from shoal.shm.layout import DONE, HAVE, RESPONSE, LayoutError
 from shoal.shm.ring import RingReader
 from shoal.workers.answers import Answers
 from shoal.workers.loop import Loop
+from shoal.workers.memory import ALONE
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 from tests.messages import receive
@@ -154,7 +155,7 @@ def test_threads_that_look_whether_a_request_is_cancelled_take_turns(batcher: Ba
     loop = loop_of(batcher, backend=backend)
     memory = loop._memory
     assert not memory.is_cancelled(1)  # no batch is at work: nobody looks
-    assert not memory._is_shared
+    assert memory.use == ALONE
     request = batcher.request([("INPUT0", "FP32", rows(1))])
     batcher.send(request, request)
     loop.step()

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +9,17 @@ import pytest
 from shoal.messages.shared import PayloadGranted, PayloadMapped, PayloadReady, PayloadRefused, PayloadWanted
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, WANT, Geometry
+from shoal.shm.ring import RingReader
 from shoal.shm.segment import SegmentView
-from shoal.shm.slab import SlabView
+from shoal.shm.slab import Block, SlabView
 from shoal.workers.loop import Loop
-from shoal.workers.memory import SEGMENT_AFTER_S
+from shoal.workers.memory import Memory
 from tests.messages import receive
 from tests.workers.worker_harness import VARIABLE, Batcher, loop_of
 
 #: Four quarters of 16 KiB, and the odd unit.
 SLAB = 65536 + 4096
-NEWS, ROOM, ROOM_NOW = 0, 1, 2
+ROOM, ROOM_NOW = 1, 2
 
 
 @pytest.fixture
@@ -76,6 +76,20 @@ def wants(batcher: Batcher) -> set[int]:
     return {record[3] for record in batcher.reader.drain() if record[0] == WANT}
 
 
+def on_want(memory: Memory, batcher: Batcher, react: Callable[[int], None]) -> None:
+    """Whenever the worker rings, `react` is called with the urgency of each WANT that it has sent. The records stay in
+    the ring."""
+    reader, wake = RingReader(batcher.own, batcher.worker_view), memory.ring
+
+    def ring() -> None:
+        wake()
+        for record in reader.read():
+            if record[0] == WANT:
+                react(record[3])
+
+    memory.ring = ring
+
+
 def test_a_result_beyond_a_quarter_of_the_slab_has_a_segment_of_its_own(batcher: Batcher) -> None:
     loop, supervisor = loop_of(batcher, VARIABLE), Supervisor(batcher)
     assert run(loop, batcher, 16000) == (0, 3)
@@ -108,14 +122,12 @@ def test_a_block_that_comes_back_is_taken_before_a_segment_is_made(batcher: Batc
     loop, supervisor = loop_of(batcher, VARIABLE), Supervisor(batcher, max_segments=0)
     memory = loop._memory
     held = [memory.allocate(16384) for _ in range(4)]
-    send_record = memory._try_send
 
-    def said(record: tuple[int, ...]) -> bool | None:
-        if record == (WANT, 0, 0, ROOM) and (block := held.pop()) is not None:
-            batcher.free(block.ref)  # its reader has given it back at once
-        return send_record(record)
+    def give_back(urgency: int) -> None:
+        if urgency == ROOM and (block := held.pop()) is not None:
+            batcher.free(block.ref)
 
-    memory._try_send = said  # type: ignore[method-assign]
+    on_want(memory, batcher, give_back)
     assert run(loop, batcher, 16000) == (0, 3)
     assert supervisor.asked == []
 
@@ -124,22 +136,27 @@ def test_what_was_awaited_in_vain_is_not_awaited_again_until_a_block_comes_back(
     loop, supervisor = loop_of(batcher, VARIABLE), Supervisor(batcher)
     memory = loop._memory
     held = [memory.allocate(16384) for _ in range(4)]
-    wait_for, waits_s = memory.wait_for, []
+    allocate = memory.allocate
+    tries = 0
 
-    def noted(attempt: Callable[[], Any], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS) -> Any:
-        waits_s.append(wait_s)
-        return wait_for(attempt, batch, wait_s, urgency)
+    def counted(nbytes: int) -> Block | None:
+        nonlocal tries
+        tries += 1
+        return allocate(nbytes)
 
-    memory.wait_for = noted  # type: ignore[method-assign]
-    assert [run(loop, batcher, 16000)[1] for _ in range(3)] == [50, 51, 52]
-    assert waits_s == [SEGMENT_AFTER_S]
+    def has_waited(owner: int) -> bool:
+        nonlocal tries
+        tries = 0
+        assert run(loop, batcher, 16000) == (0, owner)
+        return tries > 2  # twice without a wait: once by the result, once after records were read
+
+    memory.allocate = counted
+    assert [has_waited(owner) for owner in (50, 51, 52)] == [True, False, False]
     assert len(supervisor.asked) == 3
     block = held.pop()
     assert block is not None
     batcher.free(block.ref)
-    assert run(loop, batcher, 16000) == (0, 3)
-    assert run(loop, batcher, 16000) == (0, 53)
-    assert waits_s == [SEGMENT_AFTER_S, SEGMENT_AFTER_S]
+    assert [has_waited(owner) for owner in (3, 53)] == [False, True]
 
 
 def test_what_is_awaited_in_vain_is_asked_for_all_the_same(batcher: Batcher) -> None:
@@ -158,15 +175,13 @@ def test_where_there_is_no_segment_either_the_slowest_readers_are_given_up(batch
     memory = loop._memory
     held = [memory.allocate(16384) for _ in range(4)]
     said: list[int] = []
-    send_record = memory._try_send
 
-    def note(record: tuple[int, ...]) -> bool | None:
-        said.append(record[3])
-        if record[3] == ROOM_NOW and held and (block := held.pop()) is not None:
+    def give_back(urgency: int) -> None:
+        said.append(urgency)
+        if urgency == ROOM_NOW and held and (block := held.pop()) is not None:
             batcher.free(block.ref)
-        return send_record(record)
 
-    memory._try_send = note  # type: ignore[method-assign]
+    on_want(memory, batcher, give_back)
     assert run(loop, batcher, 16000) == (0, 3)
     assert len(supervisor.asked) == 1
     assert said[0] == ROOM
@@ -178,14 +193,12 @@ def test_a_large_result_waits_for_another_of_its_kind_to_come_back(batcher: Batc
     assert run(loop, batcher, 40_000) == (0, 50)
     (ref,) = loop._memory.oversize.refs
     memory = loop._memory
-    send_record = memory._try_send
 
-    def said(record: tuple[int, ...]) -> bool | None:
-        if record == (WANT, 0, 0, ROOM_NOW):
+    def give_back(urgency: int) -> None:
+        if urgency == ROOM_NOW:
             batcher.free(ref)
-        return send_record(record)
 
-    memory._try_send = said  # type: ignore[method-assign]
+    on_want(memory, batcher, give_back)
     assert run(loop, batcher, 40_000) == (0, 50)  # in the same segment
     assert len(supervisor.asked) == 2
 
