@@ -1,14 +1,15 @@
 """pyproject.toml's package map, the links in shoal/ and the tree say the same."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm", "systemd"]
-#: Holds no Python, only what is installed beside it.
-DATA = {"shoal.systemd"}
+FOLDERS = ["supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm", "systemd", "model_repository"]
+#: Hold no modules of Shoal's, only what is installed beside them.
+DATA = {"shoal.systemd", "shoal.model_repository"}
 #: In workers/pb_utils, under names of their own: models import them by these.
 OF_MODELS = ["triton_python_backend_utils", "c_python_backend_utils"]
 #: The path of TorchServe's handlers' own, in which `ts` lies.
@@ -34,7 +35,7 @@ def folders_with_modules(folder: Path, package: str) -> set[str]:
 
 def test_the_package_list_names_every_folder_that_holds_python_files() -> None:
     in_tree = folders_with_modules(ROOT / "shoal", "shoal")
-    for folder in FOLDERS:
+    for folder in sorted({*FOLDERS} - {"model_repository"}):  # whose modules are users' code
         in_tree |= folders_with_modules(ROOT / folder, f"shoal.{folder}")
     assert set(re.findall(r'"(shoal[\w.]*)"', section("tool.setuptools"))) == in_tree | DATA
 
@@ -98,3 +99,10 @@ def test_the_link_leads_to_its_folder(folder: str) -> None:
 
 def test_no_other_link_lies_in_the_package() -> None:
     assert sorted(path.name for path in (ROOT / "shoal").iterdir() if path.is_symlink()) == sorted(FOLDERS)
+
+
+def test_the_source_distribution_has_every_folder() -> None:
+    grafted = set(re.findall(r"^graft (\w+)$", (ROOT / "MANIFEST.in").read_text(), re.MULTILINE))
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {path.partition("/")[0] for path in tracked.splitlines() if "/" in path and not path.startswith(".")}
+    assert folders == grafted | {*FOLDERS} | {"shoal"}

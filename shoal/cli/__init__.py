@@ -22,6 +22,7 @@ class _Verb(NamedTuple):
 _VERBS = {
     "serve": _Verb("serve the models of a repository over HTTP and gRPC", "shoal.cli:_serve_locally"),
     "run": _Verb("ask a model once, in this process, without a server", "shoal.cli.run:run"),
+    "samples": _Verb("write the sample models into a directory", "shoal.cli.samples:samples"),
     "init": _Verb("write the directory of a new model, from a model file or a template", "shoal.cli.init:init"),
     "check": _Verb("say what is wrong with the models of a repository, without loading them", "shoal.cli.check:check"),
     "import": _Verb(
@@ -51,6 +52,7 @@ Verbs:
 {verbs}
 
 Start with:
+  shoal samples models && shoal serve models     the sample models; each has a page or a request to try
   shoal serve --model-repository <directory>     then GET http://127.0.0.1:8000/v2/health/ready
   shoal serve model.onnx                         one model file, or the directory of one model
   shoal serve --help                             every flag, with its unit and default

@@ -31,7 +31,7 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out == ""
     assert printed.err == (
         "'server' is not a verb of shoal.\nUsage: shoal <verb> [options]\n"
-        "Verbs: serve, run, init, check, import, pack, infer, models, load, unload, scale, top, explain, doctor, "
+        "Verbs: serve, run, samples, init, check, import, pack, infer, models, load, unload, scale, top, explain, doctor, "
         "build-engine, install-systemd. 'shoal --help' explains them.\n"
     )
 

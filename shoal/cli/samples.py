@@ -1,0 +1,53 @@
+"""The verb `samples`: the sample models, which are installed with Shoal, as a model repository of the user's own."""
+
+import argparse
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
+
+_USAGE = "shoal samples <directory>"
+_HELP = """\
+Write the sample models into a directory, which must not be there yet: a model repository to serve, read and change. Its
+README.md says what each model takes, gives and shows.
+
+Example:
+  shoal samples models && shoal serve models
+
+Options:
+  --help     print this and exit
+
+Exit codes: 0 done; 1 the command is wrong, or the directory is there.
+"""
+
+
+def samples(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Write the sample models; returns the exit code."""
+    del environ
+    parser = Parser(prog="shoal samples", usage=_USAGE, add_help=False)
+    parser.add_argument("directory", nargs="?")
+    return run_verb(parser, argv, _HELP, _write, OSError)
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    if arguments.directory is None:
+        raise CommandLineError("Into which directory? Name one that is not there yet.")
+    directory = Path(arguments.directory)
+    if directory.exists():
+        raise CommandLineError(f"'{directory}' is there already, and stays as it is: name another directory.")
+    with as_file(files("shoal").joinpath("model_repository")) as installed:
+        copy_models(installed, directory)
+    num_models = sum(path.is_dir() for path in directory.iterdir())
+    print(f"Wrote {num_models} models into {directory}\nServe them:  shoal serve {directory}")
+    return EXIT_DONE
+
+
+def copy_models(repository: Path, directory: Path) -> None:
+    """Copy a model repository, and give each model that has no file an empty version directory, which a wheel lacks."""
+    shutil.copytree(repository, directory, ignore=shutil.ignore_patterns("__pycache__", ".gitkeep"))
+    for model in directory.iterdir():
+        if model.is_dir():
+            (model / "1").mkdir(exist_ok=True)
