@@ -132,7 +132,7 @@ class Lane(ABC, Generic[ConnectionT]):
                 self._notify()
                 if len(self._connections) < self._max_connections and not self._stops_at_s:
                     self._sources.resume()
-                self._port.slab.prepare()
+                self._port.prepare()
                 self._tick()
         self._sources.end()
 

@@ -8,6 +8,7 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     16          8          owner id                            supervisor → all
     24          8          epoch                               supervisor → all
     32          8          ring capacity             records   supervisor → all
+                           | the small ring's << 32
     40          8          slab offset               bytes     supervisor → all
     48          8          slab size                 bytes     supervisor → all
     56          8          segment size              bytes     supervisor → all
@@ -32,23 +33,30 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            being executed last sent
                            a response, or waited
                            for a client
-    4096        128 × cap  the ring's records                  owner → the ring's reader
+    512         8          widened: 1 more than the  records   owner → the ring's reader
+                           position of the full
+                           ring's first record, 0
+                           while the ring is small
+    4096        128 × n    records of the small ring           owner → the ring's reader
     …           8 × units  generation table                    owner → readers of its blocks
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → readers of its blocks
+    …           128 × cap  records of the full ring, where     owner → the ring's reader
+                           the small one has fewer
 
 A link to a worker whose model has a sequence batcher has a slab for a table (batcher → its successor), four words per
 slot (S).
 
 A link between two processes is a pair of segments: each side's ring, and each side's head of the other's ring.
 A segment for a single payload that no slab takes has no ring, and one block of any size, which is all of its slab.
-Positions are u64 counts that never wrap; a slot is position modulo capacity. Every word is little-endian u64.
+Positions are u64 counts that never wrap; a slot is position modulo capacity. A client's ring may begin small, until its
+writer widens it: memory for all that can be outstanding is taken when so much is. Every word is little-endian u64.
 """
 
 import struct
 from typing import Final, NamedTuple
 
 MAGIC = 0x4C414F4853  # "SHOAL"
-VERSION = 1
+VERSION = 2
 PAGE: Final = 4096
 WORD: Final = 8
 
@@ -72,6 +80,7 @@ BUSY_SINCE_WORD: Final = 32
 BUSY_FOR_WORD: Final = 40
 TAKEN_WORD: Final = 48
 MOVED_WORD: Final = 56
+WIDENED_WORD: Final = 64
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
@@ -84,16 +93,23 @@ UNIT: Final = 4096
 
 
 class Geometry(NamedTuple):
-    """The sizes that a segment is made with: the ring's capacity in records and the slab's size in bytes. All offsets
-    follow from these."""
+    """The sizes that a segment is made with: the ring's capacity in records, the slab's size in bytes, and the records
+    of the small ring that the ring begins with, 0 where it is whole from the beginning. All offsets follow from
+    these."""
 
     ring_capacity: int
     slab_nbytes: int
+    small_capacity: int = 0
+
+    @property
+    def first_capacity(self) -> int:
+        """Records of the ring before it is widened."""
+        return self.small_capacity or self.ring_capacity
 
     @property
     def generations_offset(self) -> int:
         """Bytes from the start of the segment to the table of u64 generation words, one per unit of the slab."""
-        return RING_OFFSET + self.ring_capacity * RECORD_BYTES
+        return RING_OFFSET + self.first_capacity * RECORD_BYTES
 
     @property
     def slab_offset(self) -> int:
@@ -102,9 +118,15 @@ class Geometry(NamedTuple):
         return (end + PAGE - 1) // PAGE * PAGE
 
     @property
+    def slab_end(self) -> int:
+        """Bytes from the start of the segment to the end of the slab, where the full ring begins if there is one."""
+        return self.slab_offset + self.slab_nbytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole segment."""
-        return self.slab_offset + self.slab_nbytes
+        full = self.ring_capacity * RECORD_BYTES if self.small_capacity else 0
+        return self.slab_end + (full + PAGE - 1) // PAGE * PAGE
 
 
 class Header(NamedTuple):
@@ -114,7 +136,7 @@ class Header(NamedTuple):
     version_and_kind: int
     owner: int
     epoch: int
-    ring_capacity: int
+    ring_capacities: int
     slab_offset: int
     slab_nbytes: int
     segment_nbytes: int
@@ -123,6 +145,16 @@ class Header(NamedTuple):
     def kind(self) -> int:
         """CLIENT, LINK, WORKER, COUNTERS, OVERSIZE or BATCHER."""
         return self.version_and_kind >> 32
+
+    @property
+    def ring_capacity(self) -> int:
+        """Records of the ring, once it is widened if it begins small."""
+        return self.ring_capacities & 0xFFFFFFFF
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes that the segment was made with."""
+        return Geometry(self.ring_capacity, self.slab_nbytes, self.ring_capacities >> 32)
 
 
 #: The words of a record, from its kind on; those that are left out are 0.
@@ -140,7 +172,7 @@ def pack_header(kind: int, owner: int, epoch: int, geometry: Geometry) -> bytes:
         VERSION | kind << 32,
         owner,
         epoch,
-        geometry.ring_capacity,
+        geometry.ring_capacity | geometry.small_capacity << 32,
         geometry.slab_offset,
         geometry.slab_nbytes,
         geometry.nbytes,
@@ -154,7 +186,9 @@ def read_header(memory: memoryview) -> Header:
     header = Header(*HEADER.unpack_from(memory))
     if header.magic != MAGIC or header.version_and_kind & 0xFFFFFFFF != VERSION:
         raise LayoutError(f"no Shoal segment of layout version {VERSION}: {header.magic:#x}")
-    geometry = Geometry(header.ring_capacity, header.slab_nbytes)
+    geometry = header.geometry
+    if geometry.small_capacity > geometry.ring_capacity:
+        raise LayoutError(f"a ring of {geometry.ring_capacity} records is said to begin with {geometry.small_capacity}")
     if header.segment_nbytes != len(memory) or geometry.nbytes != len(memory):
         raise LayoutError(f"the segment says {header.segment_nbytes} bytes, {len(memory)} are mapped")
     if header.slab_offset != geometry.slab_offset:

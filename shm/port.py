@@ -40,7 +40,7 @@ from shoal.shm.records import release_record
 from shoal.shm.reply import Reply
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.shares import HELD_PER_REQUEST, MODELS_AT_ONCE, NoRoomError, Shares, least_ample
+from shoal.shm.shares import HELD_PER_REQUEST, MODELS_AT_ONCE, RECORDS_PER_PLACE, NoRoomError, Shares, least_ample
 from shoal.shm.slab import Block, Slab, SlabView
 
 __all__ = ["CheckedRequest", "NoRoomError", "Port", "Reply", "SchedulingHints"]
@@ -110,6 +110,11 @@ class Port:
         self._ample_nbytes = least_ample(self.slab.nbytes)
         self._correlation_key = correlation_key
         self._max_held = HELD_PER_REQUEST * max_in_flight
+        # Changed when the ring is widened: so many requests and held replies the ring has room for, so many requests
+        # are taken of any model, and so many records stay free when replies are released that were never held.
+        self._num_places = self._writer.num_first // RECORDS_PER_PLACE if self._writer.is_small else self._max_held
+        self._num_ample = min(max_in_flight, self._num_places)
+        self._num_kept = self._writer.num_free * 7 // 8
         # Changed by submit, poll, release, and when segments are announced.
         self._must_ring = False
         self._number = 0
@@ -122,6 +127,7 @@ class Port:
         #: (number, part) → pieces of a reply, the blocks of its tensors; part is 0 for the final reply.
         self._pieces: dict[tuple[int, int], list[int]] = {}
         self._released: list[int] = []  # numbers of final replies that the next RELEASE names
+        self._unheld: list[Record] = []  # RELEASEs of replies that were more than may be held, for later flushes
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
         self._awaited = AwaitedSegments(self._segments)
@@ -145,13 +151,14 @@ class Port:
     @property
     def is_ample(self) -> bool:
         """Whether so little is in flight that no model can have more than its share."""
-        return len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes
+        return len(self._open) < self._num_ample and self.slab.free_nbytes >= self._ample_nbytes
 
     def has_place(self, model: int) -> bool:
         """Whether this model may have one more request in flight, as far as the numbers of requests and held replies
         go."""
         num_open = len(self._open)
-        if num_open + len(self._held) + len(self._parts) >= self._max_held:
+        num_used = num_open + len(self._held) + len(self._parts)
+        if num_used >= self._num_places and not self._widen():
             return False
         if num_open < self._max_of_model:
             return True
@@ -159,6 +166,21 @@ class Port:
         return shares.num_requests(model) < self._max_of_model and shares.has_place(
             model, self._max_in_flight - num_open
         )
+
+    def _widen(self) -> bool:
+        """Widen the ring, so that it has room for all that may be outstanding. False if there is no memory for that, or
+        the ring has that room already."""
+        if self._num_places == self._max_held or (self._writer.is_small and not self._writer.widen()):
+            return False
+        self._num_places, self._num_ample = self._max_held, self._max_of_model
+        self._num_kept = self._writer.num_free * 7 // 8
+        return True
+
+    def prepare(self) -> None:
+        """Add memory before it is needed: to be called at rest."""
+        self.slab.prepare()
+        if 2 * (len(self._open) + self.num_held) > self._num_places:
+            self._widen()
 
     def has_memory(self, model: int, own_nbytes: int = 0) -> bool:
         """Whether this model may have one more block, as far as its share of the slab goes; `own_nbytes` of that block
@@ -184,7 +206,7 @@ class Port:
     @property
     def is_crowded(self) -> bool:
         """Whether the ring has no free slots but those that requests in flight need for their CANCEL and RELEASE."""
-        return self._writer.num_free <= 2 * self._max_in_flight
+        return self._writer.num_free <= 2 * min(self._num_places, self._max_in_flight)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -219,7 +241,7 @@ class Port:
         slab = self.slab
         num_used = len(self._open) + len(self._held) + len(self._parts)
         # while less than one model's share is in use, any model may take a block
-        is_ample = num_used < self._max_of_model and slab.free_nbytes >= self._ample_nbytes
+        is_ample = num_used < self._num_ample and slab.free_nbytes >= self._ample_nbytes
         if is_ample or (self.has_place(model) and self.has_memory(model)):
             block = slab.allocate(nbytes)
             if block is not None:
@@ -338,6 +360,7 @@ class Port:
         A cancelled request is open, too; it is not cancelled again, and its final reply still comes. The first HOLD is
         marked: if two batchers die in a row, the third may read all this twice.
         """
+        self._unheld.clear()  # a successor counts nothing as held but what it is told of here
         held = [(*each, False) for each in self._held.items()] + [(*each, True) for each in self._parts.elements()]
         for index, (number, ref, is_part) in enumerate(held):
             self._writer.push(records.hold_record(number, ref, is_first=index == 0, is_part=is_part))
@@ -352,9 +375,18 @@ class Port:
             with suppress(RingFullError):  # the ring is full: a later flush pushes them
                 self._writer.push(release_record(*self._released))
                 self._released.clear()
+        if self._unheld:
+            self._release_unheld()
         if self._writer.publish() and self._must_ring:
             self._must_ring = False
             self._batcher_bell.ring()
+
+    def _release_unheld(self) -> None:
+        """Release replies that were more than may be held, as many as leave the ring its room for requests."""
+        num = max(0, self._writer.num_free - self._num_kept)
+        for record in self._unheld[:num]:
+            self._writer.push(record)
+        del self._unheld[:num]
 
     def wake(self) -> None:
         """Ring the batcher's bell, so that it reads all visible records now."""
@@ -387,7 +419,9 @@ class Port:
             view = self._segments.get(ref >> OWNER_SHIFT)
             block = view.open(ref) if view is not None else None
             header = None
-            if block is not None and (len(self._held) + len(self._parts) < self._max_held or num_pieces):
+            if block is not None and (
+                len(self._held) + len(self._parts) < self._num_places or num_pieces or self._widen()
+            ):
                 if more:
                     self._parts[number, ref] += 1
                 else:
@@ -399,7 +433,10 @@ class Port:
             elif ref:  # a block that cannot be opened, or one more than may be held
                 if block is not None:
                     block, reason = None, int(Reason.NO_MEMORY)
-                self.release(number, ref if more else 0, prompt=False)
+                if more:
+                    self._unheld.append(records.release_part_record(number, ref))
+                else:
+                    self.release(number, prompt=False)
             reply = Reply(number, status, reason, block, header, detail, record)
             if num_pieces and header is not None:
                 (reply.piece, *_) = self._pieces.get((number, reply.part), (0,))

@@ -4,13 +4,26 @@ The writer's segment holds the records and the tail; the reader's segment holds 
 invisible and becomes visible with others by one aligned 8-byte store of the tail. That store goes through
 `memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process would read a value that was never
 written. (Records are packed with `pack_into` none the less: they are not read before the tail has moved.)
+
+A client's ring may begin small. Its writer widens it once, before a record finds no slot: that record and all later
+ones lie in the full ring, and the reader goes there when it has read the small one to its end.
 """
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
 from shoal.fault import IS_ARMED, reached
-from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, WORD, LayoutError, Record
+from shoal.shm.layout import (
+    HEAD_WORD,
+    RECORD,
+    RECORD_BYTES,
+    RING_OFFSET,
+    TAIL_WORD,
+    WIDENED_WORD,
+    WORD,
+    LayoutError,
+    Record,
+)
 from shoal.shm.segment import Mapping, Segment
 
 __all__ = ["Record", "RingFullError", "RingReader", "RingWriter"]
@@ -34,15 +47,21 @@ class RingWriter:
     """The writer's end of a ring: `own` is its segment, with the records, `peer` the reader's. Pushed records are
     invisible until `publish`."""
 
-    __slots__ = ("_capacity", "_limit", "_own_words", "_peer_words", "_position", "_records")
+    __slots__ = ("_capacity", "_limit", "_own", "_own_words", "_peer_words", "_position", "_records", "_since")
 
     def __init__(self, own: Segment, peer: Mapping) -> None:
-        self._capacity = own.header.ring_capacity
-        self._records = own.bytes[RING_OFFSET : RING_OFFSET + self._capacity * RECORD_BYTES]
+        self._own = own
         self._own_words = own.words
         self._peer_words = peer.words
-        # Changed by push; read back from memory, so that a successor goes on at the writer's position.
-        self._position = own.words[TAIL_WORD]
+        # Changed by widen: the capacity and records of the ring in use, and the position of the full ring's first
+        # record. Read back from memory, as is the position, so that a successor goes on where the writer was.
+        widened, tail = own.words[WIDENED_WORD], own.words[TAIL_WORD]
+        if widened > tail + 1:  # behind records that a dead writer has not published: the full ring begins at the tail
+            widened = own.words[WIDENED_WORD] = tail + 1
+        self._since = max(0, widened - 1)
+        self._capacity, self._records = _ring_in_use(own, is_small=not widened)
+        # Changed by push.
+        self._position = tail
         #: The position up to which slots are known to be free; read for each record, it would cost a tenth of a push.
         self._limit = self._position
 
@@ -54,8 +73,8 @@ class RingWriter:
         """
         position = self._position
         if position >= self._limit:
-            self._limit = self._peer_words[HEAD_WORD] + self._capacity
-            if position >= self._limit:
+            self._limit = max(self._peer_words[HEAD_WORD], self._since) + self._capacity
+            if position >= self._limit and not self.widen():
                 raise RingFullError(f"all {self._capacity} records are unread")
         _PACK_INTO[len(record)](self._records, position % self._capacity * RECORD_BYTES, *record)
         self._position = position + 1
@@ -63,9 +82,30 @@ class RingWriter:
             reached("pushed")
 
     @property
+    def num_first(self) -> int:
+        """The number of records that the ring has room for before it is widened."""
+        return self._own.header.geometry.first_capacity
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the ring can be widened."""
+        return self._capacity < self._own.header.ring_capacity
+
+    def widen(self) -> bool:
+        """Have the next record, and all after it, lie in the full ring. False, and no effect, if this has been done,
+        the ring was never small, or there is no memory."""
+        if not self.is_small or not self._own.make_ring_present():
+            return False
+        self._since = self._position
+        self._capacity, self._records = _ring_in_use(self._own, is_small=False)
+        self._limit = self._position + self._capacity
+        self._own_words[WIDENED_WORD] = self._position + 1  # publishes: nothing; the tail is stored after it
+        return True
+
+    @property
     def num_free(self) -> int:
-        """Number of records that can be pushed now."""
-        return self._capacity - self.num_unread
+        """Number of records that can be pushed now, without the ring being widened."""
+        return self._capacity - (self._position - max(self._peer_words[HEAD_WORD], self._since))
 
     @property
     def num_unread(self) -> int:
@@ -92,13 +132,14 @@ class RingWriter:
 
     def history(self) -> Iterator[tuple[int, Record]]:
         """Published records and their positions, newest first, as far back as the ring's slots go; for a successor of
-        this process."""
+        this process. Not for a ring that was widened."""
         tail = self._own_words[TAIL_WORD]
         for position in range(tail - 1, max(0, self._position - self._capacity) - 1, -1):
             yield position, RECORD.unpack_from(self._records, position % self._capacity * RECORD_BYTES)
 
     def mark(self, position: int, word: int, value: int) -> None:
-        """Change a word of a record that its reader has read; no effect if a later record has taken the slot."""
+        """Change a word of a record that its reader has read; no effect if a later record has taken the slot. Not for a
+        ring that was widened."""
         if position >= self._position - self._capacity:
             offset = RING_OFFSET + position % self._capacity * RECORD_BYTES
             self._own_words[offset // WORD + word] = value  # publishes: nothing; a successor of this process reads it
@@ -107,13 +148,15 @@ class RingWriter:
 class RingReader:
     """The reader's end of a ring: `peer` is the writer's segment, with the records, `own` the reader's."""
 
-    __slots__ = ("_capacity", "_own_words", "_peer_words", "_position", "_records")
+    __slots__ = ("_capacity", "_is_small", "_own_words", "_peer", "_peer_words", "_position", "_records")
 
     def __init__(self, own: Segment, peer: Mapping) -> None:
-        self._capacity = peer.header.ring_capacity
-        self._records = peer.bytes[RING_OFFSET : RING_OFFSET + self._capacity * RECORD_BYTES]
         self._own_words = own.words
+        self._peer = peer
         self._peer_words = peer.words
+        # Changed when the reader has come to the full ring.
+        self._capacity, self._records = _ring_in_use(peer, is_small=True)
+        self._is_small = self._capacity < peer.header.ring_capacity
         # Changed by read.
         self._position = own.words[HEAD_WORD]
 
@@ -144,6 +187,8 @@ class RingReader:
         tail = self._peer_words[TAIL_WORD]
         if tail == position:
             return ()
+        if self._is_small and (widened := self._peer_words[WIDENED_WORD]):
+            return self._read_widened(position, widened - 1, tail)
         capacity = self._capacity
         if not 0 < tail - position <= capacity:
             raise LayoutError(f"a ring of {capacity} records claims {tail - position} unread ones")
@@ -152,6 +197,24 @@ class RingReader:
         if IS_ARMED:
             reached("read")
         return records
+
+    def _read_widened(self, position: int, first: int, tail: int) -> list[Record]:
+        """All visible records where the one at `first`, and all after it, lie in the full ring."""
+        middle = min(max(first, position), tail)
+        records = self._checked(position, middle)
+        if first <= tail:
+            self._is_small = False
+            self._capacity, self._records = _ring_in_use(self._peer, is_small=False)
+            records += self._checked(middle, tail)
+        self._position = tail
+        if IS_ARMED:
+            reached("read")
+        return records
+
+    def _checked(self, start: int, end: int) -> list[Record]:
+        if not 0 <= end - start <= self._capacity:
+            raise LayoutError(f"a ring of {self._capacity} records claims {end - start} unread ones")
+        return self._between(start, end) if start < end else []
 
     def acknowledge(self) -> None:
         """Free the slots of all records read so far, once their effect is complete."""
@@ -173,3 +236,11 @@ class RingReader:
         records = list(RECORD.iter_unpack(self._records[first * RECORD_BYTES :]))
         records += RECORD.iter_unpack(self._records[: last * RECORD_BYTES])
         return records
+
+
+def _ring_in_use(segment: Mapping, *, is_small: bool) -> tuple[int, memoryview]:
+    """Capacity and records of a segment's ring: of the small one where there is one, or of the full one."""
+    geometry = segment.header.geometry
+    capacity = geometry.first_capacity if is_small else geometry.ring_capacity
+    start = RING_OFFSET if is_small or not geometry.small_capacity else geometry.slab_end
+    return capacity, segment.bytes[start : start + capacity * RECORD_BYTES]

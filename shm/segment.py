@@ -17,9 +17,9 @@ from shoal.shm.layout import Geometry, LayoutError
 #: From Linux's fcntl.h; Python's fcntl has the other seals.
 F_SEAL_FUTURE_WRITE = 0x10
 
-#: Bytes of a slab that have pages from the beginning (ours: a thousand small requests in flight). Its owner adds more
-#: as they are needed, so an idle front end takes 4 MiB and not 64.
-FIRST_SLAB_NBYTES = 4 << 20
+#: Bytes of a slab that have pages from the beginning (ours: 256 small requests in flight). Its owner adds more as they
+#: are needed, so an idle front end takes 1 MiB and not 64.
+FIRST_SLAB_NBYTES = 1 << 20
 _HAVE_SLABS = frozenset({layout.CLIENT, layout.WORKER, layout.BATCHER})
 _POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
 #: Linux 5.14; Python has no name for it yet.
@@ -43,11 +43,18 @@ _CAN_POPULATE = _can_populate()
 
 
 def first_nbytes(kind: int, geometry: Geometry) -> int:
-    """The bytes of a segment that have pages from the beginning, beside its last page: all of one that has no Slab, or
-    where the kernel cannot add pages later."""
+    """The bytes of a segment that have pages from the beginning, beside the slab's last page: all of one that has no
+    Slab, or where the kernel cannot add pages later."""
     if kind not in _HAVE_SLABS or not _CAN_POPULATE:
         return geometry.nbytes
     return geometry.slab_offset + min(geometry.slab_nbytes, FIRST_SLAB_NBYTES)
+
+
+def _last_part(geometry: Geometry) -> tuple[int, int]:
+    """Offset and size in bytes of what has pages from the beginning beyond `first_nbytes`: the slab's last page. The
+    full ring of a client whose ring begins small has none: the client makes sure of them before it takes more
+    requests."""
+    return geometry.slab_end - layout.PAGE, layout.PAGE
 
 
 def create(
@@ -67,7 +74,8 @@ def create(
             os.ftruncate(fd, geometry.nbytes)
         else:
             os.posix_fallocate(fd, 0, first_nbytes(kind, geometry))
-            os.posix_fallocate(fd, geometry.nbytes - layout.PAGE, layout.PAGE)
+            os.posix_fallocate(fd, *_last_part(geometry))
+            os.ftruncate(fd, geometry.nbytes)
         os.pwrite(fd, layout.pack_header(kind, owner, epoch, geometry), 0)
     except OSError as error:
         os.close(fd)
@@ -141,7 +149,7 @@ class Segment(Mapping):
         super().__init__(memory)
         self._memory = memory
         # Changed by make_present.
-        #: The bytes from the start that may be written to; so may the last page.
+        #: The bytes from the start that may be written to, beside the slab's last page.
         self.present_nbytes = len(memory)
 
     @classmethod
@@ -157,8 +165,8 @@ class Segment(Mapping):
         if populate and _CAN_POPULATE:
             header = segment.header
             segment.present_nbytes = 0
-            first = first_nbytes(header.kind, Geometry(header.ring_capacity, header.slab_nbytes))
-            if not (segment._populate(len(segment.bytes) - layout.PAGE, layout.PAGE) and segment.make_present(first)):
+            first = first_nbytes(header.kind, header.geometry)
+            if not (segment._populate(*_last_part(header.geometry)) and segment.make_present(first)):
                 raise OutOfSharedMemoryError(
                     f"no memory for the first pages of a segment of {len(segment.bytes)} bytes"
                 )
@@ -172,6 +180,13 @@ class Segment(Mapping):
                 return False
             self.present_nbytes = nbytes
         return True
+
+    def make_ring_present(self) -> bool:
+        """Make the pages of the full ring present, 2 ms for a client's. False if there is no memory for them."""
+        if not _CAN_POPULATE:
+            return True  # all pages have been there from the beginning
+        start = self.header.geometry.slab_end
+        return self._populate(start, len(self.bytes) - start)
 
     def _populate(self, start: int, nbytes: int) -> bool:
         whole = start // mmap.PAGESIZE * mmap.PAGESIZE

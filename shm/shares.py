@@ -21,6 +21,9 @@ HELD_PER_REQUEST = 8
 #: REQUEST, its TRACE, two CANCELs and, to a new batcher, the REQUEST once more. Each reply has one: its RELEASE or, to
 #: a new batcher, its HOLD.
 RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
+#: Records that a small ring has per request in flight or held reply: the five, a RELEASE, and one for releases of
+#: replies that were more than may be held.
+RECORDS_PER_PLACE = 7
 
 
 class NoRoomError(UnavailableError):

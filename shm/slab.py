@@ -31,7 +31,7 @@ class Block:
 
 def _generations(mapping: Mapping) -> memoryview:
     header = mapping.header
-    start = layout.Geometry(header.ring_capacity, header.slab_nbytes).generations_offset // WORD
+    start = header.geometry.generations_offset // WORD
     return mapping.words[start : start + header.slab_nbytes // UNIT]
 
 

@@ -22,6 +22,9 @@ MAX_CALLER_SLAB_MIB = 16
 UNKNOWN_OUTPUT_BYTES = 1 * MIB
 #: Bytes assumed for a BYTES element (ours).
 BYTES_ELEMENT_BYTES = 256
+#: A client's ring of more records than the first number begins with the second: 128 KiB of what can be 3.5 MiB (ours;
+#: 146 requests in flight, shm/port.py).
+MAX_WHOLE_RING, SMALL_RING = 8192, 1024
 #: Room for the headers of the responses of a batch, per request.
 HEADER_BYTES = 512
 #: FREE and BATCH_ITEM records beyond one per block.
@@ -30,20 +33,25 @@ SPARE_RECORDS = 64
 MAX_OVERSIZE_SEGMENTS = 256
 
 
+def _client_geometry(options: ServerOptions, slab_nbytes: int) -> Geometry:
+    num_records = options.max_in_flight * RECORDS_PER_REQUEST
+    return Geometry(num_records, slab_nbytes, SMALL_RING if num_records > MAX_WHOLE_RING else 0)
+
+
 def client_geometry(options: ServerOptions) -> Geometry:
     """A front end's own segment: its ring to the batcher and the slab for its requests."""
-    return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, options.shm_client_slab_mib * MIB)
+    return _client_geometry(options, options.shm_client_slab_mib * MIB)
 
 
 def caller_geometry(options: ServerOptions) -> Geometry:
     """The caller's segment of a worker whose model calls others: smaller, as most tensors go by reference."""
     nbytes = min(options.shm_client_slab_mib, MAX_CALLER_SLAB_MIB) * MIB
-    return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, nbytes)
+    return _client_geometry(options, nbytes)
 
 
 def guest_geometry(options: ServerOptions) -> Geometry:
     """A guest's own segment: its ring to the batcher and the slab for its requests."""
-    return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, options.client_slab_mib * MIB)
+    return _client_geometry(options, options.client_slab_mib * MIB)
 
 
 def batcher_geometry(options: ServerOptions) -> Geometry:

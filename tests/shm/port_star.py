@@ -19,9 +19,17 @@ class Star:
     """A port (client 5), the batcher's ends of its two rings, and the slab of worker 9."""
 
     def __init__(
-        self, make: MakePair, bell: Doorbell, *, max_in_flight: int = 2, num_records: int = 8, num_blocks: int = 4
+        self,
+        make: MakePair,
+        bell: Doorbell,
+        *,
+        max_in_flight: int = 2,
+        num_records: int = 8,
+        num_blocks: int = 4,
+        num_small: int = 0,
     ) -> None:
-        client, client_view = make(CLIENT, 5, Geometry(num_records, 4 * 4096))
+        client, client_view = make(CLIENT, 5, Geometry(num_records, 4 * 4096, num_small))
+        self.segment = client
         link, link_view = make(LINK, 1, Geometry(8, 0))
         worker, self.worker_view = make(WORKER, 9, Geometry(0, num_blocks * 4096))
         self.bell = bell

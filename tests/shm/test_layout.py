@@ -11,7 +11,7 @@ from shoal.shm.layout import Geometry, LayoutError
 GEOMETRY = Geometry(ring_capacity=16, slab_nbytes=8192)
 HEADER = bytes.fromhex(
     "53484f414c000000"  # "SHOAL"
-    "0100000003000000"  # layout version 1, kind 3
+    "0200000003000000"  # layout version 2, kind 3
     "0700000000000000"  # owner
     "0200000000000000"  # epoch
     "1000000000000000"  # 16 records
@@ -35,13 +35,24 @@ def test_the_offsets_follow_from_the_sizes() -> None:
     assert (ring_only.generations_offset, ring_only.slab_offset, ring_only.nbytes) == (8192, 8192, 8192)
 
 
-@given(st.integers(0, 1 << 16), st.integers(0, 1 << 20))
-def test_ring_generations_and_slab_do_not_overlap(ring_capacity: int, num_units: int) -> None:
-    geometry = Geometry(ring_capacity, num_units * 4096)
-    assert geometry.generations_offset == 4096 + 128 * ring_capacity
+@given(st.integers(0, 1 << 16), st.integers(0, 1 << 20), st.integers(0, 1 << 16))
+def test_rings_generations_and_slab_do_not_overlap(ring_capacity: int, num_units: int, small: int) -> None:
+    geometry = Geometry(ring_capacity, num_units * 4096, small)
+    assert geometry.generations_offset == 4096 + 128 * (small or ring_capacity)
     assert geometry.generations_offset + 8 * num_units <= geometry.slab_offset
     assert geometry.slab_offset % 4096 == 0
-    assert geometry.nbytes == geometry.slab_offset + 4096 * num_units
+    assert geometry.slab_end == geometry.slab_offset + 4096 * num_units
+    assert 0 <= geometry.nbytes - geometry.slab_end - 128 * (ring_capacity if small else 0) < 4096
+    assert geometry.nbytes % 4096 == 0
+
+
+def test_a_ring_that_begins_small_lies_in_two_places() -> None:
+    geometry = Geometry(ring_capacity=40, slab_nbytes=4096, small_capacity=8)
+    assert (geometry.slab_offset, geometry.slab_end, geometry.nbytes) == (8192, 12288, 20480)
+    header = layout.pack_header(kind=1, owner=7, epoch=2, geometry=geometry)
+    assert header[32:40] == bytes.fromhex("2800000008000000")
+    read = layout.read_header(memory(header, 20480))
+    assert (read.ring_capacity, read.geometry) == (40, geometry)
 
 
 def test_a_header_is_read_back() -> None:
@@ -55,9 +66,10 @@ def test_a_header_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("word", "value", "sentence"),
     [
-        (0, 0, "no Shoal segment of layout version 1: 0x0"),
-        (0, 0x4C414F4854, "no Shoal segment of layout version 1: 0x4c414f4854"),
-        (1, 3 << 32 | 2, "no Shoal segment of layout version 1: 0x4c414f4853"),
+        (0, 0, "no Shoal segment of layout version 2: 0x0"),
+        (0, 0x4C414F4854, "no Shoal segment of layout version 2: 0x4c414f4854"),
+        (1, 3 << 32 | 1, "no Shoal segment of layout version 2: 0x4c414f4853"),
+        (4, 16 | 17 << 32, "a ring of 16 records is said to begin with 17"),
         (4, 17 + 32, "the segment says 16384 bytes, 16384 are mapped"),
         (4, 2**64 - 1, "the segment says 16384 bytes, 16384 are mapped"),
         (5, 4096, "the slab is said to start at 4096, not 8192"),

@@ -20,10 +20,11 @@ MAX = 8
 class Client:
     """A port of eight requests to one model, with a slab of 64 units, and the batcher's ends of its rings."""
 
-    def __init__(self, make: MakePair) -> None:
-        client, client_view = make(CLIENT, 5, Geometry(MAX * RECORDS_PER_REQUEST, 64 * 4096))
+    def __init__(self, make: MakePair, small_capacity: int = 0) -> None:
+        client, client_view = make(CLIENT, 5, Geometry(MAX * RECORDS_PER_REQUEST, 64 * 4096, small_capacity))
         link, link_view = make(LINK, 1, Geometry(64, 0))
         make(WORKER, 9, Geometry(0, 4096))
+        self.segment = client
         self.port = Port(client, link_view, Doorbell.create(), MAX)
         self.seen = RingReader(link, client_view)
         self.replies = RingWriter(link, client_view)
@@ -48,9 +49,41 @@ class Client:
             assert [reply.number for reply in self.port.poll()] == [number]
 
 
-@pytest.fixture
-def client(segment_pair: MakePair) -> Client:
-    return Client(segment_pair)
+#: Records of a small ring with room for four requests.
+SMALL = 4 * 7
+
+
+@pytest.fixture(params=[0, SMALL])
+def client(segment_pair: MakePair, request: pytest.FixtureRequest) -> Client:
+    return Client(segment_pair, request.param)
+
+
+def test_a_client_without_memory_for_its_full_ring_has_the_places_of_the_small_one(
+    segment_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(segment_pair, SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(client.segment, "make_ring_present", lambda: False)
+        asked = client.ask_all(SLOW)
+        assert len(asked) == 4
+        assert not client.port.has_place(OTHER)
+        client.answer(asked[0])
+        client.ask(OTHER)
+    assert len(client.ask_all(SLOW)) == MAX - 3
+    client.port.flush()
+    assert len(client.seen.drain()) == 4 + 1 + MAX - 3
+
+
+def test_a_client_at_rest_makes_room_before_it_is_needed(segment_pair: MakePair) -> None:
+    client = Client(segment_pair, SMALL)
+    ring = client.port._writer
+    for _ in range(2):
+        client.ask(SLOW)
+        client.port.prepare()
+    assert ring.is_small
+    client.ask(SLOW)
+    client.port.prepare()
+    assert not ring.is_small
 
 
 def test_models_that_have_all_they_may_leave_places_for_one_that_has_none(client: Client) -> None:

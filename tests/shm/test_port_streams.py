@@ -1,9 +1,22 @@
 """shm/port.py: several replies to one request, and what may be held of them."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from shoal.errors import UnavailableError
-from tests.shm.port_star import Star
+from shoal.shm.doorbell import Doorbell
+from tests.shm.port_star import MakePair, Star
+
+
+@pytest.fixture
+def small(segment_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Star]:
+    """A ring that begins with room for two requests or replies, and no memory for the full one."""
+    bell = Doorbell.create()
+    star = Star(segment_pair, bell, max_in_flight=1, num_records=28, num_blocks=16, num_small=14)
+    monkeypatch.setattr(star.segment, "make_ring_present", lambda: False)
+    yield star
+    bell.close()
 
 
 def say(star: Star, number: int, *, more: int, text: bytes = b"") -> int:
@@ -89,6 +102,48 @@ def test_all_that_may_be_held_can_be_told_to_a_new_batcher(narrow: Star) -> None
     port.cancel(number)
     port.resubmit()
     assert [found[0] for found in narrow.seen()] == [11, 2, 2, *[9] * 8, 1]
+
+
+def test_a_small_ring_without_memory_keeps_its_room_while_the_batcher_stands_still(small: Star) -> None:
+    port = small.port
+    number, _ = small.submit()
+    port.flush()
+    parts = [say(small, number, more=1, text=b"a") for _ in range(8)]  # as many as its ring takes
+    replies = port.poll()
+    assert [reply.reason for reply in replies] == [0, 0, *[8] * 6]
+    for part in parts[:2]:
+        port.release(number, part)
+    port.trace(number)
+    port.cancel(number)
+    port.cancel(number)
+    port.flush()
+    assert [found[0] for found in small.seen()] == [1, 3, 3, 11, 2, 2]
+    released = []
+    for _ in range(4):
+        port.flush()
+        released.append([found[:4] for found in small.seen()])
+    assert released == [[(3, number, 0, part) for part in parts[start : start + 2]] for start in (2, 4, 6, 8)]
+
+
+def test_what_a_small_ring_has_not_released_a_new_batcher_does_not_count_as_held(small: Star) -> None:
+    number, _ = small.submit()
+    small.port.flush()
+    small.seen()
+    parts = [say(small, number, more=1, text=b"a") for _ in range(8)]
+    assert len(small.port.poll()) == 8
+    small.port.resubmit()
+    small.port.flush()
+    assert [(found[0], found[3]) for found in small.seen()[:2]] == [(9, parts[0]), (9, parts[1])]
+    small.port.flush()
+    assert small.seen() == []
+
+
+def test_a_small_ring_is_widened_for_replies_that_are_held(small: Star, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small.segment, "make_ring_present", lambda: True)
+    number, _ = small.submit()
+    for _ in range(8):
+        say(small, number, more=1, text=b"a")
+    assert [reply.header for reply in small.port.poll()] == [b"a"] * 8
 
 
 def test_a_client_that_holds_too_much_asks_for_no_more(narrow: Star) -> None:

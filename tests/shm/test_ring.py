@@ -20,6 +20,7 @@ from shoal.shm.segment import Segment, SegmentView
 
 MakePair = Callable[[int, int, Geometry], tuple[Segment, SegmentView]]
 TAIL, HEAD = 8, 16  # words of the writer's and of the reader's segment
+WIDENED = 64  # of the writer's
 CAPACITY = 4
 
 
@@ -53,8 +54,8 @@ class WatchedRecord:
 class Ends:
     """Both sides' segments of one ring, and how each looks from the other side."""
 
-    def __init__(self, make: MakePair, capacity: int = CAPACITY) -> None:
-        self.writer_segment, self.writer_view = make(CLIENT, 5, Geometry(capacity, 0))
+    def __init__(self, make: MakePair, capacity: int = CAPACITY, small_capacity: int = 0) -> None:
+        self.writer_segment, self.writer_view = make(CLIENT, 5, Geometry(capacity, 0, small_capacity))
         self.reader_segment, self.reader_view = make(LINK, 1, Geometry(0, 0))
 
     def at(self, position: int) -> "Ends":
@@ -293,6 +294,64 @@ def test_a_readers_successor_goes_on_after_what_was_drained(ends: Ends) -> None:
     assert drained(ends.reader()) == [3]
 
 
+# -- A ring that begins small ---------------------------------------------------------------------------------------
+
+SMALL, FULL = 4, 11
+
+
+@pytest.fixture
+def small(segment_pair: MakePair) -> Ends:
+    return Ends(segment_pair, FULL, SMALL)
+
+
+@pytest.mark.parametrize("position", [0, 3, 2**40 + 1])
+def test_a_ring_is_widened_by_the_record_that_finds_no_slot(small: Ends, position: int) -> None:
+    writer, reader = small.at(position).writer(), small.reader()
+    push_all(writer, [1, 2, 3, 4])
+    assert (writer.is_small, writer.num_free) == (True, 0)
+    push_all(writer, list(range(5, 5 + FULL)))
+    assert (writer.is_small, writer.num_free) == (False, 0)
+    with pytest.raises(RingFullError, match=r"^all 11 records are unread$"):
+        writer.push(record(99))
+    writer.publish()
+    assert drained(reader) == list(range(1, 5 + FULL))
+    assert writer.num_free == FULL
+
+
+def test_a_ring_that_is_widened_before_it_must_be_is_read_to_its_end_first(small: Ends) -> None:
+    writer, reader = small.writer(), small.reader()
+    push_all(writer, [1, 2])
+    assert writer.widen()
+    assert not writer.widen()
+    push_all(writer, [3])
+    writer.publish()
+    assert drained(reader) == [1, 2, 3]
+
+
+def test_a_ring_without_memory_stays_small_and_is_tried_again(small: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = small.writer(), small.reader()
+    with monkeypatch.context() as patch:
+        patch.setattr(small.writer_segment, "make_ring_present", lambda: False)
+        push_all(writer, [1, 2, 3, 4])
+        assert not writer.widen()
+        with pytest.raises(RingFullError, match=r"^all 4 records are unread$"):
+            writer.push(record(5))
+    push_all(writer, [5])
+    writer.publish()
+    assert drained(reader) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("tail", "widened", "claim"), [(20, 3, "18"), (9, 15, "9"), (2**64 - 1, 1, "18446744073709551615")], ids=str
+)
+def test_a_lying_writer_that_has_widened_is_refused(small: Ends, tail: int, widened: int, claim: str) -> None:
+    small.writer_segment.words[TAIL] = tail
+    small.writer_segment.words[WIDENED] = widened
+    with pytest.raises(LayoutError, match=rf"claims {claim} unread ones$"):
+        small.reader().read()
+    assert small.reader_segment.words[HEAD] == 0
+
+
 class RingMachine(RuleBasedStateMachine):
     """A ring against a deque; either end may be replaced at any time."""
 
@@ -343,3 +402,75 @@ class RingMachine(RuleBasedStateMachine):
 def test_a_ring_is_a_bounded_queue(ends: Ends) -> None:
     factory = cast("type[RuleBasedStateMachine]", lambda: RingMachine(ends))  # hypothesis takes any factory
     run_state_machine_as_test(factory, settings=settings(max_examples=30))
+
+
+class SmallRingMachine(RuleBasedStateMachine):
+    """A ring that begins small against a deque; either end may be replaced at any time, and the writer may widen it."""
+
+    def __init__(self, ends: Ends) -> None:
+        super().__init__()
+        self.ends = ends
+        self.unpublished: list[int] = []
+        self.published: deque[int] = deque()
+        self.number = 0
+        self.since: int | None = None  # the number of records before the full ring
+
+    @initialize(position=st.integers(0, 2**62))
+    def start(self, position: int) -> None:
+        self.ends.writer_segment.words[WIDENED] = 0
+        self.writer, self.reader = self.ends.at(position).writer(), self.ends.reader()
+        self.num_pushed = 0
+
+    @property
+    def num_unread_there(self) -> int:
+        """Records in the ring in use that were not read."""
+        num_unread = len(self.unpublished) + len(self.published)
+        return num_unread if self.since is None else min(num_unread, self.num_pushed - self.since)
+
+    @rule()
+    def push(self) -> None:
+        self.number += 1
+        if self.since is None and self.num_unread_there == SMALL:
+            self.since = self.num_pushed
+        if self.num_unread_there == (SMALL if self.since is None else FULL):
+            with pytest.raises(RingFullError):
+                self.writer.push(record(self.number))
+            return
+        self.writer.push(record(self.number))
+        self.unpublished.append(self.number)
+        self.num_pushed += 1
+
+    @precondition(lambda self: self.number > 5)
+    @rule()
+    def widen(self) -> None:
+        assert self.writer.widen() is (self.since is None)
+        self.since = self.num_pushed if self.since is None else self.since
+
+    @rule()
+    def publish(self) -> None:
+        assert self.writer.publish() is bool(self.unpublished)
+        self.published.extend(self.unpublished)
+        self.unpublished.clear()
+
+    @rule()
+    def drain(self) -> None:
+        assert drained(self.reader) == list(self.published)
+        self.published.clear()
+
+    @precondition(lambda self: self.number > 2)
+    @rule()
+    def replace_writer(self) -> None:
+        self.writer = self.ends.writer()
+        self.num_pushed -= len(self.unpublished)
+        self.unpublished.clear()
+        self.since = self.since if self.since is None else min(self.since, self.num_pushed)
+
+    @precondition(lambda self: self.number > 2)
+    @rule()
+    def replace_reader(self) -> None:
+        self.reader = self.ends.reader()
+
+
+def test_a_ring_that_begins_small_is_a_bounded_queue(small: Ends) -> None:
+    factory = cast("type[RuleBasedStateMachine]", lambda: SmallRingMachine(small))
+    run_state_machine_as_test(factory, settings=settings(max_examples=60))

@@ -31,7 +31,7 @@ def test_a_new_segment_has_its_header_and_all_its_pages(sealed: bool) -> None:
     status = os.fstat(fd)
     assert status.st_size == 16384
     assert status.st_blocks * 512 == 16384
-    assert os.pread(fd, 24, 0) == b"SHOAL\0\0\0" + bytes([1, 0, 0, 0, 3, 0, 0, 0]) + bytes([7, 0, 0, 0, 0, 0, 0, 0])
+    assert os.pread(fd, 24, 0) == b"SHOAL\0\0\0" + bytes([2, 0, 0, 0, 3, 0, 0, 0]) + bytes([7, 0, 0, 0, 0, 0, 0, 0])
     os.close(fd)
 
 
