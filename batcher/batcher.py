@@ -69,7 +69,7 @@ class Batcher:
         self._channel = channel
         self._settings = settings
         self._bell = bell = Doorbell(settings.bell)
-        self._counters = counters = CounterTable(Segment.attach(settings.counters))
+        self._counters = counters = CounterTable(Segment.attach(settings.counters, populate=False))
         self._limiter = None if settings.rate_limits is None else RateLimiter(settings.rate_limits)
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self._exchange = Exchange(wall_offset_ns, settings.max_in_flight, self._limiter, settings.deadline_ns)

@@ -69,6 +69,11 @@ MAX_BOUNDS = 64
 _NS_PER_MS = 1_000_000
 
 
+def reserved_part(index: int) -> tuple[int, int]:
+    """Offset and size in bytes, in the segment, of a row that is about to be used."""
+    return GEOMETRY.slab_offset + index * ROW_WORDS * WORD, ROW_WORDS * WORD
+
+
 class BatchStatistics(NamedTuple):
     """What executing batches of one size has cost so far."""
 

@@ -18,6 +18,7 @@ from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
+from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, Semaphore, gather, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.instance_context import InstanceContext
@@ -63,14 +64,18 @@ class Versions:
         return self._context.options.model_load_retry_count
 
     def create(self, found: FoundModel, number: int) -> ServedVersion:
-        """Make a version, not started and not public. Raises UnavailableError where there are too many, or the server
-        stops."""
+        """Make a version, not started and not public. Raises UnavailableError where there are too many, the server
+        stops, or there is no memory for the version's statistics."""
         if self._is_stopping:
             raise UnavailableError("the server is stopping")
         if not self._free_rows:
             raise UnavailableError(
                 f"model '{found.name}' is one too many: at most {MAX_ROWS} model versions can be loaded"
             )
+        try:
+            self._context.star.counter_memory.reserve(self._free_rows[0])
+        except OutOfSharedMemoryError as error:
+            raise UnavailableError(str(error)) from error
         row = self._free_rows.popleft()
         directory, config = found.versions[number].directory, found.config_of(number)
         version = ModelVersion(
