@@ -1,7 +1,7 @@
 """The poller as the supervisor sees it: orders to the process that reads model repositories, and their results.
 
-No call here blocks. The process is exec'd for the first order; where it dies, or is silent for as long as a model may
-take to load, all open orders fail, and the next order starts another process.
+No call here blocks. The process is exec'd for the first order, and ends when it has had none for a while; where it
+dies, or is silent for as long as a model may take to load, all open orders fail. The next order starts another process.
 """
 
 import itertools
@@ -30,6 +30,9 @@ from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.members import Member
 
 _log = logging.getLogger(__name__)
+
+#: A process without an order for so long ends: it takes 15 MiB, and the next one 0.3 s to start (ours).
+IDLE_S = 10.0
 
 T = TypeVar("T")
 #: The last answer to an order.
@@ -201,12 +204,30 @@ class RepositoryPoller:
             self._orders[answer.order].found.append(FoundModel.from_message(answer))
 
     def _on_done(self, answer: Answer) -> None:
-        self._answered_s = self._loop.now_s()
+        self._answered()
         if (order := self._orders.pop(answer.order, None)) is not None and not order.result.done():
             order.result.set_result(order.read(answer, order.found))
 
-    def _on_refused(self, answer: to_poller.OrderRefused) -> None:
+    def _answered(self) -> None:
+        """Note the process's last answer to an order, and end the process if no other order comes for a while."""
         self._answered_s = self._loop.now_s()
+        if not self._is_kept:
+            self._loop.call_after(IDLE_S, self._end_if_idle)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the process never ends: it holds what it knows of cloud storage, or is asked again and again."""
+        options = self._options
+        return bool(self._slots) or (options.model_control_mode == "poll" and options.repository_poll_secs > 0)
+
+    def _end_if_idle(self) -> None:
+        if self._orders or self._member is None or self._loop.now_s() - self._answered_s < IDLE_S:
+            return
+        self._member.hang_up()  # which the process takes as its end
+        self._child = self._member = None
+
+    def _on_refused(self, answer: to_poller.OrderRefused) -> None:
+        self._answered()
         self._refuse(answer.order, errors.from_wire(answer.wire, answer.sentence))
 
     def _refuse(self, number: int, error: ShoalError) -> None:
@@ -215,6 +236,8 @@ class RepositoryPoller:
 
     async def _await_end(self, child: Child) -> None:
         code = await shared(child.exited)
+        if child is not self._child:
+            return
         if self._member is not None:
             self._member.hang_up()
         self._child = self._member = None

@@ -295,6 +295,13 @@ def footprint(ledger: Ledger) -> list[object]:
     return [*processes, *(ledger["supervisor"][name] for name in names)]
 
 
+def await_rest(server: Server) -> None:
+    """Wait until the processes are those of a server at rest: a batcher stands by, and the poller has ended."""
+    pollers = [pid for pid in await_standby(server) if title(pid) == "shoal repository poller"]
+    assert wait_for_deaths(pollers)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pollers))  # not even waited for by its parent
+
+
 def wait_until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "it never came") -> None:
     """Return once the condition holds; where it does not come to, say `what` there is instead."""
     end = time.monotonic() + DEADLINE_S

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import Server, await_standby, descendants, footprint, lasting, serving
+from tests.end_to_end.server import Server, await_rest, descendants, footprint, lasting, serving
 
 FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
 OVERSIZED = 500_000  # elements: 2 MB, more than a block of these slabs
@@ -207,7 +207,7 @@ def _is_death(body: bytes) -> bool:
 
 def at_rest(server: Server) -> list[object]:
     """The footprint once everything has been given back, and every instance and the standby batcher are there."""
-    await_standby(server)
+    await_rest(server)
     return footprint(server.ledger_at_rest(lambda ledger: num_workers(ledger) == 3))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.end_to_end.server import (
     Ledger,
     Server,
-    await_standby,
+    await_rest,
     descendants,
     footprint,
     imbalances,
@@ -228,7 +228,7 @@ def footprint_at_rest(server: Server, expected: list[object] | None = None) -> l
         is_whole = len(ledger["processes"]) == NUM_PROCESSES and not imbalances(ledger)
         return is_whole and (expected is None or footprint(ledger) == expected)
 
-    await_standby(server)
+    await_rest(server)
     # The road has its threads' poller once it has answered, a model that calls others its memory once it has called.
     samples(server.metrics_port)
     asyncio.run(_call_once(server))

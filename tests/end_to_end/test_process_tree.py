@@ -54,7 +54,7 @@ def test_the_architecture_draws_every_kind_of_process(samples: Server) -> None:
     _, tree, *_ = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text().split("```")
     titles = {title(pid) for pid in await_standby(samples)}
     kinds = {each if each.startswith("gunicorn") else " ".join(each.split()[:2]) for each in titles}
-    assert kinds >= {"shoal batcher", "shoal repository", "shoal road", "shoal worker", "shoal zygote"}
+    assert kinds >= {"shoal batcher", "shoal road", "shoal worker", "shoal zygote"}
     assert {each for each in kinds if each not in tree} == set()
 
 
@@ -153,7 +153,8 @@ def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
         everybody = await_standby(server)
-        assert len(everybody) == 30
+        poller = [pid for pid in everybody if title(pid) == "shoal repository poller"]  # if it has not ended yet
+        assert len(everybody) == 29 + len(poller)
         assert left_behind(before) == set()
         server.process.kill()
         assert wait_for_deaths(everybody)
@@ -194,9 +195,9 @@ def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: 
 
 def test_processes_that_see_no_tensor_have_one_thread_and_no_numpy(samples: Server) -> None:
     """A child's life hangs on the thread that started it (PR_SET_PDEATHSIG), and numpy's BLAS starts threads."""
-    kinds = ("shoal supervisor", "shoal batcher", "shoal repository poller", "shoal zygote batcher")
+    kinds = ("shoal supervisor", "shoal batcher", "shoal zygote batcher")
     pids = [pid for pid in (samples.process.pid, *await_standby(samples)) if title(pid).startswith(kinds)]
-    assert len(pids) == 5  # with the standby
+    assert len(pids) == 4  # with the standby
     for pid in pids:
         assert len(os.listdir(f"/proc/{pid}/task")) == 1, title(pid)
         assert "numpy" not in Path(f"/proc/{pid}/maps").read_text(), title(pid)

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.sagemaker import CONFIG, SageMaker, write_ensemble, write_model
-from tests.end_to_end.server import Server, launch, serving_to_the_end, title, wait_until
+from tests.end_to_end.server import Server, descendants, launch, serving_to_the_end, title, wait_until
 
 FLAGS = ("--allow-sagemaker=true", "--sagemaker-port=0", "--model-control-mode=explicit")
 
@@ -76,12 +77,24 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(sagemaker: SageMake
     assert sagemaker.load("one", tmp_path) == 409  # the server's own
 
 
+def stopped_reader(server: Server, sagemaker: SageMaker, directory: Path) -> int:
+    """The process that reads models, stopped. Where it ended for want of orders, the next is looked for. One that the
+    server ends while it is stopped reads nothing, and the next order starts another."""
+    while True:
+        assert sagemaker.load("H5", directory) == 200
+        assert sagemaker.ask("DELETE", "/models/H5")[0] == 200
+        for pid in descendants(server.process.pid):
+            if title(pid) == "shoal repository poller":
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    return pid
+
+
 def test_a_model_that_is_unloaded_while_it_is_looked_for_does_not_stay(
     server: Server, sagemaker: SageMaker, tmp_path: Path
 ) -> None:
     write_model(tmp_path)
-    (reader,) = [pid for pid in server.children if title(pid) == "shoal repository poller"]
-    os.kill(reader, signal.SIGSTOP)
+    reader = stopped_reader(server, sagemaker, tmp_path)
     try:
         with ThreadPoolExecutor() as threads:
             loaded = threads.submit(sagemaker.load, "H6", tmp_path)
@@ -89,11 +102,13 @@ def test_a_model_that_is_unloaded_while_it_is_looked_for_does_not_stay(
             removed = threads.submit(sagemaker.ask, "DELETE", "/models/H6")
             for _ in range(50):  # behind it, so that the supervisor has most likely been asked to remove the model
                 assert sagemaker.ask("GET", "/models")[0] == 200
-            os.kill(reader, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(reader, signal.SIGCONT)
             assert loaded.result() == 200
             assert removed.result()[0] == 200
     finally:
-        os.kill(reader, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(reader, signal.SIGCONT)
     assert sagemaker.ask("POST", "/models/H6/invoke", "{}")[0] == 404
     assert sagemaker.load("H6", tmp_path) == 200
     assert sagemaker.ask("DELETE", "/models/H6")[0] == 200

@@ -218,7 +218,7 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
 
 
 STOPPED = {
-    "gunicorn: master [shoal http]", "shoal repository poller", "shoal zygote batcher", "shoal batcher (standby)",
+    "gunicorn: master [shoal http]", "shoal zygote batcher", "shoal batcher (standby)",
 }  # fmt: skip
 
 

@@ -1,0 +1,127 @@
+"""The poller as the supervisor sees it: its process ends when it has had nothing to do, and comes back for an order."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from shoal.cloud_url import CloudUrl
+from shoal.errors import InternalError
+from shoal.messages import to_poller
+from shoal.options import ServerOptions
+from shoal.supervisor.event_loop import EventLoop, Future
+from shoal.supervisor.processes import repository as repository_module
+from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.repository import IDLE_S, RepositoryPoller
+from tests.supervisor.clock import ClockLoop
+
+
+class PlayedChild:
+    """The poller's process, as far as the supervisor knows it."""
+
+    def __init__(self, loop: EventLoop, pid: int) -> None:
+        self.pid = pid
+        self.exited: Future[int] = loop.future()
+
+
+class PlayedMember:
+    """The poller's connection: what it is sent, and whether it is still open."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.is_open = True
+
+    def listen(self, _handlers: Any) -> None:
+        pass
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def hang_up(self) -> None:
+        self.is_open = False
+
+
+class Office:
+    """The supervisor's side, with a poller that the test plays."""
+
+    def __init__(self, clock: ClockLoop, monkeypatch: pytest.MonkeyPatch, slots: Any = None, **options: Any) -> None:
+        self.clock, self.loop = clock, EventLoop(clock)
+        self.children: list[PlayedChild] = []
+        monkeypatch.setattr(repository_module, "spawn", self._spawn)
+        self.poller = RepositoryPoller(self.loop, ServerOptions(**options), "@nowhere", cast(Any, {}), slots or {})
+
+    def _spawn(self, *_: Any) -> PlayedChild:
+        self.children.append(PlayedChild(self.loop, len(self.children) + 1))
+        return self.children[-1]
+
+    def join(self) -> PlayedMember:
+        member = PlayedMember()
+        self.poller.join(cast(Member, member))
+        return member
+
+    def answer(self, number: int) -> None:
+        self.poller.handlers[to_poller.Polled](to_poller.Polled(number, [], []))
+
+
+def test_a_poller_without_orders_ends_and_the_next_order_starts_another(
+    clock: ClockLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Office(clock, monkeypatch)
+    first = office.poller.poll(None)
+    member = office.join()
+    office.answer(1)
+    assert clock.run(_result(first)).models == {}
+    clock.pass_time(IDLE_S - 1)
+    second = office.poller.poll(())
+    office.answer(2)
+    clock.pass_time(IDLE_S - 1)
+    assert (member.is_open, len(office.children)) == (True, 1)
+    clock.pass_time(1)
+    assert not member.is_open
+    third = office.poller.poll(())
+    assert len(office.children) == 2
+    office.children[0].exited.set_result(0)  # the end of the first is no end of the second
+    clock.settle()
+    other = office.join()
+    assert [type(each) for each in other.sent] == [to_poller.PollerWelcomed, to_poller.Poll]
+    office.answer(3)
+    assert second.done()
+    assert clock.run(_result(third)).identifiers == ()
+
+
+def test_a_poller_with_an_order_does_not_end_and_its_death_is_told(
+    clock: ClockLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Office(clock, monkeypatch)
+    first = office.poller.poll(None)
+    member = office.join()
+    slow = office.poller.poll(())
+    office.answer(1)
+    clock.pass_time(2 * IDLE_S)
+    assert (member.is_open, first.done(), slow.done()) == (True, True, False)
+    office.children[0].exited.set_result(-9)
+    with pytest.raises(InternalError, match=r"\(pid 1\) was killed by signal 9"):
+        clock.run(_result(slow))
+
+
+@pytest.mark.parametrize(
+    ("slots", "options"),
+    [
+        ({CloudUrl("s3", "", "bucket", ""): None}, {}),
+        ({}, {"model_control_mode": "poll"}),
+    ],
+    ids=["cloud", "poll"],
+)
+def test_a_poller_that_knows_something_or_is_asked_again_stays(
+    clock: ClockLoop, monkeypatch: pytest.MonkeyPatch, slots: Any, options: dict[str, Any]
+) -> None:
+    office = Office(clock, monkeypatch, slots, **options, model_repository=(Path("/nowhere"),))
+    done = office.poller.poll(None)
+    member = office.join()
+    office.answer(1)
+    clock.pass_time(3 * IDLE_S)
+    assert (member.is_open, done.done()) == (True, True)
+
+
+async def _result(future: Future[Any]) -> Any:
+    return await future
