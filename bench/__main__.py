@@ -149,7 +149,7 @@ def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
         (peer, each): Row(peer, each, [])
         for each in workloads
         for peer in peers
-        if peer.can_serve(each.model) and (not options.grpc or grpc_chapter.is_measured(peer, each))
+        if peer.can_serve(each.model, each.encoding) and (not options.grpc or grpc_chapter.is_measured(peer, each))
     }
     # Servers are started once for all workloads with the same model.
     groups = [list(group) for _, group in groupby(workloads, lambda each: (each.model, each.encoding))]

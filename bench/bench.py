@@ -3,7 +3,7 @@
 import functools
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.errors import BenchmarkError
 from bench.load import Generator, Target
 from bench.peers import Peer
+from bench.regions import registered
 from bench.results import Row, Sample
 from bench.server import Server
 from bench.slices import SLICE_S, Shoot, Slices, turns
@@ -48,18 +49,19 @@ class Bench:
         """A running server, and how long it took to start; its answer is checked before the load and after it."""
         model, encoding = workload.model, workload.encoding
         request = peer.request(model, encoding)
-        check = functools.partial(_check, peer, model)
+        check: Callable[[Mapping[str, str], bytes], None] = functools.partial(_check, peer, model)
         server = peer.launch(self._folder, model, encoding)
         server.start()
-        try:
+        with ExitStack() as stack:
+            stack.callback(server.stop)
+            if encoding == "regions":
+                check = stack.enter_context(registered(server, model))
             start_s = server.wait_for_answer(request, check, self.generator.ask)
             if peer.name not in self.versions:
                 self.versions[peer.name] = peer.version(server.port)
             with peer.background(server.port):
                 yield server, start_s
                 server.wait_for_answer(request, check, self.generator.ask)
-        finally:
-            server.stop()
 
     def _measure(self, rows: Sequence[Row], running: Mapping[Peer, tuple[Server, float]]) -> None:
         """Measure one workload: servers in turns; a single server is loaded without a break."""

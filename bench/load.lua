@@ -16,7 +16,7 @@ function init(args)
       local name, value = args[i]:match("^([^:]+): (.*)$")
       headers[name] = value
    end
-   local num_distinct = args[2] == "equal" and 1 or math.max(64, math.min(MOST, math.floor(MOST_BYTES / #body)))
+   local num_distinct = args[2] == "equal" and 1 or math.max(8, math.min(MOST, math.floor(MOST_BYTES / #body)))
    local first, last = body:sub(1, 4096):find(PLACE, 1, true)
    for i = 1, num_distinct do
       local text = body

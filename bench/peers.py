@@ -43,9 +43,9 @@ class Peer:
     background: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → the server's company under load
     runs_python: bool = False  # runs a model.py unchanged
 
-    def can_serve(self, model: BenchModel) -> bool:
-        """Whether the peer can serve this model."""
-        return self.runs_python or not model.is_python
+    def can_serve(self, model: BenchModel, encoding: str) -> bool:
+        """Whether the peer can serve this model, asked so. Those that run a model.py speak Triton's protocol."""
+        return self.runs_python or not (model.is_python or encoding == "regions")
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -62,7 +62,7 @@ def _packages(*names: str) -> str:
 def launch_shoal(
     folder: Path,
     model: BenchModel,
-    _encoding: str,
+    encoding: str,
     others: Sequence[BenchModel] = (),
     num_instances: int = 1,
     grpc: Sequence[str] | None = None,
@@ -76,6 +76,7 @@ def launch_shoal(
     command = [f"{SHOAL_PYTHON.with_name('shoal')}", "serve", f"--model-repository={models}"]
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
     command += ["--allow-grpc=false"] if grpc is None else [f"--grpc-port={grpc_port}", *grpc]
+    command += ["--allow-client-shm=true"] if encoding == "regions" else []
     return Server(command, os.environ, http_port if grpc is None else grpc_port, folder / "shoal.log")
 
 

@@ -20,6 +20,13 @@ MLP = _SAMPLES / "mlp" / "1" / "model.onnx"
 MLP_THREADS = 1  # threads of ONNX Runtime: the cores are shared with the rest of the server and the load
 
 
+#: Random numbers for a tensor; a larger one repeats them (drawing millions would take seconds).
+_MOST_DRAWN = 1 << 18
+
+#: The names under which a server knows the regions of shared memory of a request (regions.py).
+INPUT_REGION, OUTPUT_REGION = "bench_input", "bench_output"
+
+
 @dataclass(frozen=True, slots=True)
 class BenchModel:
     """A model: inputs, all with the same numbers in them, and FP32 outputs; the identity unless it has a file."""
@@ -51,14 +58,16 @@ class BenchModel:
     @property
     def values(self) -> "array[float] | array[int]":
         """The numbers of every request: random, and the same each time."""
-        numbers = random.Random(1)
+        numbers, size = random.Random(1), prod(self.dims)
         if self.table_rows:
-            return array("q", (numbers.randrange(self.table_rows) for _ in range(prod(self.dims))))
-        return array("f", (numbers.uniform(-1, 1) for _ in range(prod(self.dims))))
+            return array("q", (numbers.randrange(self.table_rows) for _ in range(size)))
+        block = array("f", (numbers.uniform(-1, 1) for _ in range(min(size, _MOST_DRAWN))))
+        return (block * (size // len(block) + 1))[:size]
 
 
 IDENTITY_16 = BenchModel("identity_16", ("INPUT0",), (16,), ("OUTPUT0",), (16,), 0)
 IDENTITY_IMAGE = BenchModel("identity_image", ("INPUT0",), (3, 224, 224), ("OUTPUT0",), (3, 224, 224), 0)
+IDENTITY_10MB = BenchModel("identity_10mb", ("INPUT0",), (2_500_000,), ("OUTPUT0",), (2_500_000,), 0)
 MLP_512 = BenchModel("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
 ADD_SUB = BenchModel(
     "add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SAMPLES / "add_sub" / "1" / "model.py"
@@ -73,7 +82,7 @@ EMBEDDING = BenchModel(
 DIGITS = BenchModel(
     "digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx"
 )
-MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512, ADD_SUB, EMBEDDING)}
+MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, IDENTITY_10MB, MLP_512, ADD_SUB, EMBEDDING)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Workload:
     name: str
     title: str
     model: BenchModel
-    encoding: str  # "json", "binary" or "grpc"
+    encoding: str  # "json", "binary", "regions" (of system shared memory) or "grpc"
     connections: int
     keep_alive: bool = True
     #: Whether all requests have the same bytes. As a rule each has an id and a trace of its own, as most programs send.
@@ -109,6 +118,8 @@ WORKLOADS = (
         "embedding", "64 of 1,000,000 rows of 128 floats, batch ≤ 32, binary, 16 connections", EMBEDDING, "binary", 16
     ),
     Workload("image-c8", "602 KB in and out, binary, 8 connections", IDENTITY_IMAGE, "binary", 8),
+    Workload("regions-c8", "602 KB in and out by system regions, 8 connections", IDENTITY_IMAGE, "regions", 8),
+    Workload("large-c8", "10 MB in and out, binary, 8 connections", IDENTITY_10MB, "binary", 8),
 )
 
 
@@ -122,7 +133,8 @@ class Request:
 
 
 def v2_request(model: BenchModel, encoding: str) -> Request:
-    """An inference in Triton's protocol: JSON, or a JSON head and then the tensor's bytes."""
+    """An inference in Triton's protocol: JSON, or a JSON head and then the tensor's bytes, or a JSON that names regions
+    of shared memory for both."""
     path = f"/v2/models/{model.name}/infer"
     values = model.values
     tensors: list[dict[str, object]] = [
@@ -132,6 +144,13 @@ def v2_request(model: BenchModel, encoding: str) -> Request:
         body = json.dumps({"inputs": [tensor | {"data": values.tolist()} for tensor in tensors]}).encode()
         return Request(path, {"Content-Type": "application/json"}, body)
     raw = values.tobytes()
+    if encoding == "regions":
+        places = (INPUT_REGION, len(raw)), (OUTPUT_REGION, prod(model.output_dims) * 4)
+        source, target = (
+            {"parameters": {"shared_memory_region": name, "shared_memory_byte_size": size}} for name, size in places
+        )
+        asked = {"inputs": [tensors[0] | source], "outputs": [{"name": model.output_names[0]} | target]}
+        return Request(path, {"Content-Type": "application/json"}, json.dumps(asked).encode())
     size = {"parameters": {"binary_data_size": len(raw)}}
     outputs = [{"name": name, "parameters": {"binary_data": True}} for name in model.output_names]
     head = json.dumps({"inputs": [tensor | size for tensor in tensors], "outputs": outputs}).encode()

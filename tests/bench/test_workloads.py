@@ -8,6 +8,7 @@ import pytest
 from bench.errors import BenchmarkError
 from bench.workloads import (
     ADD_SUB,
+    IDENTITY_IMAGE,
     PLACE_OF_ID,
     expected,
     identified,
@@ -41,7 +42,16 @@ def test_all_outputs_are_compared(encoding: str) -> None:
         verify(ADD_SUB, answer, expected(ADD_SUB))
 
 
-@pytest.mark.parametrize("encoding", ["json", "binary"])
+def test_a_request_with_regions_names_both_and_carries_no_tensor() -> None:
+    asked = json.loads(v2_request(IDENTITY_IMAGE, "regions").body)
+    (source,), (target,) = asked["inputs"], asked["outputs"]
+    assert "data" not in source
+    sizes = [each["parameters"]["shared_memory_byte_size"] for each in (source, target)]
+    assert sizes == [4 * len(IDENTITY_IMAGE.values)] * 2
+    assert source["parameters"]["shared_memory_region"] != target["parameters"]["shared_memory_region"]
+
+
+@pytest.mark.parametrize("encoding", ["json", "binary", "regions"])
 def test_a_request_with_an_id_is_otherwise_the_same(encoding: str) -> None:
     request = v2_request(ADD_SUB, encoding)
     with_id = identified(request)
