@@ -60,8 +60,8 @@ class PreparedRequest:
 
     @property
     def has_regions(self) -> bool:
-        """Whether some tensors lie in the client's shared memory: then nothing may be kept of the request for later
-        ones."""
+        """Whether some tensors lie in the client's shared memory: then nothing may be kept of the request that its
+        regions do not forget (region_template.py)."""
         return any(isinstance(each.data, RegionSlice) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )
@@ -226,11 +226,13 @@ def answered(prepared: PreparedRequest, response: InferResponse, block: memoryvi
         elif binary and datatype is not BYTES and prod(shape) * datatype.itemsize != len(view):
             raise InternalError(f"output tensor shape does not match size of output for '{name}'")
         if region is not None:
-            _put(name, view, region)
+            write_output(name, view, region)
         yield AnsweredOutput(name, datatype, shape, view if region is None else None, binary)
 
 
-def _put(name: str, data: memoryview, region: RegionSlice) -> None:
+def write_output(name: str, data: memoryview, region: RegionSlice) -> None:
+    """Copy an output's bytes into its place in the client's region. Raises InternalError where they do not fit,
+    InvalidArgumentError where the region has been truncated."""
     if len(data) > region.nbytes:
         raise InternalError(
             f"shared memory size specified with the request for output '{name}' ({region.nbytes} bytes) should be at "

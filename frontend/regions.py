@@ -6,12 +6,16 @@ unregistered. A request keeps the regions it names until it has been answered: a
 can name it any more, but those that did still use it.
 """
 
+from collections.abc import Hashable
 from typing import Any
 
 from shoal.datatypes import BYTES, Datatype
 from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from shoal.memo import Memo
 from shoal.messages.to_client import RegionRegistered
 from shoal.shm.client_regions import ClientRegion, RegionSlice
+
+_MAX_KEPT = 512
 
 
 class Regions:
@@ -23,13 +27,17 @@ class Regions:
         self._max_string_bytes = max_string_bytes
         # Changed by add and remove.
         self._regions: dict[str, ClientRegion] = {}
+        #: What a lane keeps of requests that name regions, for those like them; emptied with each change of regions.
+        self.kept = Memo[Hashable, Any]("region_requests", _MAX_KEPT)
 
     def add(self, message: RegionRegistered) -> None:
         """Add a registered region; takes over the descriptor."""
+        self.kept.entries.clear()
         self._regions[message.name] = ClientRegion(*message.values)
 
     def remove(self, name: str) -> None:
         """Remove an unregistered region; all of them if `name` is ""."""
+        self.kept.entries.clear()
         if name:
             self._regions.pop(name, None)
         else:

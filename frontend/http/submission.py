@@ -19,11 +19,12 @@ import orjson
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded
-from shoal.frontend.http import json_template
+from shoal.frontend.http import json_template, region_template
 from shoal.frontend.http.connection import Chunks
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.http.known_request import learn
+from shoal.frontend.http.region_template import RegionTemplate
 from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions, cut, is_right
 from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, with_settings
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
@@ -64,7 +65,7 @@ JOIN_BYTES = 16 * 1024
 
 
 #: What a lane keeps of a request until its reply comes.
-Submitted = PreparedRequest | RequestTemplate | JsonTemplate | VariedRequest
+Submitted = PreparedRequest | RequestTemplate | JsonTemplate | RegionTemplate | VariedRequest
 
 
 class Submission:
@@ -227,6 +228,8 @@ class Submission:
         if options.parameters and settings is None:
             prepared = self._prepared(entry, head, memoryview(body))
             return submit_copy(self._port, prepared, start_ns), prepared
+        if self._state.regions.are_allowed and region_template.MEMBER in body:
+            return self._submit_with_regions(entry, head, body, options, settings, start_ns)
         # No JSON has a zero byte. A body that has one where another has been cut out has one more to be cut out.
         skeleton, arrays = json_template.split(b"\0".join(options.rest))
         key = entry.model_id, skeleton, len(options.rest), settings is not None and settings.binary_data_output
@@ -240,19 +243,51 @@ class Submission:
                 if made is not None:
                     self._json_templates.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
-        asked: JsonTemplate | VariedRequest = template
-        header = template.header
-        if len(options.rest) > 1:
-            asked = VariedRequest(template, options.id, settings)
-            header = asked.header()
-            if settings is not None:
-                self._check_sequence(template.prepared, options.id, settings)
+        asked, header = self._varied(template, options, settings)
         end = template.header_offset + len(header)
         block = self._port.allocate(end, entry.model_id)
         memory = block.memory
         for each, data in zip(template.inputs, tensors, strict=True):
             memory[each.offset : each.offset + len(data)] = data
         memory[template.header_offset : end] = header
+        span = pack_span(template.header_offset, len(header))
+        return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
+
+    def _varied(
+        self, template: JsonTemplate | RegionTemplate, options: CutOptions, settings: RequestSettings | None
+    ) -> tuple[JsonTemplate | RegionTemplate | VariedRequest, bytes]:
+        """A request of this template with its own options, and its header. Raises InvalidArgumentError."""
+        if len(options.rest) == 1:
+            return template, template.header
+        if settings is not None:
+            self._check_sequence(template.prepared, options.id, settings)
+        asked = VariedRequest(template, options.id, settings)
+        return asked, asked.header()
+
+    def _submit_with_regions(
+        self, entry: ModelEntry, head: Head, body: bytes, options: CutOptions, settings: RequestSettings | None,
+        start_ns: int,
+    ) -> tuple[int, Submitted]:  # fmt: skip
+        """Submit a small body that is all JSON and names regions. Raises ShoalError."""
+        key = entry.model_id, options.rest, settings is not None and settings.binary_data_output
+        kept = self._state.regions.kept
+        template: RegionTemplate | None = kept.entries.get(key)
+        if template is None:
+            prepared = self._prepared(entry, head, memoryview(body))
+            number = submit_copy(self._port, prepared, start_ns)  # not for the road: nor is the next one
+            made = region_template.make_template(without(prepared, options)) if is_right(body, options) else None
+            if made is not None:
+                kept.keep(key, made)
+            return number, prepared
+        asked, header = self._varied(template, options, settings)
+        end = template.header_offset + len(header)
+        block = self._port.allocate(end, entry.model_id)
+        try:
+            template.read_into(block.memory)
+        except ShoalError:
+            self._port.slab.free(block.ref)
+            raise
+        block.memory[template.header_offset : end] = header
         span = pack_span(template.header_offset, len(header))
         return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
 
@@ -358,9 +393,16 @@ class Submission:
             text = json_template.fill(json, block) if json is not None and json.end <= len(block) else None
             if text is None:
                 return None
-            if id_:
-                text = _ID_MEMBER % id_ + text[1:]
-            return [JSON_HEAD % len(text) + text]
+            return [_json_response(text, id_)]
+        if type(template) is RegionTemplate:
+            in_regions = template.responses.get(header)
+            if in_regions is None or in_regions.end > len(block):
+                return None
+            try:
+                in_regions.write(block)
+            except ShoalError:
+                return None  # rendered in full, it gets the same error again
+            return [_json_response(in_regions.json, id_)]
         return None
 
     def response(self, asked: Submitted, reply: Reply) -> Chunks:
@@ -393,6 +435,9 @@ class Submission:
             known = json_template.make_response(template.prepared, response, bytes(rendered.chunks[0]))
             if known is not None and len(rendered.chunks) == 1 and len(template.responses) < _MAX_RESPONSES:
                 template.responses[packed] = known
+        elif type(template) is RegionTemplate:
+            if len(rendered.chunks) == 1:
+                region_template.keep_response(template, packed, response, bytes(rendered.chunks[0]))
         elif (
             type(template) is RequestTemplate
             and len(rendered.chunks) > 1
@@ -411,6 +456,13 @@ class Submission:
                 is_small = sum([end - start for start, end in spans], len(head)) <= JOIN_BYTES
                 end = max([end for _, end in spans], default=0)
                 template.response_heads[packed] = ResponseHead(head, json, spans, end, is_small)
+
+
+def _json_response(text: bytes, id_: bytes) -> bytes:
+    """A whole response: a JSON object that is not empty, with this id in front, if there is one."""
+    if id_:
+        text = _ID_MEMBER % id_ + text[1:]
+    return JSON_HEAD % len(text) + text
 
 
 def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.json_template import JsonTemplate
 from shoal.frontend.http.known_request import RequestLayout
+from shoal.frontend.http.region_template import RegionTemplate
 from shoal.frontend.http.request_options import MAX_ID_BYTES
 from shoal.frontend.prepared import PreparedRequest, RequestSettings
 from shoal.request import pack_id, pack_options
@@ -40,7 +41,7 @@ class RequestTemplate:
 class VariedRequest(NamedTuple):
     """A request with an id and settings of its own, and the template that it has without them."""
 
-    template: RequestTemplate | JsonTemplate
+    template: RequestTemplate | JsonTemplate | RegionTemplate
     id: bytes  # empty: that of the template
     settings: RequestSettings | None  # None: those of the template
 
