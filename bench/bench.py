@@ -14,7 +14,7 @@ from bench.peers import Peer
 from bench.regions import registered
 from bench.results import Row, Sample
 from bench.server import Server
-from bench.slices import SLICE_S, Shoot, Slices, turns
+from bench.slices import Shoot, Slices, turns
 from bench.workloads import BenchModel, Workload, expected, identified, verify
 
 
@@ -66,13 +66,15 @@ class Bench:
     def _measure(self, rows: Sequence[Row], running: Mapping[Peer, tuple[Server, float]]) -> None:
         """Measure one workload: servers in turns; a single server is loaded without a break."""
         every: list[tuple[Row, Slices]] = []
+        if not rows:
+            return
         for row in rows:
             with _faults_go_to([row]):
                 server, start_s = running[row.peer]
                 every.append((row, Slices(server.pid, start_s, self._shoot(row, server.port))))
-                every[-1][1].warm_up()
-        slice_s = SLICE_S if len(rows) > 1 else self._seconds
-        for row, slices in turns(every, round(self._seconds / slice_s)):
+                every[-1][1].warm_up(2 * row.workload.slice_s)
+        slice_s = rows[0].workload.slice_s if len(rows) > 1 else self._seconds
+        for row, slices in turns(every, max(1, round(self._seconds / slice_s))):
             with _faults_go_to([row]):
                 if not row.fault:
                     slices.load(slice_s)

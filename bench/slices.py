@@ -15,8 +15,6 @@ from bench.load import Load
 from bench.peers import NUM_CPUS
 from bench.results import Sample
 
-SLICE_S = 0.5
-
 #: Loads a server: seconds, the rate of an earlier load, words before the generator's command → the figures.
 Shoot: TypeAlias = Callable[[float, float | None, Sequence[str]], Load]
 T = TypeVar("T")
@@ -40,9 +38,9 @@ class Slices:
         self._loads: list[Load] = []
         self._used_s = self._foreign_s = 0.0
 
-    def warm_up(self) -> None:
-        """Load the server for a second that does not count: caches, buffers and branch predictors are cold."""
-        self._rate = self._shoot(1, None, ()).requests_per_s
+    def warm_up(self, seconds: float) -> None:
+        """Load the server for a time that does not count: caches, buffers and branch predictors are cold."""
+        self._rate = self._shoot(seconds, None, ()).requests_per_s
 
     def load(self, seconds: float) -> None:
         """Load the server for one slice."""

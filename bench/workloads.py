@@ -98,6 +98,7 @@ class Workload:
     #: Whether all requests have the same bytes. As a rule each has an id and a trace of its own, as most programs send.
     repeats: bool = False
     streams: int = 1  # requests at a time on each connection, by HTTP/2
+    slice_s: float = 0.5  # of a turn (slices.py)
 
 
 WORKLOADS = (
@@ -119,7 +120,7 @@ WORKLOADS = (
     ),
     Workload("image-c8", "602 KB in and out, binary, 8 connections", IDENTITY_IMAGE, "binary", 8),
     Workload("regions-c8", "602 KB in and out by system regions, 8 connections", IDENTITY_IMAGE, "regions", 8),
-    Workload("large-c8", "10 MB in and out, binary, 8 connections", IDENTITY_10MB, "binary", 8),
+    Workload("large-c8", "10 MB in and out, binary, 8 connections", IDENTITY_10MB, "binary", 8, slice_s=2),
 )
 
 

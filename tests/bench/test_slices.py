@@ -13,7 +13,7 @@ from bench.load import Load, Target, Wrk
 from bench.peers import Peer
 from bench.results import Row, Sample, slice_ratios
 from bench.server import Server, ask, free_ports
-from bench.slices import SLICE_S, Slices, turns
+from bench.slices import Slices, turns
 from bench.workloads import BenchModel, Request
 
 # Answers with what it was sent, on the port that it is told.
@@ -92,7 +92,7 @@ def test_slices_add_up() -> None:
         return loads[len(asked) - 1]
 
     slices = Slices(os.getpid(), 2.5, shoot)
-    slices.warm_up()
+    slices.warm_up(1)
     for _ in range(2):
         slices.load(0.5)
     told = slices.sample(None, Path())
@@ -123,7 +123,7 @@ def test_servers_are_up_together_and_are_loaded_in_turns(tmp_path: Path) -> None
     generator = Asker()
     bench = Bench(generator, None, tmp_path, 2)
     bench.visit(rows)
-    there_and_back = [(port, SLICE_S) for port in (first, second, second, first)] * 2
+    there_and_back = [(port, BINARY_C1.slice_s) for port in (first, second, second, first)] * 2
     assert generator.shot == [(first, 1), (second, 1), *there_and_back]
     assert [len(row.samples) for row in rows] == [1, 1, 0]
     assert [bool(row.fault) for row in rows] == [False, False, True]
