@@ -50,6 +50,7 @@ class ServerState(KnownServer):
     torchserve: TorchServeSettings = field(default_factory=TorchServeSettings)
     #: The names of TorchServe's endpoints → the APIs that each serves (shoal/options.py).
     torchserve_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    torchserve_grpc_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
     tracing: "Tracing | None" = None  # None = nothing is traced
     regions: Regions = field(default_factory=Regions)
 

@@ -6,7 +6,7 @@ flag's name, but for the few that the environment sets. Sources of the defaults:
 Imports only errors, and the parsers of values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -37,6 +37,7 @@ INFERENCE_TYPES = ("infer", "generate", "generate_stream")
 
 #: TorchServe's APIs over HTTP. The listener for inference is a lane's.
 TORCHSERVE_APIS = ("inference", "management", "metrics")
+TORCHSERVE_GRPC_APIS = ("inference", "management")
 
 MAX_PORT = 65535
 #: Addresses that listen on every interface, and so conflict with every other address.
@@ -179,6 +180,11 @@ class ServerOptions:
     torchserve_management_port: int = 8081
     torchserve_metrics_address: str = "127.0.0.1"
     torchserve_metrics_port: int = 8082
+    allow_torchserve_grpc: bool = True  # with allow_torchserve
+    torchserve_grpc_inference_address: str = "127.0.0.1"
+    torchserve_grpc_inference_port: int = 7070
+    torchserve_grpc_management_address: str = "127.0.0.1"
+    torchserve_grpc_management_port: int = 7071
     torchserve: TorchServeSettings = field(default_factory=TorchServeSettings)  # the protocol's properties
 
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
@@ -230,6 +236,11 @@ class ServerOptions:
         return cache_bytes(self.cache_config)
 
     @property
+    def has_grpc(self) -> bool:
+        """Whether something listens for gRPC."""
+        return self.allow_grpc or (self.allow_torchserve and self.allow_torchserve_grpc)
+
+    @property
     def has_grpc_tls(self) -> bool:
         """Whether gRPC takes only clients with TLS; as in Triton, either switch turns TLS on."""
         return self.grpc_use_ssl or self.grpc_use_ssl_mutual
@@ -277,23 +288,38 @@ def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
 
 def _torchserve_endpoints(options: ServerOptions) -> list[Endpoint]:
     """The listeners of TorchServe's APIs; the name of one that several share is that of the first."""
-    shared = torchserve_apis(options)
+    http, grpc = torchserve_apis(options), torchserve_grpc_apis(options)
     return [
-        Endpoint(name, f"TorchServe {apis[0]}", *_torchserve_address(options, apis[0])) for name, apis in shared.items()
+        Endpoint(name, f"TorchServe {apis[0]}", *_torchserve_address(options, apis[0])) for name, apis in http.items()
+    ] + [
+        Endpoint(name, f"TorchServe gRPC {apis[0]}", *_torchserve_address(options, f"grpc_{apis[0]}"))
+        for name, apis in grpc.items()
     ]
 
 
 def torchserve_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
-    """The name of each listener of TorchServe's, and which of the TORCHSERVE_APIS it serves."""
+    """The name of each listener of TorchServe's for HTTP, and which of the TORCHSERVE_APIS it serves."""
+    has_metrics = options.torchserve.enable_metrics_api
+    wanted = [api for api in TORCHSERVE_APIS if api != "metrics" or has_metrics] if options.allow_torchserve else []
+    return {f"torchserve-{apis[0]}": apis for apis in _listeners(options, "", wanted)}
+
+
+def torchserve_grpc_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
+    """The name of each listener of TorchServe's for gRPC, and which of the TORCHSERVE_GRPC_APIS it serves."""
+    is_wanted = options.allow_torchserve and options.allow_torchserve_grpc
+    wanted = TORCHSERVE_GRPC_APIS if is_wanted else ()
+    return {f"torchserve-grpc-{apis[0]}": apis for apis in _listeners(options, "grpc_", wanted)}
+
+
+def _listeners(options: ServerOptions, protocol: str, wanted: Iterable[str]) -> Iterable[tuple[str, ...]]:
+    """The APIs of each listener: those with one address share one."""
     listeners: dict[tuple[str, int], tuple[str, ...]] = {}
-    for api in TORCHSERVE_APIS if options.allow_torchserve else ():
-        address, port = _torchserve_address(options, api)
-        if api == "metrics" and not options.torchserve.enable_metrics_api:
-            continue
+    for api in wanted:
+        address, port = _torchserve_address(options, protocol + api)
         # Port 0 is a port of the listener's own.
         key = (address, port) if port else (api, 0)
         listeners[key] = (*listeners.get(key, ()), api)
-    return {f"torchserve-{apis[0]}": apis for apis in listeners.values()}
+    return listeners.values()
 
 
 def _torchserve_address(options: ServerOptions, api: str) -> tuple[str, int]:
@@ -365,7 +391,7 @@ def _check_grpc_tls(options: ServerOptions) -> None:
         "--grpc-root-cert": (options.grpc_use_ssl_mutual, options.grpc_root_cert),
     }
     for flag, (is_needed, file) in needed.items():
-        if options.allow_grpc and is_needed and not file:
+        if options.has_grpc and is_needed and not file:
             switch = "--grpc-use-ssl-mutual" if options.grpc_use_ssl_mutual else "--grpc-use-ssl"
             raise InvalidArgumentError(f"{switch} needs {flag}, a file in PEM format")
 

@@ -25,7 +25,7 @@ from shoal.frontend.grpc.http2.response_blocks import ResponseHeaderBlocks
 from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
-from shoal.frontend.grpc.opening import Opening, RefusedCall
+from shoal.frontend.grpc.opening import Opening, RefusedCall, Service
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory, ReadRate
@@ -52,7 +52,7 @@ class GrpcConnection:
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
         "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "has_target", "headers", "http2",
         "is_blocked", "is_dirty", "is_ending", "is_late", "is_shut", "is_slow", "known", "opening", "peer", "pinged_s",
-        "progress_s", "silent_until_s", "socket", "template", "unfinished", "unsent",
+        "progress_s", "service", "silent_until_s", "socket", "template", "unfinished", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -63,7 +63,9 @@ class GrpcConnection:
         released: Callable[[Token], None],
         kept: KeptMemory,
         unfinished: KeptMemory,
+        service: Service,
     ) -> None:
+        self.service = service
         self.socket = accepted
         self.fd = accepted.fileno()
         self.peer = _address(accepted)

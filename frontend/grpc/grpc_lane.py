@@ -23,12 +23,15 @@ from shoal.frontend.grpc.idle_connections import longest_idle
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
-from shoal.frontend.grpc.opening import Opening, RefusedCall, open_call
+from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
-from shoal.frontend.grpc.service import MODEL_STREAM_INFER, GrpcCall
+from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
+from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
+from shoal.frontend.grpc.torchserve.predictions import TorchServePredictions
+from shoal.frontend.grpc.torchserve.service import methods_of
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
@@ -43,7 +46,7 @@ _DEADLINE_EXCEEDED = 4
 _DIRECT_BYTES = 32 * 1024
 #: Calls that are streams, by their paths; all others are unary.
 _KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
-    MODEL_STREAM_INFER: StreamCall,
+    **dict.fromkeys((MODEL_STREAM_INFER, STREAM_PREDICTIONS, STREAM_PREDICTIONS_2), StreamCall),
     **dict.fromkeys(reflection.PATHS, ReflectionCall),
 }
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
@@ -64,7 +67,13 @@ class GrpcLane(Lane[GrpcConnection]):
         )
         self.buffers = MessageBuffers(self._port)
         self.inference = Inference(self._state, self._port)
-        self.parking = Parking(self._port, self.inference.model_of)
+        self.parking = Parking(self._port)
+        self._triton = Service(METHODS, self.inference.submission)
+        predictions = TorchServePredictions(self._state, self._port)
+        self._services = {
+            name: Service(methods_of(apis, self._state.torchserve), predictions)
+            for name, apis in self._state.torchserve_grpc_apis.items()
+        }
         self._frames = ExpectedFrames()
         self._kept = KeptMemory()
         self._recall = Recall(self._port, self._cut)
@@ -80,8 +89,9 @@ class GrpcLane(Lane[GrpcConnection]):
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = GrpcConnection(
-            accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.buffers.unfinished
-        )
+            accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.buffers.unfinished,
+            self._service_of(accepted) if self._services else self._triton,
+        )  # fmt: skip
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
@@ -91,6 +101,14 @@ class GrpcLane(Lane[GrpcConnection]):
         if self._stops_at_s:
             connection.go_away()
             self.has_output(connection)
+
+    def _service_of(self, accepted: socket.socket) -> Service:
+        """The service of the port that a connection came to."""
+        try:
+            address, port = accepted.getsockname()[:2]
+        except OSError:  # its client is gone
+            return self._triton
+        return self._services.get(self._state.endpoint_at(address, port), self._triton)
 
     def close(self, connection: GrpcConnection) -> None:
         if self._connections.get(connection.fd) is connection:
@@ -213,8 +231,10 @@ class GrpcLane(Lane[GrpcConnection]):
     def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> OpenCall | None:
         """The call that a request's headers begin; None if they are refused."""
         if connection.headers is not headers:
-            connection.headers = headers
-            connection.opening = open_call(self._state, headers, connection.peer)
+            connection.opening = opening = open_call(self._state, connection.service, headers, connection.peer)
+            # The key of a token expires while equal headers go on.
+            has_token = isinstance(opening, Opening) and opening.method.token and self._state.torchserve.token_file
+            connection.headers = None if has_token else headers
         opening = connection.opening
         if not isinstance(opening, Opening):
             if isinstance(opening, RefusedCall):

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import ReceivedMessage
+from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import refuse_while_exiting
-from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate, SubmittedMessage
+from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.shm.port import Port, Reply
@@ -21,7 +22,7 @@ MAX_UNPACKED_BYTES = 1 << 20
 class Asker(Protocol):
     """A call that has submitted requests to a model."""
 
-    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
+    def replied(self, number: int, asked: AskedMessage, reply: Reply) -> None:
         """Take a reply, and release its block."""
         ...
 
@@ -40,7 +41,7 @@ class Inference:
         #: Releases a reply, whose block is no longer read.
         self.release = port.release
         # Changed by ask, forget and deliver.
-        self._waiting: dict[int, tuple[Asker, SubmittedMessage, TracedRequest | None] | None] = {}
+        self._waiting: dict[int, tuple[Asker, AskedMessage, TracedRequest | None] | None] = {}
 
     def ask(
         self,
@@ -51,7 +52,7 @@ class Inference:
         deadline_s: float,
         *,
         is_stream: bool,
-    ) -> tuple[int, SubmittedMessage]:
+    ) -> tuple[int, AskedMessage]:
         """Submit a request whose message has been received; `asker` is called with its replies. Returns its number, and
         what is kept of it until then. Raises ShoalError if it is refused: the message's block is freed then.
 
@@ -64,7 +65,7 @@ class Inference:
             refuse_while_exiting(self._state)
         if is_compressed:
             data = decompress(opening.encoding, data, MAX_UNPACKED_BYTES)
-        number, asked = self.submission.submit(
+        number, asked = opening.protocol.submit(
             data,
             opening.metadata,
             block,
@@ -95,20 +96,16 @@ class Inference:
         self._wait(asker, number, asked, opening, begun_s)
         return number
 
-    def model_of(self, received: ReceivedMessage) -> int:
-        """The number of the model that a message is for; 0 if that is unknown before the message is parsed."""
-        return 0 if received.is_compressed else self.submission.model_of(received.data)
-
-    def asked(self, number: int) -> SubmittedMessage | None:
+    def asked(self, number: int) -> AskedMessage | None:
         """The kept part of a request that waits; None if no request of that number does."""
         waiting = self._waiting.get(number)
         return None if waiting is None else waiting[1]
 
-    def _wait(self, asker: Asker, number: int, asked: SubmittedMessage, opening: Opening, begun_s: float) -> None:
+    def _wait(self, asker: Asker, number: int, asked: AskedMessage, opening: Opening, begun_s: float) -> None:
         trace = None if self._state.tracing is None else self._trace(number, asked, opening, begun_s)
         self._waiting[number] = asker, asked, trace
 
-    def _trace(self, number: int, asked: SubmittedMessage, opening: Opening, begun_s: float) -> TracedRequest | None:
+    def _trace(self, number: int, asked: AskedMessage, opening: Opening, begun_s: float) -> TracedRequest | None:
         """Begin a request's trace, if it is sampled."""
         assert self._state.tracing is not None
         trace = self._state.tracing.sample(asked.prepared, opening.metadata)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from shoal.errors import ShoalError
 from shoal.frontend.grpc.framing import parse_timeout, refusal, response_encoding
+from shoal.frontend.grpc.inference_protocol import InferenceProtocol
 from shoal.frontend.grpc.service import Method, check_access, find
 from shoal.frontend.state import ServerState
 
@@ -19,6 +20,14 @@ class Opening(NamedTuple):
     timeout_s: float | None  # from the call's headers on; None: the client waits for ever
     encoding: str  # of the call's compressed messages
     response_encoding: str  # of the model's responses; that of all others is "identity"
+    protocol: InferenceProtocol
+
+
+class Service(NamedTuple):
+    """What an endpoint's connections are served: its rpcs by their paths, and how those that infer do so."""
+
+    methods: Mapping[str, Method]
+    protocol: InferenceProtocol
 
 
 class RefusedCall(NamedTuple):
@@ -28,7 +37,9 @@ class RefusedCall(NamedTuple):
     message: str
 
 
-def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Opening | RefusedCall | bytes:
+def open_call(
+    state: ServerState, service: Service, headers: Mapping[str, str], peer: str
+) -> Opening | RefusedCall | bytes:
     """The opening of a call; `headers` are the call's, with HTTP/2's pseudo headers, `peer` is the client's address.
 
     A request that is not gRPC is refused by a block of HTTP headers.
@@ -39,7 +50,7 @@ def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Open
     timeout = headers.get("grpc-timeout")
     try:
         timeout_s = None if timeout is None else parse_timeout(timeout)
-        method = find(headers[":path"])
+        method = find(headers[":path"], service.methods)
         check_access(method, state, headers, peer)
     except ShoalError as error:
         return RefusedCall(error.grpc_status, str(error))
@@ -47,4 +58,5 @@ def open_call(state: ServerState, headers: Mapping[str, str], peer: str) -> Open
         return RefusedCall(_INVALID_ARGUMENT, str(error))
     level, accepted = state.grpc.infer_response_compression_level, headers.get("grpc-accept-encoding", "")
     encoding = headers.get("grpc-encoding", "identity")
-    return Opening(method, headers, timeout_s, encoding, response_encoding(level, accepted))
+    compressed = response_encoding(level, accepted)
+    return Opening(method, headers, timeout_s, encoding, compressed, service.protocol)

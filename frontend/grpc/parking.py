@@ -7,10 +7,10 @@ for that model alone. One thread, the lane's.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from typing import Protocol
 
 from shoal.frontend.grpc.inbox import ReceivedMessage
+from shoal.frontend.grpc.inference_protocol import InferenceProtocol
 from shoal.shm.port import Port
 from shoal.shm.shares import may_take
 
@@ -28,11 +28,10 @@ class Parked(Protocol):
 
 
 class Parking:
-    """All calls of a lane that wait for room. `model_of` finds the model of a message; 0 if that is unknown."""
+    """All calls of a lane that wait for room."""
 
-    def __init__(self, port: Port, model_of: Callable[[ReceivedMessage], int]) -> None:
+    def __init__(self, port: Port) -> None:
         self._port = port
-        self._model_of = model_of
         #: By model, the calls that wait and the bytes of each; empty most of the time. Changed here alone.
         self.waiting: dict[int, OrderedDict[Parked, int]] = {}
         # Changed with `waiting`: the bytes kept for each model, and for all; the models in the order of their turns.
@@ -40,16 +39,16 @@ class Parking:
         self._nbytes = 0
         self._turns: deque[int] = deque()
 
-    def must_wait(self, received: ReceivedMessage) -> int:
-        """The model that a message has to wait for, because there is no room for it or earlier calls to it wait. 0 if
-        it need not wait.
+    def must_wait(self, received: ReceivedMessage, protocol: InferenceProtocol) -> int:
+        """The model that a message of a protocol has to wait for, because there is no room for it or earlier calls to
+        it wait. 0 if it need not wait.
 
         Also 0 if waiting would take too much memory: the request is then refused when it is submitted.
         """
         port = self._port
         if not self.waiting and port.is_ample:
             return 0
-        model = self._model_of(received)
+        model = _model_of(received, protocol)
         if model in self.waiting or not (port.has_place(model) and port.has_memory(model)):
             return model if self._has_space(model, len(received.data)) else 0
         return 0
@@ -72,10 +71,10 @@ class Parking:
         if waiting is not None and call in waiting:
             self._remove(model, waiting, waiting.pop(call))
 
-    def keep(self, received: ReceivedMessage) -> tuple[int, int] | None:
+    def keep(self, received: ReceivedMessage, protocol: InferenceProtocol) -> tuple[int, int] | None:
         """Count a message that waits behind others of its stream. Returns the arguments for `drop` when it waits no
         longer, or None if it would take too much memory."""
-        model, nbytes = self._model_of(received), len(received.data)
+        model, nbytes = _model_of(received, protocol), len(received.data)
         if not self._has_space(model, nbytes):
             return None
         self._count(model, nbytes)
@@ -132,3 +131,8 @@ class Parking:
                 num_refused += 1
             else:
                 num_refused = 0
+
+
+def _model_of(received: ReceivedMessage, protocol: InferenceProtocol) -> int:
+    """The number of the model that a message is for; 0 if that is unknown before the message is parsed."""
+    return 0 if received.is_compressed else protocol.model_of(received.data)

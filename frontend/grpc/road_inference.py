@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Rendered(NamedTuple):
-    """A ModelInferResponse in pieces, some of them views of the block of the `answer`, until that is released."""
+    """A message in pieces, some of them views of the block of the `answer`, until that is released, if it has one."""
 
     chunks: wire.Chunks
-    answer: "ModelResponse"
+    answer: "ModelResponse | None"
 
 
 def model_infer(

@@ -7,7 +7,9 @@ for questions to the supervisor; front-end processes.
 """
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -20,6 +22,8 @@ from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.model_name import check_name
 from shoal.frontend.restrictions import missing
 from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.tokens import REFUSAL as REFUSAL_OF_TOKEN
+from shoal.frontend.torchserve.tokens import Tokens
 from shoal.frontend.v2 import log_settings, shared_memory, trace_settings
 from shoal.frontend.v2.model_repository import load_model, repository_name_unsupported, rows, unload_model
 from shoal.star.file_overrides import PREFIX
@@ -91,6 +95,7 @@ class Method(NamedTuple):
     group: str  # "" = unrestricted
     waits: Waits = _never
     access: Access = Access.ALL
+    token: str = ""  # the key of TorchServe's that its calls must have, where the server has keys; "" = none
 
 
 class NotAllowedError(UnavailableError):
@@ -99,22 +104,34 @@ class NotAllowedError(UnavailableError):
     grpc_status = 7
 
 
-def find(path: str) -> Method:
-    """The rpc of a call's `:path`. Raises UnsupportedError if there is none."""
-    method = METHODS.get(path)
+def find(path: str, methods: "Mapping[str, Method] | None" = None) -> Method:
+    """The rpc of a call's `:path`, of those of an endpoint, or of Triton's. Raises UnsupportedError if there is
+    none."""
+    known = METHODS if methods is None else methods
+    method = known.get(path)
     if method is None:
-        raise UnsupportedError(f"unknown method '{path[:200]}': this server has those of {SERVICE}")
+        services = SERVICE if methods is None else ", ".join(sorted({each.split("/")[1] for each in methods}))
+        raise UnsupportedError(f"unknown method '{path[:200]}': this server has those of {services}")
     return method
 
 
 def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> None:
     """Raise UnavailableError for a caller who lacks the metadata that the method needs, NotAllowedError for one who
-    may not change the server. Keys are in lower case."""
+    has not the key that it needs, or may not change the server. Keys are in lower case."""
     restrictions = state.grpc.restricted_protocol
     if restrictions and (key := missing(restrictions, method.group, metadata)):
         raise UnavailableError(f"This protocol is restricted, expecting header '{key}'")
+    if method.token and not _tokens(state.torchserve.token_file).admits(
+        method.token, metadata, datetime.now().astimezone()
+    ):
+        raise NotAllowedError(str(REFUSAL_OF_TOKEN))
     if method.access is Access.ADMINISTRATORS:
         _check_administrator(state, metadata, peer)
+
+
+@cache
+def _tokens(path: str) -> Tokens:
+    return Tokens(path)
 
 
 def _check_administrator(state: ServerState, metadata: Mapping[str, str], peer: str) -> None:

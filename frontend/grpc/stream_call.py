@@ -17,12 +17,10 @@ from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
 from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
 from shoal.frontend.grpc.inbox import Inbox, LargeMessage, ReceivedMessage
-from shoal.frontend.grpc.infer import empty_final, stream_error
+from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import shutting_down
 from shoal.frontend.grpc.stream_order import StreamOrder
-from shoal.frontend.grpc.submission import SubmittedMessage
-from shoal.frontend.grpc.wire import stream_error as streamed_refusal
 from shoal.shm.port import NoRoomError, Reply
 
 _log = logging.getLogger("shoal")
@@ -63,7 +61,8 @@ class StreamCall:
 
     __slots__ = (
         "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
-        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_stream_id", "_waits_for",
+        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_protocol",
+        "_stream_id", "_waits_for",
     )  # fmt: skip
 
     def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
@@ -71,6 +70,7 @@ class StreamCall:
         self._connection = connection
         self._stream_id = stream_id
         self._opening = opening
+        self._protocol = opening.protocol
         self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
         # Changed as the stream goes on.
         self._inbox = Inbox(lane.buffers, connection.unfinished)
@@ -144,8 +144,8 @@ class StreamCall:
                 self._refuse(*arrival, self._order.enter())
             elif isinstance(arrival, LargeMessage):
                 error = _too_large(arrival) if self._lane.buffers.is_too_large(arrival.nbytes) else _no_room()
-                self._refuse(stream_error(str(error), arrival.begun), error, self._order.enter())
-            elif model := (0 if is_our_turn else parking.must_wait(arrival)) or self._ask(arrival):
+                self._refuse(self._protocol.refused_message(error, arrival.begun), error, self._order.enter())
+            elif model := (0 if is_our_turn else parking.must_wait(arrival, self._protocol)) or self._ask(arrival):
                 return model
             is_our_turn = False
             if backlog:  # a refusal may have ended it all
@@ -164,9 +164,9 @@ class StreamCall:
         for position in range(len(kept), len(backlog)):
             arrival, counted = backlog[position], (0, 0)
             if isinstance(arrival, ReceivedMessage):
-                if (found := lane.parking.keep(arrival)) is None:
+                if (found := lane.parking.keep(arrival, self._protocol)) is None:
                     error = _no_room()
-                    backlog[position] = RefusedMessage(stream_error(str(error), arrival.data), error)
+                    backlog[position] = RefusedMessage(self._protocol.refused_message(error, arrival.data), error)
                 else:
                     backlog[position], counted = arrival._replace(data=bytes(arrival.data), block=None), found
                 if arrival.block is not None:
@@ -190,7 +190,7 @@ class StreamCall:
         except ShoalError as error:
             if isinstance(error, NoRoomError) and lane.parking.may_wait(error.model, received):
                 return error.model
-            self._refuse(stream_error(str(error), received.data), error, self._order.enter())
+            self._refuse(self._protocol.refused_message(error, received.data), error, self._order.enter())
             return 0
         ticket = None if asked.found.entry.is_decoupled else self._order.enter()
         self._open[number] = PendingRequest(ticket, lane.answer_by_s())
@@ -198,7 +198,7 @@ class StreamCall:
 
     # --- answers go out ---
 
-    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
+    def replied(self, number: int, asked: AskedMessage, reply: Reply) -> None:
         waiting = self._open[number]
         inference = self._lane.inference
         if reply.is_final:
@@ -209,17 +209,15 @@ class StreamCall:
         if reply.is_final and reply.is_empty:
             if token is not None:
                 inference.release(*token)
-            last = OutgoingMessage([empty_final(asked.prepared)], None) if asked.found.wants_empty_final else None
-            self._send_in_order(waiting.ticket, last)
+            last = self._protocol.empty_final(asked)
+            self._send_in_order(waiting.ticket, None if last is None else OutgoingMessage([last], None))
         else:
             try:
-                chunks = inference.submission.response(asked, reply, stream=True, final=reply.is_final)
+                chunks = self._protocol.response(asked, reply, stream=True, final=reply.is_final)
             except ShoalError as error:
                 if token is not None:
                     inference.release(*token)
-                entry = asked.found.entry
-                message = streamed_refusal(str(error), asked.id, entry.name, str(entry.version))
-                self._refuse(message, error, waiting.ticket)
+                self._refuse(self._protocol.refused_request(error, asked), error, waiting.ticket)
             else:
                 self._send_in_order(waiting.ticket, self._packed(chunks, token))
         self._lane.has_output(self._connection)
@@ -288,8 +286,8 @@ class StreamCall:
         return connection.must_refuse(self._stream_id) and not connection.has_room(sum(map(len, answer.chunks)))
 
     def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> None:
-        """Answer a request with an error or, if the client asked for that, end the whole stream with it."""
-        if self._opening.metadata.get("triton_grpc_error") == "true":
+        """Answer a request with an error or, where the protocol has it so, end the whole stream with it."""
+        if self._protocol.ends_with_error(self._opening.method.path, self._opening.metadata):
             self._stop()
             self._finish(error.grpc_status, str(error))
             return
@@ -341,13 +339,14 @@ class StreamCall:
 
     def _expire_request(self, number: int) -> None:
         """Answer a request whose model is too late with an error; the stream goes on."""
+        if self._is_over:  # an error has ended the stream
+            return
         inference = self._lane.inference
         waiting, asked = self._open.pop(number), inference.asked(number)
         inference.forget(number)
         if asked is not None:
-            entry, error = asked.found.entry, self._lane.no_answer()
-            message = streamed_refusal(str(error), asked.id, entry.name, str(entry.version))
-            self._refuse(message, error, waiting.ticket)
+            error = self._lane.no_answer()
+            self._refuse(self._protocol.refused_request(error, asked), error, waiting.ticket)
 
     def give_up(self) -> None:
         _log.exception("a connection is closed, since answering a stream on it failed")

@@ -286,6 +286,25 @@ class GrpcSubmission:
             _keep_response(template, (packed, stream, final), response, around)
         return _sent(around, asked.id, raws, stream=stream)
 
+    # --- streams ---
+
+    def empty_final(self, asked: SubmittedMessage) -> bytes | None:
+        """Implements `InferenceProtocol.empty_final`: clients ask for it."""
+        return infer.empty_final(asked.prepared) if asked.found.wants_empty_final else None
+
+    def ends_with_error(self, _path: str, metadata: Mapping[str, str]) -> bool:
+        """Implements `InferenceProtocol.ends_with_error`: where the client asks for that."""
+        return metadata.get("triton_grpc_error") == "true"
+
+    def refused_message(self, error: ShoalError, message: bytes | memoryview) -> bytes:
+        """Implements `InferenceProtocol.refused_message`."""
+        return infer.stream_error(str(error), message)
+
+    def refused_request(self, error: ShoalError, asked: SubmittedMessage) -> bytes:
+        """Implements `InferenceProtocol.refused_request`."""
+        entry = asked.found.entry
+        return wire.stream_error(str(error), asked.id, entry.name, str(entry.version))
+
 
 _NO_DATA = memoryview(b"")
 

@@ -20,12 +20,17 @@ from shoal.errors import InternalError, ShoalError
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.road_inference import model_infer
-from shoal.frontend.grpc.service import MODEL_INFER, GrpcCall, check_access, find, run
+from shoal.frontend.grpc.service import METHODS, GrpcCall, check_access, find, run
+from shoal.frontend.grpc.torchserve import service as torchserve
+from shoal.frontend.grpc.torchserve.methods import PREDICTIONS
+from shoal.frontend.grpc.torchserve.predictions import predictions
 from shoal.frontend.response import Response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
 
 _LENGTH_BYTES = 4
+#: The rpcs of all endpoints: a lane has found out that the call's endpoint has its.
+_METHODS = {**METHODS, **torchserve.ALL}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -85,12 +90,16 @@ def _answer(call: HandlerCall) -> Response:
     peer, metadata, encoding, deadline_ns = orjson.loads(call.body[_LENGTH_BYTES : _LENGTH_BYTES + length])
     grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns)
     try:
-        method = find(call.name)
+        method = find(call.name, _METHODS)
         check_access(method, call.state, metadata, peer)
         message = decompress(encoding, call.body[_LENGTH_BYTES + length :], call.state.max_request_bytes)
-        if method.path != MODEL_INFER:
+        if method.handler is not None:
             return Response(200, (), (run(method, grpc_call, message),))
-        chunks, answer = model_infer(grpc_call, message, grpc_call.road.infer)
-        return answer.send(Response(200, (), tuple(chunks)))
+        if method.path == PREDICTIONS:
+            chunks, answer = predictions(grpc_call, message, grpc_call.road)
+        else:
+            chunks, answer = model_infer(grpc_call, message, grpc_call.road.infer)
+        response = Response(200, (), tuple(chunks))
+        return response if answer is None else answer.send(response)
     except ShoalError as error:
         return Response(200, (("grpc-status", str(error.grpc_status)), ("grpc-message", quote(str(error), safe=" "))))

@@ -10,10 +10,11 @@ from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, LargeMessage, ReceivedMessage, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
+from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run, shutting_down
-from shoal.frontend.grpc.submission import MessageTemplate, SubmittedMessage
+from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.shm.port import NoRoomError, Reply
 
@@ -116,7 +117,7 @@ class UnaryCall:
             self._connection.respond(self._stream_id, chunks, None)
 
     def _infer(self, received: ReceivedMessage) -> None:
-        model = self._lane.parking.must_wait(received)
+        model = self._lane.parking.must_wait(received, self._opening.protocol)
         if model and received.block is not None:  # a waiting message takes none of the memory that all models share
             block, received = received.block, received._replace(data=bytes(received.data), block=None)
             self._lane.free(block)
@@ -190,14 +191,14 @@ class UnaryCall:
 
     # --- the answer goes out ---
 
-    def replied(self, number: int, asked: SubmittedMessage, reply: Reply) -> None:
+    def replied(self, number: int, asked: AskedMessage, reply: Reply) -> None:
         """Take a reply: the last one is the response."""
         inference = self._lane.inference
         if not reply.is_final:
             inference.release(number, reply.part)
             return
         try:
-            chunks = inference.submission.response(asked, reply)
+            chunks = self._opening.protocol.response(asked, reply)
         except ShoalError as error:
             if reply.block is not None:
                 inference.release(number, 0)

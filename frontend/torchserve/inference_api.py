@@ -66,13 +66,13 @@ def predict(call: HandlerCall, kind: Prediction) -> Response:
     name = call.name or _named(fields)
     request_id = new_id()
     try:
-        return _predict_with(call, kind, _look_up(call, name), request_id, fields)
+        return _predict_with(call, kind, find_version(call, name), request_id, fields)
     except ShoalError as error:
         response = error_response(error, name, call.version)
         return response._replace(headers=((ID_HEADER, request_id), *response.headers))
 
 
-def _look_up(call: HandlerCall, name: str) -> ModelEntry:
+def find_version(call: HandlerCall, name: str) -> ModelEntry:
     """The version that a prediction means. Raises ShoalError, NoWorkerError for one that is registered with 0 workers,
     which the supervisor alone knows."""
     try:
@@ -151,7 +151,7 @@ _METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 def describe(call: HandlerCall) -> Response:
     """The OpenAPI document of a model's predictions. Runs on the road."""
     with suppress(NoWorkerError):  # it exists all the same
-        _look_up(call, call.name)
+        find_version(call, call.name)
     name = quote(call.name, safe="")
     routes = [Route(f"/{kind}/{name}", any_method(PREDICT), "inference") for kind in ("predictions", "explanations")]
     return document(f"RESTful API for: {call.name}", "1.0.0", routes)

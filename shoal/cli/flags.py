@@ -249,6 +249,13 @@ TORCHSERVE = (
     honour("torchserve-management-port", INTEGER, "its port; 0 for any free one; equal addresses share one listener"),
     honour("torchserve-metrics-address", TEXT, "address to listen on for TorchServe's metrics"),
     honour("torchserve-metrics-port", INTEGER, "its port; 0 for any free one"),
+    honour("allow-torchserve-grpc", BOOLEAN, "serve TorchServe's APIs over gRPC, too"),
+    honour("torchserve-grpc-inference-address", TEXT, "address to listen on for TorchServe's inference API over gRPC"),
+    honour("torchserve-grpc-inference-port", INTEGER, "its port; 0 for any free one"),
+    honour(
+        "torchserve-grpc-management-address", TEXT, "address to listen on for TorchServe's management API over gRPC"
+    ),
+    honour("torchserve-grpc-management-port", INTEGER, "its port; 0 for any free one"),
 )
 METRICS = (
     honour("allow-metrics", BOOLEAN, "serve GET /metrics for Prometheus"),

@@ -46,6 +46,7 @@ class FrontEndSettings(TypedDict):
     vertex_ai_health_route: str
     torchserve: dict[str, Any]  # fields of TorchServeSettings
     torchserve_apis: Mapping[str, Sequence[str]]  # endpoint's name → the APIs of TorchServe that it serves
+    torchserve_grpc_apis: Mapping[str, Sequence[str]]
 
 
 class ClientWelcomed(Message):

@@ -17,7 +17,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.grpc_settings import GrpcSettings
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
-from shoal.options import ServerOptions, torchserve_apis
+from shoal.options import ServerOptions, torchserve_apis, torchserve_grpc_apis
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.processes.arbiter import Arbiter
 from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
@@ -29,8 +29,9 @@ _log = logging.getLogger(__name__)
 THREADS_PER_HTTP_THREAD = 8
 #: How much longer a front end waits for an answer than for a model's load, the longest question (ours).
 ANSWER_SLACK_S = 30
-#: The endpoints whose connections the HTTP lanes accept.
+#: The endpoints whose connections the lanes accept, HTTP's and gRPC's.
 HTTP_LANE_ENDPOINTS = ("http", "torchserve-inference")
+GRPC_LANE_ENDPOINTS = ("grpc", "torchserve-grpc-inference", "torchserve-grpc-management")
 
 
 class FrontEnds:
@@ -82,15 +83,15 @@ class FrontEnds:
             passed = {"SHOAL_SEND_FD": to_road, "SHOAL_RECEIVE_FD": returns}
             num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
             yield self._gunicorn("http", num_lanes, endpoints, passed)
-        if "grpc" in self._listeners:
+        if endpoints := [name for name in GRPC_LANE_ENDPOINTS if name in self._listeners]:
             passed = {"SHOAL_SEND_FD": to_road}  # it is no client's connection, and never returns
             num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
-            yield self._gunicorn("grpc", num_lanes, ["grpc"], passed)
+            yield self._gunicorn("grpc", num_lanes, endpoints, passed)
 
     def _make_road(self) -> Arbiter | None:
         """The arbiter of the road, for other endpoints and lanes' hand-overs; None where there is neither."""
         road_in, _, returns, to_lanes = self._handovers
-        lanes = [name for name in (*HTTP_LANE_ENDPOINTS, "grpc") if name in self._listeners]
+        lanes = [name for name in (*HTTP_LANE_ENDPOINTS, *GRPC_LANE_ENDPOINTS) if name in self._listeners]
         accepting = self._listeners.keys() - set(lanes)
         if not accepting and not lanes:
             return None
@@ -207,6 +208,7 @@ class FrontEnds:
             has_repositories=self._has_repositories,
             torchserve=asdict(options.torchserve),
             torchserve_apis=torchserve_apis(options),
+            torchserve_grpc_apis=torchserve_grpc_apis(options),
         )
 
     def on_client_started(self) -> None:

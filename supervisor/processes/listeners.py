@@ -31,6 +31,8 @@ SERVICES = {
     "torchserve-inference": "TorchServe Inference",
     "torchserve-management": "TorchServe Management",
     "torchserve-metrics": "TorchServe Metrics",
+    "torchserve-grpc-inference": "TorchServe gRPC Inference",
+    "torchserve-grpc-management": "TorchServe gRPC Management",
 }
 Listeners = Mapping[str, socket.socket]
 
@@ -60,7 +62,7 @@ def bind(options: ServerOptions, passed: Sequence[socket.socket] = ()) -> Listen
 
     Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
     """
-    if options.allow_grpc and options.has_grpc_tls:
+    if options.has_grpc and options.has_grpc_tls:
         from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
 
         server_context(*options.grpc_tls)

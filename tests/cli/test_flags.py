@@ -40,6 +40,8 @@ SHOAL = """
     environment-cache-directory latency-target cpu-fallback models
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
 torchserve-management-port torchserve-metrics-address torchserve-metrics-port
+allow-torchserve-grpc torchserve-grpc-inference-address torchserve-grpc-inference-port
+torchserve-grpc-management-address torchserve-grpc-management-port
 """.split()  # noqa: SIM905 - to be compared with a page
 
 

@@ -17,6 +17,8 @@ _PROPERTIES = """
 inference_address=http://127.0.0.1:0
 management_address=http://localhost:0
 metrics_address=http://127.0.0.1:0
+grpc_inference_port=0
+grpc_management_port=0
 model_store=$$STORE$$
 vmargs=-Xmx1g
 """

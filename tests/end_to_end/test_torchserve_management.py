@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.torchserve_listeners import TorchServe, ask, torchserve_command
+from tests.end_to_end.torchserve_stubs import INFERENCE, MANAGEMENT, Stub
 
 PROCESSING = "Processing worker updates..."
 NO_WORKER = (
@@ -183,3 +184,13 @@ def test_tokens_guard_each_api_with_its_own_key(tmp_path_factory: pytest.TempPat
         assert served.ask("POST", "/predictions/a", b"x", inference).body == b"ok"
         assert served.ask("GET", "/ping", headers=inference).status == 200
         assert ask(served.metrics_port, "GET", "/metrics").status == 200
+        denied = "PERMISSION_DENIED", sentence
+        with Stub(served.grpc_inference_port, INFERENCE, {"authorization": management["Authorization"]}) as stub:
+            assert stub.refusal("Ping") == stub.refusal("Predictions", model_name="a") == denied
+        with Stub(served.grpc_inference_port, INFERENCE, {"authorization": inference["Authorization"]}) as stub:
+            assert stub.ask("Predictions", model_name="a", input={"x": b"y"}).prediction == b"ok"
+        with Stub(served.grpc_management_port, MANAGEMENT, {"authorization": inference["Authorization"]}) as stub:
+            assert stub.refusal("ListModels") == denied
+        with Stub(served.grpc_management_port, MANAGEMENT, {"authorization": management["Authorization"]}) as stub:
+            assert stub.ask("DescribeModel", model_name="a").msg
+            assert stub.refusal("RegisterModel", url="a.mar")[0] == "PERMISSION_DENIED"  # without enable_model_api

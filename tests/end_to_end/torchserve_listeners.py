@@ -14,7 +14,7 @@ from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
 
 FLAGS = (
     "--allow-torchserve=true", "--torchserve-inference-port=0", "--torchserve-management-port=0",
-    "--torchserve-metrics-port=0",
+    "--torchserve-metrics-port=0", "--allow-torchserve-grpc=false",
 )  # fmt: skip
 CONFIG = """backend: "python"
 max_batch_size: 4
@@ -78,6 +78,16 @@ class TorchServe(NamedTuple):
     management_port: int
     metrics_port: int
 
+    @property
+    def grpc_inference_port(self) -> int:
+        """The port of the inference API over gRPC, which only the command's servers have."""
+        return self.server.port_of("TorchServe gRPC Inference")
+
+    @property
+    def grpc_management_port(self) -> int:
+        """The port of the management API over gRPC."""
+        return self.server.port_of("TorchServe gRPC Management")
+
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Ask the inference API, on a connection of its own."""
         return ask(self.inference_port, method, path, body, headers)
@@ -114,6 +124,7 @@ def torchserve_command(directory: Path, store: Path, properties: str, *flags: st
     # Two spellings: equal addresses of inference and management would mean one listener, which has no tokens.
     hosts = {"inference": "127.0.0.1", "management": "localhost", "metrics": "127.0.0.1"}
     listeners = "".join(f"{name}_address=http://{host}:0\n" for name, host in hosts.items())
+    listeners += "grpc_inference_port=0\ngrpc_management_port=0\n"
     (directory / "config.properties").write_text(listeners + properties)
     program = "from shoal.cli import torchserve; raise SystemExit(torchserve())"
     command = [sys.executable, "-c", program, "--start", "--foreground", "--ncs", f"--model-store={store}"]

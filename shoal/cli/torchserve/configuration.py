@@ -40,12 +40,11 @@ def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dic
     Raises PropertiesError for what the server cannot start with.
     """
     warnings: list[str] = []
-    if values["enable_grpc_ssl"]:
-        raise PropertiesError("enable_grpc_ssl=true is not supported: let TLS end in a proxy in front of gRPC's ports")
     fields: dict[str, Any] = {"store": store_settings(values, warnings), "allow_torchserve": True}
     for api, port in _PORTS.items():
         address = read_address(f"{api}_address", values[f"{api}_address"], port)
         fields |= {f"torchserve_{api}_address": address.host, f"torchserve_{api}_port": address.port}
+    fields |= grpc_settings(values)
     if values["metrics_mode"] not in METRICS_MODES:
         warnings.append(
             f"metrics_mode is '{values['metrics_mode']}', must be one of {', '.join(METRICS_MODES)}: log is used"
@@ -65,6 +64,22 @@ def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dic
     )
     fields["install_requirements"] = values["install_py_dep_per_model"]
     return fields, warnings
+
+
+def grpc_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ServerOptions for TorchServe's gRPC. Raises PropertiesError for TLS without its two files."""
+    fields: dict[str, Any] = {}
+    for api in ("inference", "management"):
+        fields[f"torchserve_grpc_{api}_address"] = values[f"grpc_{api}_address"]
+        fields[f"torchserve_grpc_{api}_port"] = values[f"grpc_{api}_port"]
+    fields["grpc_max_connection_age"] = values["grpc_inference_max_connection_age_ms"]
+    fields["grpc_max_connection_age_grace"] = values["grpc_inference_max_connection_age_grace_ms"]
+    if values["enable_grpc_ssl"]:
+        certificate, key = values["certificate_file"], values["private_key_file"]
+        if not (certificate and key):
+            raise PropertiesError("enable_grpc_ssl=true needs certificate_file and private_key_file, in PEM format")
+        fields |= {"grpc_use_ssl": True, "grpc_server_cert": certificate, "grpc_server_key": key}
+    return fields
 
 
 def store_settings(values: Mapping[str, Any], warnings: list[str]) -> StoreSettings:

@@ -33,8 +33,7 @@ _JAVA = "there is no Java virtual machine"
 _TLS = "TLS ends in front of TorchServe's listeners, in a proxy; their addresses must be http://"
 _PINNED = "workers are pinned to cores by shoal itself"
 _SYSTEM = "figures of the machine are read when /metrics is asked"
-_NO_GRPC = "TorchServe's gRPC services are not there yet; over gRPC a model answers Triton's clients, with shoal serve"
-_AGE = "connections end when clients close them"
+_AGE = "connections of both gRPC listeners have the age of grpc_inference_max_connection_age_ms"
 
 KEYS = {
     key.name: key
@@ -42,15 +41,15 @@ KEYS = {
         Key("inference_address", "http://127.0.0.1:8080"),
         Key("management_address", "http://127.0.0.1:8081"),
         Key("metrics_address", "http://127.0.0.1:8082"),
-        Key("grpc_inference_address", "127.0.0.1", _NO_GRPC),
-        Key("grpc_management_address", "127.0.0.1", _NO_GRPC),
-        Key("grpc_inference_port", 7070, _NO_GRPC),
-        Key("grpc_management_port", 7071, _NO_GRPC),
-        Key("grpc_inference_max_connection_age_ms", 0, _AGE),
-        Key("grpc_inference_max_connection_age_grace_ms", 0, _AGE),
+        Key("grpc_inference_address", "127.0.0.1"),
+        Key("grpc_management_address", "127.0.0.1"),
+        Key("grpc_inference_port", 7070),
+        Key("grpc_management_port", 7071),
+        Key("grpc_inference_max_connection_age_ms", 0),
+        Key("grpc_inference_max_connection_age_grace_ms", 0),
         Key("grpc_management_max_connection_age_ms", 0, _AGE),
         Key("grpc_management_max_connection_age_grace_ms", 0, _AGE),
-        Key("enable_grpc_ssl", False),  # refused where true
+        Key("enable_grpc_ssl", False),
         Key("model_store", None),
         Key("load_models", None),
         Key("models", None, has_variable=False),
@@ -88,8 +87,8 @@ KEYS = {
         Key("keystore", None, _TLS),
         Key("keystore_pass", "changeit", _TLS),
         Key("keystore_type", "PKCS12", _TLS),
-        Key("private_key_file", None, _TLS),
-        Key("certificate_file", None, _TLS),
+        Key("private_key_file", None),  # these two: for gRPC
+        Key("certificate_file", None),
         Key("limit_max_image_pixels", True),
         Key("ts_open_inference_protocol", False),
         Key("ts_header_key_sequence_id", "ts_request_sequence_id"),

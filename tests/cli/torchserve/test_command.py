@@ -109,7 +109,7 @@ def test_kserves_configuration_starts_as_it_is(here: Path) -> None:
     assert (made.store.load_models, made.store.service_envelope) == (("mnist=mnist.mar",), "kservev2")
     assert made.store.models["mnist"]["1.0"]["maxWorkers"] == 5
     listeners = [each.port for each in endpoints(made)]
-    assert listeners == [8085, 8082]
+    assert listeners == [8085, 8082, 7070, 7071]
     assert (made.torchserve.metrics_mode, made.torchserve.token_file) == ("prometheus", "")
     told = [said.partition(" ")[0] for said in start.warnings]
     assert told == ["tokens", "NUM_WORKERS", "number_of_netty_threads"]

@@ -9,7 +9,7 @@ import pytest
 from shoal.cli.torchserve.configuration import Address, read_address, settings_of_options, store_settings
 from shoal.cli.torchserve.keys import read_values
 from shoal.cli.torchserve.properties import PropertiesError
-from shoal.options import ServerOptions, check, endpoints
+from shoal.options import ServerOptions, check, endpoints, torchserve_grpc_apis
 from shoal.store_settings import StoreSettings
 
 
@@ -52,6 +52,7 @@ def test_defaults_are_torchserves() -> None:
     assert options.store == StoreSettings(Path("/store"))
     assert {each.name: each.port for each in endpoints(options) if each.name.startswith("torchserve")} == {
         "torchserve-inference": 8080, "torchserve-management": 8081, "torchserve-metrics": 8082,
+        "torchserve-grpc-inference": 7070, "torchserve-grpc-management": 7071,
     }  # fmt: skip
     assert (options.torchserve.token_file, options.torchserve.enable_model_api) == ("keys", False)
 
@@ -61,7 +62,15 @@ def test_one_address_is_one_listener() -> None:
     fields, _ = settings_of_options(values(inference_address=one, management_address=one), "")
     options = ServerOptions(**fields)
     check(options)
-    assert [each.port for each in endpoints(options) if each.name.startswith("torchserve")] == [8085, 8082]
+    assert [each.port for each in endpoints(options) if each.name.startswith("torchserve")] == [8085, 8082, 7070, 7071]
+
+
+def test_grpc_has_one_listener_for_one_address_and_tls_with_its_files() -> None:
+    files = {"certificate_file": "c.pem", "private_key_file": "k.pem"}
+    fields, _ = settings_of_options(values(grpc_management_port="7070", enable_grpc_ssl="true", **files), "")
+    options = ServerOptions(**fields)
+    assert torchserve_grpc_apis(options) == {"torchserve-grpc-inference": ("inference", "management")}
+    assert (options.has_grpc_tls, options.grpc_tls) == (True, ("c.pem", "k.pem", "", False))
 
 
 def test_every_setting_of_the_store_is_read() -> None:
@@ -149,7 +158,7 @@ UNUSABLE = [
     ({"model_snapshot": "[" * 100_000}, "model_snapshot is no JSON"),
     ({"model_snapshot": '{"models": 1}'}, "model_snapshot is no JSON object"),
     ({"allowed_urls": "http://(.*"}, "allowed_urls has"),
-    ({"enable_grpc_ssl": "true"}, "enable_grpc_ssl=true is not supported"),
+    ({"enable_grpc_ssl": "true"}, "enable_grpc_ssl=true needs certificate_file and private_key_file"),
     ({"model_store": ""}, "Missing mandatory parameter --model-store"),
     ({"metrics_address": "https://127.0.0.1:1"}, "metrics_address is"),
 ]

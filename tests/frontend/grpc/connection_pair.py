@@ -5,6 +5,7 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from shoal.frontend.grpc.connection import GrpcConnection, Token
 from shoal.frontend.grpc.http2.limits import Limits
@@ -55,7 +56,8 @@ class Pair:
         ours, self.client = plain_ends() if certificates is None else tls_ends(certificates)
         self.released: list[Token] = []
         self.kept = kept or KeptMemory(1 << 20)
-        self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append, self.kept, KeptMemory())
+        service: Any = None  # the lane's affair
+        self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append, self.kept, KeptMemory(), service)
         self.connection.http2.receive(opening, 0.0)
         self.connection.flush(0.0)
         self.read()

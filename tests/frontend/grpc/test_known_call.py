@@ -12,7 +12,8 @@ from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.messages import service
-from shoal.frontend.grpc.opening import Opening, open_call
+from shoal.frontend.grpc.opening import Opening, Service, open_call
+from shoal.frontend.grpc.service import METHODS
 from shoal.frontend.grpc.submission import GrpcSubmission, SubmittedMessage
 from tests.frontend.grpc.http2.peer import DATA, PREFACE, SETTINGS, frame
 from tests.frontend.grpc.http2.peer import HEADERS as HEADERS_FRAME
@@ -49,9 +50,10 @@ def first(star: Star, data: bytes) -> tuple[Http2Connection, Sequence[Event], Op
     started, body = events[:2]
     assert isinstance(started, RequestStarted)
     assert isinstance(body, DataReceived)
-    opening = open_call(star.state, started.headers, "127.0.0.1")
+    submission = GrpcSubmission(star.state, star.port)
+    opening = open_call(star.state, Service(METHODS, submission), started.headers, "127.0.0.1")
     assert isinstance(opening, Opening)
-    number, asked = GrpcSubmission(star.state, star.port).submit(bytes(body.data[5:]), {}, is_stream=False)
+    number, asked = submission.submit(bytes(body.data[5:]), {}, is_stream=False)
     star.seen()
     star.refuse(number)
     return connection, events, opening, asked

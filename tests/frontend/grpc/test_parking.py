@@ -1,6 +1,8 @@
 """Calls that wait for room: each model's in their order, the models in turns, and nobody for another model."""
 
 from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,12 +29,16 @@ class Room:
         return True
 
 
+#: A protocol whose messages begin with the number of their model.
+PROTOCOL: Any = SimpleNamespace(model_of=lambda message: message[0])
+
+
 class Calls:
     """Calls by number; what each asks is noted in `asked`."""
 
     def __init__(self) -> None:
         self.room = Room()
-        self.parking = Parking(self.room, lambda received: received.data[0])  # type: ignore[arg-type]
+        self.parking = Parking(self.room)  # type: ignore[arg-type]
         self.asked: list[tuple[int, int]] = []
         self._num = 0
 
@@ -47,7 +53,7 @@ class Calls:
         self._num += 1
         call = Call(self, self._num, model)
         received = ReceivedMessage(bytes([model]) * nbytes, None, 0, is_compressed=False)
-        waits_for = self.parking.must_wait(received) or call.resume()
+        waits_for = self.parking.must_wait(received, PROTOCOL) or call.resume()
         if waits_for:
             self.parking.park(call, waits_for, nbytes)
         return bool(waits_for)
@@ -104,7 +110,7 @@ def test_models_take_turns(calls: Calls) -> None:
 def test_what_waits_for_one_model_leaves_memory_for_another(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking_module, "MAX_PARKED_BYTES", 120)
     message = ReceivedMessage(bytes([SLOW]) * 10, None, 0, is_compressed=False)
-    while calls.parking.must_wait(message):
+    while calls.parking.must_wait(message, PROTOCOL):
         assert calls.come(SLOW, 10)
     assert not calls.parking.may_wait(SLOW, message)
     assert calls.parking._nbytes == 80  # two thirds
@@ -128,7 +134,7 @@ def test_messages_of_streams_count_as_calls_do(calls: Calls, monkeypatch: pytest
     monkeypatch.setattr(parking_module, "MAX_PARKED_BYTES", 120)
     message = ReceivedMessage(bytes([SLOW]) * 10, None, 0, is_compressed=False)
     kept = []
-    while (counted := calls.parking.keep(message)) is not None:
+    while (counted := calls.parking.keep(message, PROTOCOL)) is not None:
         kept.append(counted)
     assert len(kept) == 8  # two thirds
     assert not calls.parking.may_wait(SLOW, message)

@@ -26,6 +26,7 @@ class Lane:
 
     def __init__(self) -> None:
         self.road: socket.socket | None = None
+        self.protocol = None
 
     def hand_over(self, theirs: socket.socket, _data: bytes) -> None:
         theirs.settimeout(10)
@@ -48,7 +49,7 @@ class Reader:
         self.pair.client.settimeout(10)
         self.pair.call(1)
         lane: Any = Lane()
-        opening = Opening(find(INFER), {}, None, "identity", "identity")
+        opening = Opening(find(INFER), {}, None, "identity", "identity", lane.protocol)
         self.call = RoadCall(lane, self.pair.connection, 1, opening, LargeMessage(0, b"", is_compressed=False), 1e9)
         self.pair.connection.calls[1] = self.call
         self.road = lane.road

@@ -13,6 +13,7 @@ from shoal.frontend.grpc.messages import service
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import find
 from shoal.frontend.grpc.stream_call import StreamCall
+from shoal.frontend.grpc.wire import stream_error
 from shoal.frontend.kept_memory import KeptMemory
 from tests.frontend.grpc.connection_pair import OPENING, Pair
 from tests.frontend.grpc.http2.peer import DATA, frames_in
@@ -32,10 +33,14 @@ class Lane:
         self.released: list[Token] = []
         self._num_asked = 0
         self.inference = SimpleNamespace(
-            ask=self._ask, release=self._release, forget=lambda _number: None, asked=None,
-            submission=SimpleNamespace(response=lambda _asked, reply, **_: [b"head", reply.block]),
+            ask=self._ask, release=self._release, forget=lambda _number: None, asked=None
         )  # fmt: skip
-        self.parking = SimpleNamespace(must_wait=lambda _received: 0, leave=lambda *_: None)
+        self.protocol = SimpleNamespace(
+            response=lambda _asked, reply, **_: [b"head", reply.block],
+            refused_request=lambda error, asked: stream_error(str(error), asked.id, asked.found.entry.name, ""),
+            ends_with_error=lambda *_: False,
+        )  # fmt: skip
+        self.parking = SimpleNamespace(must_wait=lambda _received, _protocol: 0, leave=lambda *_: None)
         self.buffers = None
 
     def _ask(self, *_: Any, is_stream: bool) -> tuple[int, Any]:
@@ -62,7 +67,8 @@ class Stream:
         self.pair, self.lane = Pair(OPENING, kept), Lane()
         self.pair.call(1)
         lane: Any = self.lane
-        self.call = StreamCall(lane, self.pair.connection, 1, Opening(find(STREAM), {}, None, "identity", "identity"))
+        opening = Opening(find(STREAM), {}, None, "identity", "identity", lane.protocol)
+        self.call = StreamCall(lane, self.pair.connection, 1, opening)
         self.pair.connection.calls[1] = self.call
         self.call.take(3 * (prefix(1) + b"?"))
 

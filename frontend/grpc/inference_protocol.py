@@ -1,0 +1,89 @@
+"""The interface of a protocol of inference to the calls that speak it: how messages become requests, and replies
+messages.
+
+Triton's is submission.py, TorchServe's torchserve/predictions.py. One thread, the lane's.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+from shoal.errors import ShoalError
+from shoal.frontend.grpc import wire
+from shoal.frontend.grpc.submission import MessageTemplate
+from shoal.frontend.prepared import PreparedRequest
+from shoal.shm.port import Reply
+from shoal.shm.slab import Block
+
+
+class AskedMessage(Protocol):
+    """The part of a request that is kept until its last reply has come."""
+
+    @property
+    def template(self) -> MessageTemplate | None:
+        """The template that requests like this one are recognised by."""
+        ...
+
+    @property
+    def found(self) -> PreparedRequest:
+        """The request, perhaps without its id and its tensors."""
+        ...
+
+    @property
+    def prepared(self) -> PreparedRequest:
+        """The request, perhaps without its tensors."""
+        ...
+
+
+#: An AskedMessage of the protocol's own.
+Asked: TypeAlias = Any
+
+
+class InferenceProtocol(Protocol):
+    """The messages of one protocol's inferences."""
+
+    def submit(
+        self,
+        message: bytes | memoryview,
+        metadata: Mapping[str, str],
+        block: Block | None = None,
+        offset: int = 0,
+        /,
+        *,
+        is_stream: bool,
+        deadline_ns: int = 0,
+    ) -> tuple[int, Asked]:
+        """Submit the request in a message; visible to the batcher at the port's next flush. Returns the request's
+        number, and the argument for `response` with its replies.
+
+        `message` lies in `block` from `offset` on, or in private memory if `block` is None. The block is the port's
+        from now on. Raises ShoalError if the request is refused; the block is freed then.
+        """
+        ...
+
+    def model_of(self, message: bytes | memoryview, /) -> int:
+        """The number of the model that a message is for; 0 if there is none, or the message is malformed."""
+        ...
+
+    def response(self, asked: Asked, reply: Reply, /, *, stream: bool = False, final: bool = True) -> wire.Chunks:
+        """The message in a reply; `final`: no other will follow.
+
+        A single chunk is the lane's own memory; chunks after the first may be views of the worker's block, valid until
+        it is released. Raises ShoalError if the reply is an error.
+        """
+        ...
+
+    def empty_final(self, asked: Asked, /) -> bytes | None:
+        """The message of a stream that reports only that a request has had its last response; None: there is none."""
+        ...
+
+    def ends_with_error(self, path: str, metadata: Mapping[str, str], /) -> bool:
+        """Whether a request's error ends its whole stream, a call of this path; else it is a message of the stream."""
+        ...
+
+    def refused_message(self, error: ShoalError, message: bytes | memoryview, /) -> bytes:
+        """The message of a stream for a request that was not submitted, and whose message may be no valid one."""
+        ...
+
+    def refused_request(self, error: ShoalError, asked: Asked, /) -> bytes:
+        """The message of a stream for a request that has failed."""
+        ...
