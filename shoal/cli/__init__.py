@@ -31,6 +31,9 @@ _VERBS = {
     ),
     "pack": _Verb("write an archive for TorchServe's model store", "shoal.cli.pack:pack"),
     "infer": _Verb("ask a model of a running server once", "shoal.cli.infer:infer"),
+    "bench": _Verb(
+        "load a model of a running server, and show throughput and latencies", "shoal.cli.bench.command:bench"
+    ),
     "models": _Verb("list the models of a running server, or the instances of one", "shoal.cli.models:models"),
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),

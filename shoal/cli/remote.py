@@ -83,6 +83,19 @@ class RemoteServer:
             raise self._not_a_model_server()
         return rows
 
+    def model_statistics(self, model: str, version: str = "") -> Row:
+        """The statistics of a model version, the only one or the first, as `statistics` lists them."""
+        found: Row = self._ask("GET", f"{_served(model, version)}/stats", dict)
+        rows = found.get("model_stats")
+        if not isinstance(rows, list) or not rows:
+            raise self._not_a_model_server()
+        return dict(rows[0])
+
+    def model_config(self, model: str, version: str = "") -> Row:
+        """The completed configuration of a model."""
+        found: Row = self._ask("GET", f"{_served(model, version)}/config", dict)
+        return found
+
     def scale(self, model: str, count: int) -> Row:
         """Scale each version of a model to `count` instances; returns `instances` when they serve."""
         found: Row = self._ask("POST", f"{_path_of(model)}/instances", dict, {"count": count, "wait": True})
@@ -128,6 +141,10 @@ class RemoteServer:
 
     def _not_a_model_server(self) -> UnreachableError:
         return UnreachableError(f"What answers at {self.url} is not a model server.")
+
+
+def _served(model: str, version: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
 
 
 def _path_of(model: str) -> str:

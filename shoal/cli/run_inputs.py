@@ -37,21 +37,34 @@ class RunRequest:
 
 
 def read_requests(
-    config: Config, given: Sequence[tuple[str, str]], data: Path | None, sample: str | None
+    config: Config,
+    given: Sequence[tuple[str, str]],
+    data: Path | None,
+    sample: str | None,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    rows: int = 1,
 ) -> list[RunRequest]:
     """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up as
-    `sample` says. Raises InputError."""
-    parser = RequestParser(Signature.from_config(config))
+    `sample` says.
+
+    `shapes`: of inputs that are made up, with or without the batch dimension. `rows`: the batch that a request becomes
+    where its inputs have a batch of 1. Raises InputError.
+    """
+    parser = RequestParser(Signature.from_config(config), shapes or {}, rows)
+    parser.check_shapes()
     requests = [RunRequest()] if data is None else parser.read(data)
     own = {name: parser.value(name, text) for name, text in given}
     return [parser.completed(replace(each, inputs={**each.inputs, **own}), sample) for each in requests]
 
 
 class RequestParser:
-    """Reads requests to a model by the model's signature."""
+    """Reads requests to a model by the model's signature. `shapes` and `rows` as of `read_requests`."""
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: Signature, shapes: Mapping[str, Sequence[int]], rows: int) -> None:
         self._signature = signature
+        self._shapes = shapes
+        self._rows = rows
 
     # -- the command line -----------------------------------------------------------------------------------------
 
@@ -121,7 +134,8 @@ class RequestParser:
             if "b64" in value:
                 return self._decoded(spec, base64.b64decode(value["b64"], validate=True))
             array = made(value["content"], spec)
-            return array.reshape(value["shape"]) if "shape" in value else self._shaped(spec, array)
+            # perf_analyzer's files have shapes without the batch dimension.
+            return self._shaped(spec, array.reshape(value["shape"]) if "shape" in value else array)
         except (KeyError, ValueError, TypeError, binascii.Error, InvalidArgumentError) as error:
             raise InputError(f"Input {self._described(spec)}: {error}") from None
 
@@ -129,6 +143,11 @@ class RequestParser:
         if spec.datatype is BYTES:
             return self._array(spec, [data])
         return self._shaped(spec, np.frombuffer(data, spec.datatype.dtype))
+
+    def check_shapes(self) -> None:
+        """Raise InputError where `shapes` names an input that the model has not."""
+        for name in self._shapes:
+            self._spec(name)
 
     # -- samples --------------------------------------------------------------------------------------------------
 
@@ -140,11 +159,28 @@ class RequestParser:
         if missing and sample is None:
             wanted = "; ".join(f"missing input {self._described(spec)}" for spec in missing)
             raise InputError(f"{wanted}. Give it with --input {missing[0].name}=<value>, or with --data or --sample.")
-        made_up = {spec.name: _SAMPLES[str(sample)](spec, self._smallest(spec)) for spec in missing}
-        return replace(request, inputs={**request.inputs, **made_up})
+        made_up = {spec.name: _SAMPLES[str(sample)](spec, self._made_up_shape(spec)) for spec in missing}
+        inputs = {**request.inputs, **made_up}
+        return replace(request, inputs={name: self._repeated(array) for name, array in inputs.items()})
 
-    def _smallest(self, spec: TensorSpec) -> tuple[int, ...]:
-        return tuple(1 if dim == -1 else dim for dim in self._dims(spec))
+    def _made_up_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        """The shape of --shape or, of dimensions of any size, 1. Raises InputError for one that the model does not
+        take."""
+        dims = self._dims(spec)
+        if spec.name not in self._shapes:
+            return tuple(1 if dim == -1 else dim for dim in dims)
+        shape = tuple(self._shapes[spec.name])
+        if _fits(shape, dims):
+            return shape
+        if self._signature.max_batch_size > 0 and _fits(shape, spec.dims):
+            return (1, *shape)
+        raise InputError(f"Input {self._described(spec)} cannot have the shape {format_shape(shape)} of --shape.")
+
+    def _repeated(self, array: Array) -> Array:
+        """The array with its one row repeated, where requests have more rows."""
+        if self._rows == 1 or self._signature.max_batch_size == 0 or array.shape[0] != 1:
+            return array
+        return np.repeat(array, self._rows, axis=0)
 
     # -- shapes ---------------------------------------------------------------------------------------------------
 

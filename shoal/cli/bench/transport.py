@@ -1,0 +1,208 @@
+"""What a load sends requests through: slots, each with one request at a time, and sockets that carry them.
+
+A transport knows no clock but that of its waits, and no policy: the load (loads.py) decides when a slot sends.
+"""
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+#: The most seconds that a connection may take to be made (ours).
+CONNECT_TIMEOUT_S = 5.0
+#: The most bytes that are read at a time (ours): an answer of a MiB takes four reads.
+READ_BYTES = 256 * 1024
+
+
+class LostError(Exception):
+    """The server cannot be connected to; the message says why."""
+
+
+class Transport(Protocol):
+    """Slots for requests to one model of one server. A slot's number is its name; slots are made by their first use."""
+
+    idle_ns: int  # spent waiting so far; grows with `wait`
+
+    def send(self, slot: int) -> None:
+        """Send the next request in a slot that is free. Raises LostError if the server cannot be connected to."""
+        ...
+
+    def wait(self, timeout_s: float) -> Iterator[tuple[int, str | None]]:
+        """Wait up to a time for answers; yields each slot that is answered, and the error's sentence or None."""
+        ...
+
+    def abandon(self, slot: int) -> None:
+        """Free a slot whose request is not wanted any more."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class Exchange(Protocol):
+    """One connection's protocol: the bytes of a request, and when its answer is whole. Pure."""
+
+    def opening(self) -> bytes:
+        """The first bytes of the connection."""
+        ...
+
+    def request(self, number: int) -> bytes:
+        """The bytes of request `number`, as far as they may be sent now."""
+        ...
+
+    def receive(self, data: bytes) -> tuple[bytes, bool]:
+        """Take bytes that have arrived; returns bytes to send, and whether the answer is whole."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """The sentence of the error in the last whole answer; None where it was none."""
+        ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the connection takes no further request."""
+        ...
+
+
+class _Slot:
+    """A connection, and the rest of a request that the socket would not take yet."""
+
+    __slots__ = ("exchange", "is_open", "rest", "socket")
+
+    def __init__(self, connection: socket.socket, exchange: Exchange) -> None:
+        self.socket = connection
+        self.exchange = exchange
+        self.rest = memoryview(b"")
+        self.is_open = False  # a request is under way
+
+
+class SocketTransport:
+    """A connection for each slot, all in one epoll."""
+
+    def __init__(self, host: str, port: int, make_exchange: Callable[[], Exchange]) -> None:
+        self.idle_ns = 0
+        self._address = (host, port)
+        self._make_exchange = make_exchange
+        # Changed by send, wait and abandon.
+        self._epoll = select.epoll()
+        self._slots: dict[int, _Slot] = {}
+        self._by_descriptor: dict[int, int] = {}
+        self._num_sent = 0
+
+    def send(self, slot: int) -> None:
+        """Like `Transport.send`."""
+        held = self._slots.get(slot)
+        if held is None:
+            held = self._connect(slot)
+        held.is_open = True
+        data = held.exchange.request(self._num_sent)
+        self._num_sent += 1
+        try:
+            num_sent = held.socket.send(data)
+        except BlockingIOError:
+            num_sent = 0
+        except OSError:  # closed while it was idle, as servers may: once more, on a fresh connection
+            self._drop(slot)
+            held = self._connect(slot)
+            held.is_open = True
+            data = held.exchange.request(self._num_sent)
+            num_sent = 0
+        if num_sent < len(data):
+            self._send_later(held, memoryview(data)[num_sent:])
+
+    def wait(self, timeout_s: float) -> Iterator[tuple[int, str | None]]:
+        """Like `Transport.wait`."""
+        before_ns = time.perf_counter_ns()
+        events = self._poll(timeout_s)
+        self.idle_ns += time.perf_counter_ns() - before_ns
+        for descriptor, event in events:
+            slot = self._by_descriptor.get(descriptor)
+            if slot is None:
+                continue  # dropped since
+            held = self._slots[slot]
+            if event & select.EPOLLOUT:
+                self._send_rest(held)
+            if not event & ~select.EPOLLOUT:
+                continue
+            try:
+                data = held.socket.recv(READ_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                data, reason = b"", f"connection lost: {error.strerror}"
+            else:
+                reason = "connection closed by the server"
+            if not data:
+                was_open = held.is_open
+                self._drop(slot)
+                if was_open:
+                    yield slot, reason
+                continue
+            exchange = held.exchange
+            reply, is_whole = exchange.receive(data)
+            if reply:
+                self._send_later(held, memoryview(reply))
+            if is_whole:
+                held.is_open = False
+                if exchange.is_last:
+                    self._drop(slot)
+                yield slot, exchange.error
+
+    def abandon(self, slot: int) -> None:
+        """Like `Transport.abandon`: by closing its connection."""
+        if slot in self._slots:
+            self._drop(slot)
+
+    def close(self) -> None:
+        """Like `Transport.close`."""
+        for slot in list(self._slots):
+            self._drop(slot)
+        self._epoll.close()
+
+    def _poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        if 0 < timeout_s < 0.1:
+            # epoll's own timeout is in whole milliseconds, which are too coarse for requests that are due.
+            if not select.select([self._epoll], [], [], timeout_s)[0]:
+                return []
+            timeout_s = 0
+        return self._epoll.poll(timeout_s)
+
+    def _connect(self, slot: int) -> _Slot:
+        try:
+            made = socket.create_connection(self._address, CONNECT_TIMEOUT_S)
+        except OSError as error:
+            reason = "too many open files (ulimit -n)" if error.errno == errno.EMFILE else error.strerror or str(error)
+            raise LostError(reason) from None
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        held = _Slot(made, self._make_exchange())
+        if opening := held.exchange.opening():
+            made.sendall(opening)
+        made.setblocking(False)
+        self._slots[slot] = held
+        self._by_descriptor[made.fileno()] = slot
+        self._epoll.register(made, select.EPOLLIN)
+        return held
+
+    def _drop(self, slot: int) -> None:
+        held = self._slots.pop(slot)
+        del self._by_descriptor[held.socket.fileno()]
+        self._epoll.unregister(held.socket)
+        held.socket.close()
+
+    def _send_later(self, held: _Slot, data: memoryview) -> None:
+        held.rest = memoryview(held.rest.tobytes() + data.tobytes()) if held.rest else data
+        self._send_rest(held)
+
+    def _send_rest(self, held: _Slot) -> None:
+        try:
+            while held.rest:
+                held.rest = held.rest[held.socket.send(held.rest) :]
+        except BlockingIOError:
+            pass  # goes on once the socket takes more
+        except OSError:
+            held.rest = memoryview(b"")  # the end of the connection is read next
+        self._epoll.modify(held.socket, select.EPOLLIN | (select.EPOLLOUT if held.rest else 0))

@@ -1,0 +1,129 @@
+"""`shoal bench` beside a running server: by each way in, with errors, a goal, and two servers in turns."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from tests.end_to_end.server import SAMPLES, Server
+
+QUICK = "--warm-up=0", "--window=0.05", "--windows=2", "--requests=5", "--concurrency=2"
+
+
+@pytest.fixture(params=["shared memory", "http", "grpc"])
+def place(request: pytest.FixtureRequest, samples: Server) -> str:
+    """The server, as --url names it."""
+    urls = {"http": samples.url, "grpc": f"grpc://127.0.0.1:{samples.grpc_port}"}
+    return urls.get(request.param, samples.client_socket)
+
+
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command."""
+    code = main(["bench", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_every_request_is_answered_and_counted_by_the_server(
+    capsys: pytest.CaptureFixture[str], place: str, tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture.svg"
+    code, printed, _ = bench(capsys, "simple", "--batch-size=4", "--json", f"--svg={picture}", "--url", place, *QUICK)
+    assert code == 0
+    found = json.loads(printed)
+    (level,) = found["levels"]
+    assert (found["rows_per_request"], level["errors"], level["concurrency"]) == (4, {}, 2)
+    assert level["requests"] > 0
+    assert level["server"]["rows_per_batch"] >= 4
+    assert level["p50_ms"] <= level["p99_ms"] <= level["max_ms"]
+    assert picture.read_text().startswith("<svg")
+
+
+def test_errors_are_told_by_their_sentence(capsys: pytest.CaptureFixture[str], place: str, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    rows = {
+        "data": [
+            {"INPUT0": {"content": [1] * 144, "shape": [9, 16]}, "INPUT1": {"content": [1] * 144, "shape": [9, 16]}}
+        ]
+    }
+    wrong.write_text(json.dumps(rows))
+    code, printed, _ = bench(capsys, "simple", f"--input-data={wrong}", "--json", "--url", place, *QUICK)
+    assert code == 2
+    (level,) = json.loads(printed)["levels"]
+    assert level["requests"] == 0
+    (sentence,) = level["errors"]
+    assert "inference request batch-size must be <= 8" in sentence
+
+
+def test_an_open_loop_and_its_goal(capsys: pytest.CaptureFixture[str], place: str) -> None:
+    flags = "--rate=200", "--warm-up=0", "--window=0.2", "--windows=1", "--url", place
+    code, printed, _ = bench(capsys, "digits", *flags, "--goal=p99=60s")
+    assert code == 0, printed
+    assert "Goal p99=60s: met with" in printed
+    code, printed, _ = bench(capsys, "digits", *flags, "--arrivals=constant", "--goal=p50=0.001us")
+    assert code == 4
+    assert printed.endswith("Goal p50=0.001us: missed.\n")
+
+
+def test_two_servers_in_turns(capsys: pytest.CaptureFixture[str], samples: Server) -> None:
+    urls = "--url", samples.url, "--compare", f"grpc://127.0.0.1:{samples.grpc_port}"
+    code, printed, _ = bench(capsys, "simple", *urls, *QUICK)
+    assert code == 0, printed
+    assert [line.split()[0] for line in printed.splitlines()[4:7]] == ["A", "B", "B/A"]
+    code, printed, _ = bench(capsys, "simple", *urls, *QUICK, "--json")
+    (shares,) = json.loads(printed)["ratios"]
+    assert all(share > 0 for share in shares.values())
+
+
+def test_requests_of_perf_analyzers_files_are_sent_in_turns(
+    capsys: pytest.CaptureFixture[str], samples: Server, tmp_path: Path
+) -> None:
+    given = tmp_path / "data.json"
+    steps = [
+        {"text": ["school of fish"]},
+        {"text": {"content": ["will it rain"], "shape": [1]}},
+        {"text": {"b64": "aGk="}},
+    ]
+    given.write_text(json.dumps({"data": [steps[:2], steps[2]]}))
+    code, printed, _ = bench(capsys, "text_classification", "--input-data", str(given), "--url", samples.url, *QUICK)
+    assert code == 0, printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ([], 1, "Which model? 'shoal models' lists those of a server."),
+        (["whale"], 2, "Request for unknown model: 'whale' is not found"),
+        (["repeat"], 1, "Model 'repeat' streams (decoupled)"),
+        (["digits", "--shape=image:3"], 1, "Input 'image' (FP32, shape [-1,64]) cannot have the shape [3] of --shape."),
+        (["digits", "--shape=pixels:64"], 1, "'pixels' is no input of model 'digits'"),
+        (["digits", "--protocol=grpc"], 1, "--protocol grpc does not fit --url"),
+        (["digits", "--concurrency=1", "--rate=1"], 1, "not allowed with argument"),
+        (["digits", "--svg=/nowhere/at/all.svg", *QUICK], 1, "--svg: cannot write /nowhere/at/all.svg"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_mistakes(
+    samples: Server, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
+) -> None:
+    found, printed, complaint = bench(capsys, *arguments, "--url", samples.url)
+    assert found == code, printed
+    assert sentence in complaint
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "/nowhere/socket"])
+def test_no_server(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    code, _, complaint = bench(capsys, "digits", "--url", url)
+    assert code == 3
+    assert "shoal serve --model-repository" in complaint
+
+
+def test_shapes_are_those_of_the_command_line(capsys: pytest.CaptureFixture[str], samples: Server) -> None:
+    config = (SAMPLES / "simple_identity" / "config.pbtxt").read_text()
+    assert "-1" in config  # a size that the model leaves open
+    name = config.split("input [")[1].split('name: "')[1].split('"')[0]
+    code, printed, _ = bench(capsys, "simple_identity", f"--shape={name}:5", "--json", "--url", samples.url, *QUICK)
+    assert code == 0, printed
+    assert Counter(json.loads(printed)["levels"][0]["errors"]) == {}
