@@ -1,10 +1,11 @@
 """The machine's resources for model instances: cores, GPUs with the cores beside them, and the cores of host policies.
 
-The resources are read once, when the server starts. GPUs are listed by NVIDIA's library (nvidia-ml-py, the extra
-gpu-metrics), else by nvidia-smi, which comes with the driver; by neither where no driver is loaded. Neither makes a
-CUDA context. Runs in the supervisor.
+The resources are read once, when the server starts. GPUs, and their parts under MIG, are listed by NVIDIA's library
+(nvidia-ml-py, the extra gpu-metrics), else by nvidia-smi, which comes with the driver; by neither where nothing of the
+driver is there. Neither makes a CUDA context. Runs in the supervisor.
 """
 
+import ctypes
 import logging
 import os
 import re
@@ -21,9 +22,14 @@ from shoal.placement import Gpu, Machine, format_cores
 
 _log = logging.getLogger(__name__)
 
-#: One of these paths exists where NVIDIA's driver is loaded; the second one under WSL.
-_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+#: Paths of which one exists where NVIDIA's driver is loaded, most often: a sandbox may hide all. The last is WSL's.
+_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+#: The library that comes with the driver.
+_LIBRARY = "libnvidia-ml.so.1"
 _NVIDIA_SMI = ("--query-gpu=uuid,pci.bus_id,compute_cap", "--format=csv,noheader")
+#: Lines of `nvidia-smi -L`: a GPU, and below it each of its parts.
+_LISTED_GPU = re.compile(r"GPU \d+: .*\(UUID: (GPU-[^)]+)\)")
+_LISTED_PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 #: nvidia-smi loads the driver's state anew where nothing else holds it, which takes seconds per GPU (ours).
 _NVIDIA_SMI_S = 60
 _COMPUTE_CAPABILITY = re.compile(r"[0-9]+\.[0-9]+")
@@ -32,7 +38,7 @@ _ONNXRUNTIME_CUDA = "capi/libonnxruntime_providers_cuda.so"
 
 
 class Listed(NamedTuple):
-    """A GPU as the driver lists it."""
+    """A GPU, or a part of one under MIG, as the driver lists it."""
 
     uuid: str
     pci_bus_id: str
@@ -79,58 +85,104 @@ def list_gpus(environ: Mapping[str, str]) -> list[Listed]:
 
 
 def _listed() -> list[Listed]:
-    if not any(path.exists() for path in _DRIVERS):
-        return []
-    return list_by_nvml(load_nvml()) or _list_by_nvidia_smi()
+    return (list_by_nvml(load_nvml()) or _list_by_nvidia_smi()) if _may_have_driver() else []
+
+
+def _may_have_driver() -> bool:
+    """Whether something of NVIDIA's driver is there. Without, the import of nvidia-ml-py (36 ms) is saved."""
+    if any(path.exists() for path in _DRIVERS) or shutil.which("nvidia-smi"):
+        return True
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 def list_by_nvml(nvml: Any) -> list[Listed]:
-    """The GPUs in PCI order; empty without NVIDIA's library. A GPU that reports an error keeps its place."""
+    """The GPUs in PCI order, one with MIG as its parts; empty without NVIDIA's library. A GPU that reports an error
+    keeps its place."""
     if nvml is None:
         return []
     try:
-        return [_listed_by_nvml(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         _log.warning("NVIDIA's library does not list the GPUs: %s", error)
         return []
+    return [listed for index in range(count) for listed in _listed_by_nvml(nvml, index)]
 
 
-def _listed_by_nvml(nvml: Any, index: int) -> Listed:
+def _listed_by_nvml(nvml: Any, index: int) -> list[Listed]:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return Listed(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId, f"{major}.{minor}")
+        whole = Listed(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId, f"{major}.{minor}")
     except nvml.NVMLError as error:
-        return Listed("", "", str(error))
+        return [Listed("", "", str(error))]
+    parts = _parts_by_nvml(nvml, handle)
+    return [whole] if parts is None else [whole._replace(uuid=uuid) for uuid in parts]
+
+
+def _parts_by_nvml(nvml: Any, handle: Any) -> list[str] | None:
+    """The UUIDs of the parts of a GPU with MIG, which CUDA does not use as a whole; None for a GPU without MIG."""
+    try:
+        is_divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        num_places = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_divided else 0
+    except nvml.NVMLError:  # a GPU, or a driver, that knows no MIG
+        return None
+    if not is_divided:
+        return None
+    parts = []
+    for place in range(num_places):
+        try:
+            parts.append(str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))))
+        except nvml.NVMLError:  # nothing in this place
+            continue
+    return parts
 
 
 def _list_by_nvidia_smi() -> list[Listed]:
+    """The GPUs as nvidia-smi prints them; empty where there is no such program, or it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
-        done = subprocess.run(
-            [program, *_NVIDIA_SMI], capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True
+        printed, tree = (
+            subprocess.run(
+                [program, *arguments], capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True
+            ).stdout
+            for arguments in (_NVIDIA_SMI, ("-L",))
         )
     except (OSError, subprocess.SubprocessError) as error:
-        _log.warning("NVIDIA's driver is loaded, but nvidia-smi fails, so no GPU is used: %s", error)
+        _log.warning("nvidia-smi is there and fails, so no GPU is used: %s", error)
         return []
-    return list(read_nvidia_smi(done.stdout))
+    return list(read_nvidia_smi(printed, tree))
 
 
-def read_nvidia_smi(text: str) -> Iterator[Listed]:
-    """The GPUs in the output of nvidia-smi; a line that names none is skipped."""
+def read_nvidia_smi(text: str, tree: str) -> Iterator[Listed]:
+    """The GPUs in nvidia-smi's answer to a query, a GPU with parts as these; a line that names none is skipped.
+
+    `tree` is what `nvidia-smi -L` prints, which alone has the parts.
+    """
+    parts: dict[str, list[str]] = {}
+    gpu = ""
+    for line in tree.splitlines():
+        if match := _LISTED_GPU.match(line):
+            gpu = match[1]
+        elif match := _LISTED_PART.match(line):
+            parts.setdefault(gpu, []).append(match[1])
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 3 and fields[0].startswith("GPU-"):
-            yield Listed(*fields)
+            whole = Listed(*fields)
+            yield from (whole._replace(uuid=uuid) for uuid in parts.get(whole.uuid, (whole.uuid,)))
 
 
 def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves: numbers or beginnings of UUIDs, up to the first that names none.
 
-    Numbers count by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID. A part of a GPU (MIG-…) is left out: only CUDA
-    could say which GPU that is.
+    Numbers count by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID. The parts of a GPU with MIG count as GPUs here,
+    of which CUDA would show a process the first one only; the server gives each worker the UUID of its own.
     """
     if visible is None:
         return list(listed)

@@ -37,7 +37,8 @@ class DeviceLostError(Exception):
 _NAMES_OF_EXHAUSTION = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})  # torch's and CuPy's, TensorFlow's
 _EXHAUSTED = re.compile(
     r"CUDA out of memory"  # torch
-    r"|CUDA error: out of memory|CUDA failure 2: out of memory|Cuda Runtime \(out of memory\)"  # torch, ORT, TensorRT
+    r"|CUDA (?:driver )?error: out of memory"  # torch; the driver's with expandable segments
+    r"|CUDA failure 2: out of memory|Cuda Runtime \(out of memory\)"  # ORT, TensorRT
     r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
     r"|Failed to allocate memory for requested buffer of size|is smaller than requested bytes of"  # ORT's arena
     r"|Error Code 2: OutOfMemory"  # TensorRT
@@ -48,11 +49,15 @@ _STICKY = (
     "the launch timed out and was terminated", "misaligned address", "an illegal instruction was encountered",
     "invalid program counter", "hardware stack error", "operation not supported on global/shared address space",
     "uncorrectable ECC error encountered", "uncorrectable NVLink error detected during the execution",
+    "Invalid access of peer GPU memory over nvlink or a hardware error", "unknown error",
+    "no CUDA-capable device is detected",  # it has fallen off the bus
 )  # fmt: skip
 _LOST = re.compile(
-    r"(?:CUDA error(?: \d+)?: |CUDA failure \d+: |Cuda Runtime \(|cudaError\w+: |CUDA_ERROR_\w+: )"
+    r"(?:CUDA (?:driver )?error(?: \d+)?: |CUDA failure \d+: |Cuda Runtime \(|cudaError\w+: |CUDA_ERROR_\w+: )"
     rf"(?:{'|'.join(_STICKY)})"
-    r"|(?:CUBLAS|CUDNN)_STATUS_(?:MAPPING_ERROR|EXECUTION_FAILED)"
+    # NOT_INITIALIZED: by the documentation CUDA's runtime has failed; in practice often the memory is full to the last
+    # MiB, and the next process starts without what this one has cached.
+    r"|CUBLAS_STATUS_NOT_INITIALIZED|(?:CUBLAS|CUDNN)_STATUS_(?:MAPPING_ERROR|EXECUTION_FAILED)"
 )
 
 

@@ -78,6 +78,9 @@ def test_an_odd_gpu_keeps_its_number_and_is_not_used(
 
 def test_a_machine_without_a_driver_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_DRIVERS", (Path("/no/driver"),))
+    monkeypatch.setattr(machine, "_LIBRARY", "/no/library.so.1")
+    monkeypatch.setenv("PATH", "/no/programs")
+    monkeypatch.setattr(machine, "load_nvml", lambda: pytest.fail("the import is dear, and there is no driver"))
     assert find_machine(ServerOptions(), {}, (0, 1)) == Machine((0, 1))
     assert server_cores()
 
@@ -159,10 +162,28 @@ def test_cuda_visible_devices(visible: str | None, expected: Sequence[Listed]) -
     assert seen_by_cuda((OLD, A100, H100), visible) == list(expected)
 
 
+TREE = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1bb)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4)
+  MIG 1g.5gb      Device  1: (UUID: MIG-cba6)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-1cc)
+"""
+
+
 def test_what_nvidia_smi_prints() -> None:
     printed = "GPU-1bb, 00000000:5E:00.0, 8.0\nGPU-1cc, 00000001:86:00.0, 9.0\nFailed to initialize NVML, a, b\n\n"
-    assert list(read_nvidia_smi(printed)) == [A100, H100]
-    assert list(read_nvidia_smi("No devices were found\n")) == []
+    assert list(read_nvidia_smi(printed, "")) == [A100, H100]
+    assert list(read_nvidia_smi("No devices were found\n", "No devices found.\n")) == []
+    parts = [A100._replace(uuid="MIG-c6d4"), A100._replace(uuid="MIG-cba6"), H100]
+    assert list(read_nvidia_smi(printed, TREE)) == parts
+    assert seen_by_cuda(parts, "MIG-cb") == parts[1:2]
+
+
+def test_the_driver_is_found_where_a_sandbox_hides_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_DRIVERS", (Path("/no/driver"),))
+    monkeypatch.setattr(machine, "_LIBRARY", "libc.so.6")  # one that can be loaded
+    monkeypatch.setenv("PATH", "/no/programs")
+    monkeypatch.setattr(machine, "load_nvml", Nvml)
+    assert [gpu.uuid for gpu in find_machine(ServerOptions(), {}, (0,)).gpus] == ["GPU-1bb"]
 
 
 @pytest.mark.parametrize(
@@ -194,9 +215,10 @@ class NVMLError(Exception):
 
 
 class Nvml:
-    """One GPU; `fails` is the function that does."""
+    """One GPU without MIG; `fails` is the function that does."""
 
     NVMLError = NVMLError
+    NVML_DEVICE_MIG_ENABLE = 1
 
     def __init__(self, fails: str = "") -> None:
         self._answers = {
@@ -205,6 +227,7 @@ class Nvml:
             "CudaComputeCapability": (8, 0),
             "PciInfo": SimpleNamespace(busId="00000000:5E:00.0"),
             "UUID": "GPU-1bb",
+            "MigMode": (0, 1),  # it will be divided from the next reset on
         }
         self._fails = fails
 
@@ -226,14 +249,50 @@ def test_what_the_library_lists(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["NVIDIA's library does not list the GPUs: GPU is lost"]
 
 
+def test_a_gpu_without_mig_is_listed_as_a_whole() -> None:
+    assert list_by_nvml(Nvml("MigMode")) == [A100]  # Not Supported
+
+
+class Divided(Nvml):
+    """One GPU with MIG, of whose three places for parts the second is empty."""
+
+    def nvmlDeviceGetMigMode(self, _handle: object) -> tuple[int, int]:
+        return 1, 1
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _handle: object) -> int:
+        return 3
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, _handle: object, place: int) -> str:
+        if place == 1:
+            raise NVMLError("Not Found")
+        return f"part {place}"
+
+    def nvmlDeviceGetUUID(self, handle: object) -> str:
+        return {"part 0": "MIG-c6d4", "part 2": "MIG-cba6"}.get(str(handle), "GPU-1bb")
+
+
+def test_a_gpu_with_mig_is_listed_as_its_parts(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [A100._replace(uuid="MIG-c6d4"), A100._replace(uuid="MIG-cba6")]
+    assert list_by_nvml(Divided()) == parts
+    monkeypatch.setattr(machine, "_listed", lambda: list_by_nvml(Divided()))
+    gpus = find_machine(ServerOptions(), {}, CORES, sysfs).gpus
+    assert [(gpu.id, gpu.uuid, gpu.cores) for gpu in gpus] == [
+        (0, "MIG-c6d4", (0, 1, 2, 3)),
+        (1, "MIG-cba6", (0, 1, 2, 3)),
+    ]
+
+
 @pytest.mark.parametrize("fails", ["HandleByIndex", "CudaComputeCapability", "PciInfo", "UUID"])
 def test_a_gpu_that_the_library_fails_to_describe_keeps_its_place(fails: str) -> None:
     assert list_by_nvml(Nvml(fails)) == [Listed("", "", "GPU is lost")]
 
 
 def test_the_functions_of_the_library_have_these_names() -> None:
-    for name in ("Count", "HandleByIndex", "CudaComputeCapability", "PciInfo", "UUID", "MemoryInfo"):
+    for name in ("Count", "HandleByIndex", "CudaComputeCapability", "PciInfo", "UUID", "MemoryInfo", "MigMode"):
         assert callable(getattr(pynvml, f"nvmlDeviceGet{name}"))
+    for name in ("MaxMigDeviceCount", "MigDeviceHandleByIndex"):
+        assert callable(getattr(pynvml, f"nvmlDeviceGet{name}"))
+    assert pynvml.NVML_DEVICE_MIG_ENABLE == 1
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ class TritonModelException(Exception):
         OutOfMemoryError("no"),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.72 GiB"),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         InternalError("onnx runtime error 1: CUDA failure 2: out of memory ; GPU=0 ; hostname=a ; expr=cudaMalloc"),
         InternalError("onnx runtime error 6: Failed to allocate memory for requested buffer of size 4294967296"),
@@ -52,6 +53,11 @@ def test_too_little_memory(error: Exception) -> None:
         RuntimeError("CUDA error 719: unspecified launch failure (cudaErrorLaunchFailure in cudaStreamSynchronize)"),
         RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"),
         RuntimeError("cuDNN error: CUDNN_STATUS_MAPPING_ERROR"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        AcceleratorError("CUDA error: unknown error\nSearch for `cudaErrorUnknown' in https://docs.nvidia.com/"),
+        RuntimeError("CUDA driver error: unknown error"),
+        InternalError("onnx runtime error 1: CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; …"),
+        AcceleratorError("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"),
         DeviceError("in other words", Fault.DEVICE_LOST),
     ],
 )  # fmt: skip
@@ -67,6 +73,8 @@ def test_a_lost_device(error: Exception) -> None:
         InvalidArgumentError("no such word: CUDA out of memory"),
         RuntimeError("an illegal memory access was encountered, said the client"),
         RuntimeError("CUDA error: invalid device ordinal"),  # not sticky
+        RuntimeError("unknown error"),
+        RuntimeError("no CUDA-capable device is detected, a client wrote"),
         MemoryError(),
         KeyError("CUDA out of memory"),
     ],
