@@ -1,0 +1,203 @@
+"""Rows of Python models on a GPU, and of the server around them: tensors, faults, memory, figures."""
+
+import base64
+import json
+import re
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from scripts.gpu_check.finding import Finding, Surroundings, Verdict, right_if
+from scripts.gpu_check.measure import post, served, write_model
+from shoal.nvml import load_nvml
+from tests.end_to_end.server import samples
+
+MIB = 1 << 20
+CONFIG = """backend: "python" max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: 16 }
+output [ { name: "Y" data_type: TYPE_FP32 dims: 16 }, { name: "SAID" data_type: TYPE_STRING dims: 1 } ]
+instance_group { %s count: %d } %s"""
+#: Twice the input, computed on the device, and where the process is. What follows is the body of `fault`.
+CODE = """
+import os
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+DEVICE = torch.device("%s")
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.held = torch.ones(%d << 20, dtype=torch.uint8, device=DEVICE)
+        self.weight = torch.full((16,), 2.0, device=DEVICE)
+
+    def execute(self, requests):
+        values = [torch.from_dlpack(pb_utils.get_input_tensor_by_name(each, "X")) for each in requests]
+        fault(values)
+        said = f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {sorted(os.sched_getaffinity(0))}"
+        answers = []
+        for value in values:
+            on_device = (value.to(DEVICE) * self.weight).contiguous()
+            tensors = [
+                pb_utils.Tensor.from_dlpack("Y", on_device),
+                pb_utils.Tensor("SAID", np.full((len(value), 1), said, object)),
+            ]
+            answers.append(pb_utils.InferenceResponse(tensors))
+        return answers
+
+
+def fault(values):
+"""
+NO_FAULT = "    return\n"
+#: More than the GPU has, and than the words that a CPU's place is taken by.
+OUT_OF_MEMORY = """    if sum(len(value) for value in values) > 2:
+        torch.empty(1 << 45, dtype=torch.uint8, device=DEVICE)
+"""
+PLAYED_OUT_OF_MEMORY = """    if sum(len(value) for value in values) > 2:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 32768.00 GiB")
+"""
+#: An array that claims to be far larger than its memory is read beyond its end.
+LOST = """    if any((value < 0).any() for value in values):
+        class Beyond:
+            owner = torch.zeros(16, device=DEVICE)
+            __cuda_array_interface__ = {
+                "shape": (1 << 40,), "typestr": "<f4", "data": (owner.data_ptr(), False), "version": 2,
+            }
+        beyond = torch.as_tensor(Beyond(), device=DEVICE)
+        (beyond[(1 << 40) - 64:] + 1).sum().item()
+"""
+PLAYED_LOST = """    if any((value < 0).any() for value in values):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+"""
+
+
+def cuda_tensors(surroundings: Surroundings) -> Finding:
+    """Tensors by DLPack from a device, and the GPU and cores of the process."""
+    repository = surroundings.directory / "repository"
+    make_model(surroundings, repository, "double", NO_FAULT)
+    with served(repository) as (_, client):
+        array = np.arange(48, dtype=np.float32).reshape(3, 16)
+        answer = client.infer("double", {"X": array})
+        said = answer["SAID"].item(0).decode()
+        is_right = np.array_equal(answer["Y"], 2 * array)
+    is_placed = is_beside(said, surroundings.gpu_uuid, surroundings.gpu_cores)
+    return right_if(is_right and is_placed, f"answers {'right' if is_right else 'WRONG'}; the process has {said}")
+
+
+def is_beside(said: str, uuid: str, cores: tuple[int, ...]) -> bool:
+    """Whether an instance sees this GPU alone, and runs on cores beside it."""
+    seen, _, listed = said.partition(" ")
+    return seen == uuid and {int(core) for core in listed.strip("[]").split(",")} <= set(cores)
+
+
+def out_of_memory(surroundings: Surroundings) -> Finding:
+    """Eight requests in one batch, of which the GPU holds two at once."""
+    repository = surroundings.directory / "repository"
+    more = """dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 30000000 }
+        parameters { key: "idempotent" value { string_value: "true" } }"""
+    fault = PLAYED_OUT_OF_MEMORY if surroundings.on_cpu else OUT_OF_MEMORY
+    make_model(surroundings, repository, "double", fault, more=more)
+    with served(repository) as (server, client):
+
+        def ask(number: int) -> bool:
+            array = np.full((1, 16), number, np.float32)
+            return np.array_equal(client.infer("double", {"X": array})["Y"], 2 * array)
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, range(8)))
+        splits = [rows for rows in (8, 4) if server.read_log(b"too small for a batch of %d rows" % rows)]
+    return right_if(all(answers), f"{sum(answers)} of 8 answers right; batches of {splits} rows were split")
+
+
+def lost(surroundings: Surroundings) -> Finding:
+    """One of two instances reads where nothing is."""
+    repository = surroundings.directory / "repository"
+    fault = PLAYED_LOST if surroundings.on_cpu else LOST
+    make_model(surroundings, repository, "double", fault, count=2)
+    array = np.ones((1, 16), np.float32)
+    with served(repository) as (server, client):
+        client.infer("double", {"X": array})
+        start = len(server.log)
+        try:
+            client.infer("double", {"X": -array})
+            return Finding(Verdict.WRONG, "the read beyond the end was answered")
+        except Exception as error:  # noqa: BLE001 - it is what the client sees
+            words = " ".join(str(error).split())[:160]
+        others = [np.array_equal(client.infer("double", {"X": array})["Y"], 2 * array) for _ in range(20)]
+        has_code = server.read_log(b"exited with code 70", start=start)
+        server.read_log(b"is up again", start=start)
+        again = np.array_equal(client.infer("double", {"X": array})["Y"], 2 * array)
+    is_right = has_code and all(others) and again
+    return right_if(is_right, f"the client read '{words}'; exit 70; {sum(others)} of 20 answers meanwhile, up again")
+
+
+def memory_returned(surroundings: Surroundings) -> Finding:
+    """A model with 512 MiB is loaded and unloaded."""
+    nvml = load_nvml()
+    if nvml is None:
+        return Finding(Verdict.NOT_RUN, "no nvidia-ml-py")
+    repository = surroundings.directory / "repository"
+    make_model(surroundings, repository, "large", NO_FAULT, held_mib=512)
+    handle = nvml.nvmlDeviceGetHandleByUUID(surroundings.gpu_uuid)
+
+    def used() -> int:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used) // MIB
+
+    with served(repository, "--model-control-mode=explicit") as (server, client):
+        before = used()
+        post(server, "v2/repository/models/large/load")
+        client.infer("large", {"X": np.ones((1, 16), np.float32)})
+        during, start = used(), len(server.log)
+        post(server, "v2/repository/models/large/unload")
+        server.read_log(b"has returned", start=start)
+        server.read_log(b"\n", start=server.log.index(b"has returned", start))
+        after = used()
+        (line,) = re.findall(r"has returned (\d+) MiB", server.log[start:].decode())
+    is_right = int(line) >= 500 and during - before >= 500 and after - before < 100
+    return right_if(is_right, f"in use {before}, {during} with the model, {after} MiB after; the log says {line} MiB")
+
+
+def metrics(surroundings: Surroundings) -> Finding:
+    """The figures of a scrape."""
+    repository = surroundings.directory / "repository"
+    make_model(surroundings, repository, "double", NO_FAULT)
+    with served(repository) as (server, _):
+        label = f'{{gpu_uuid="{surroundings.gpu_uuid}"}}'
+        figures = {
+            name.removesuffix(label): value for name, value in samples(server.metrics_port).items() if label in name
+        }
+    used, total = figures.get("nv_gpu_memory_used_bytes", -1), figures.get("nv_gpu_memory_total_bytes", -1)
+    is_right = 0 < used < total and 0 <= figures.get("nv_gpu_utilization", -1) <= 1
+    return right_if(is_right, ", ".join(f"{name.removeprefix('nv_')} {value:g}" for name, value in figures.items()))
+
+
+def cuda_shared_memory(surroundings: Surroundings) -> Finding:
+    """The registration of a handle, which the server refuses."""
+    repository = surroundings.directory / "repository"
+    make_model(surroundings, repository, "double", NO_FAULT)
+    handle = base64.b64encode(bytes(64)).decode()
+    body = json.dumps({"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": 1024}).encode()
+    with served(repository, "--allow-client-shm=true") as (server, _):
+        try:
+            post(server, "v2/cudasharedmemory/region/region/register", body)
+        except urllib.error.HTTPError as error:
+            return Finding(Verdict.REFUSED, f"{error.code}: {json.loads(error.read())['error']}")
+    return Finding(Verdict.WRONG, "a handle of zeros was registered")
+
+
+def make_model(
+    surroundings: Surroundings,
+    repository: Any,
+    name: str,
+    fault: str,
+    *,
+    count: int = 1,
+    more: str = "",
+    held_mib: int = 1,
+) -> None:
+    """Write a model that doubles its input on the device, except when `fault` raises."""
+    config = CONFIG % (surroundings.gpu_group, count, more)
+    write_model(repository, name, config, CODE % (surroundings.device, held_mib) + fault)

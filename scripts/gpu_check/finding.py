@@ -1,0 +1,63 @@
+"""A row's surroundings and what it has found. Imports nothing beyond the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+#: The folder of a driver and its library for machines without, put on the paths of a run with --on-cpu.
+PLAYED = Path(__file__).parent / "played"
+
+
+class Verdict(Enum):
+    """What a row says of its subject."""
+
+    RIGHT = "right"
+    WRONG = "WRONG"
+    REFUSED = "refused"  # as documented: not there yet
+    NOT_RUN = "not run"  # something that it needs is missing
+
+
+class Finding(NamedTuple):
+    """A row's result: a verdict, and the figures or the reason."""
+
+    verdict: Verdict
+    found: str
+
+
+class MissingError(Exception):
+    """A row cannot be run: what it needs is not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a row runs on, and how long it may measure."""
+
+    directory: Path  # of the row alone; goes when the row ends
+    on_cpu: bool  # frameworks on the CPU, and a played driver that lists a GPU
+    seconds: float  # of each measurement
+    gpu_id: int  # Triton's number
+    gpu_uuid: str
+    gpu_cores: tuple[int, ...]
+
+    @property
+    def group(self) -> str:
+        """The instance group of a framework's model, without its count."""
+        return "kind: KIND_CPU" if self.on_cpu else self.gpu_group
+
+    @property
+    def gpu_group(self) -> str:
+        """The instance group of a Python model, which can have a GPU that is only played."""
+        return f"kind: KIND_GPU gpus: [ {self.gpu_id} ]"
+
+    @property
+    def device(self) -> str:
+        """PyTorch's name of the device, in this process and in a worker of the GPU."""
+        return "cpu" if self.on_cpu else "cuda:0"
+
+
+def right_if(condition: bool, found: str) -> Finding:
+    """The finding of a row whose figures were looked at."""
+    return Finding(Verdict.RIGHT if condition else Verdict.WRONG, found)

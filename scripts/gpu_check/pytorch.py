@@ -1,0 +1,145 @@
+"""Rows of the PyTorch backend: a network of 4096 hidden units in each form in which PyTorch saves models."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scripts.gpu_check.finding import Finding, MissingError, Surroundings, right_if
+from scripts.gpu_check.measure import (
+    MOST,
+    TOLERANCE,
+    Array,
+    Call,
+    beside_bare,
+    served,
+    served_rate,
+    worst_error,
+    write_model,
+)
+
+_JIT: Any = torch.jit  # it has no types
+WIDTHS = (1024, 4096, 1000)
+CONFIG = """backend: "pytorch" default_model_filename: "%s" max_batch_size: %d dynamic_batching { }
+input { name: "INPUT__0" data_type: TYPE_FP32 dims: %d } output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: %d }
+instance_group { %s count: %d }"""
+
+
+def torchscript(surroundings: Surroundings) -> Finding:
+    """A scripted module."""
+    file = surroundings.directory / "model.pt"
+    _JIT.script(network()).save(str(file))
+    module = _JIT.load(str(file), map_location=surroundings.device)
+    return compare(surroundings, file, bare_call(module, surroundings.device))
+
+
+def export(surroundings: Surroundings) -> Finding:
+    """A program exported on the CPU, which the backend moves to the GPU."""
+    file = surroundings.directory / "model.pt2"
+    torch.export.save(exported(network(), "cpu"), str(file))
+    return compare(surroundings, file, bare_call(network().to(surroundings.device), surroundings.device))
+
+
+def aotinductor(surroundings: Surroundings) -> Finding:
+    """A program compiled for this machine."""
+    file = surroundings.directory / "model.pt2"
+    device = surroundings.device
+    # On the CPU without optimisation, and without trying which vectors there are: that takes minutes, for nothing.
+    options = {"cpp.vec_isa_ok": False, "aot_inductor.compile_wrapper_opt_level": "O0"} if surroundings.on_cpu else {}
+    try:
+        torch._inductor.aoti_compile_and_package(
+            exported(network().to(device), device), package_path=str(file), inductor_configs=options
+        )
+    except Exception as error:
+        if "ompiler" in str(error):
+            raise MissingError(f"PyTorch finds no compiler: {str(error)[:200]}") from error
+        raise
+    return compare(surroundings, file, bare_call(torch._inductor.aoti_load_package(str(file)), device))
+
+
+def instances(surroundings: Surroundings) -> Finding:
+    """The same model with 1, 2 and 4 instances, each a process with the GPU as its device 0."""
+    file = surroundings.directory / "model.pt"
+    _JIT.script(network()).save(str(file))
+    rates: dict[int, dict[int, float]] = {}
+    errors = []
+    for count in (1, 2) if surroundings.on_cpu else (1, 2, 4):
+        repository = surroundings.directory / str(count)
+        with served(make_model(surroundings, repository, file, count)) as (_, client):
+            through = call_of(client)
+            errors.append(worst_error(through, expected, sample))
+            rates[count] = {rows: rows_per_second(through, rows, surroundings.seconds) for rows in (1, MOST)}
+    text = "; ".join(
+        f"{count}: {', '.join(f'{rate:,.0f} rows/s in requests of {rows}' for rows, rate in by_rows.items())}"
+        for count, by_rows in rates.items()
+    )
+    return right_if(max(errors) <= TOLERANCE, f"{text}; error {max(errors):.1e}")
+
+
+def rows_per_second(through: Call, rows: int, seconds: float) -> float:
+    """Rows a second of eight clients with requests of that many rows."""
+    array = sample(rows)
+    return served_rate(lambda: through(array), seconds, 8) * rows
+
+
+def network() -> torch.nn.Module:
+    """A network with equal weights every time."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(WIDTHS[0], WIDTHS[1]), torch.nn.ReLU(), torch.nn.Linear(WIDTHS[1], WIDTHS[2])
+    return torch.nn.Sequential(*layers).eval()
+
+
+def exported(module: torch.nn.Module, device: str) -> torch.export.ExportedProgram:
+    """A program for batches of 1 to MOST rows."""
+    example = (torch.zeros(5, WIDTHS[0], device=device),)
+    rows = torch.export.Dim("rows", min=1, max=MOST)
+    with torch.no_grad():
+        return torch.export.export(module, example, dynamic_shapes=({0: rows},))
+
+
+def bare_call(module: Any, device: str) -> Call:
+    """PyTorch without a server, used as in its own examples."""
+
+    def call(array: Array) -> Array:
+        with torch.inference_mode():
+            answer: Array = module(torch.from_numpy(array).to(device)).cpu().numpy()
+            return answer
+
+    return call
+
+
+def expected(array: Array) -> Array:
+    """What is right, computed on the CPU."""
+    return bare_call(network(), "cpu")(array)
+
+
+def sample(rows: int) -> Array:
+    """An input of that many rows, equal in every call."""
+    return np.random.default_rng(rows).standard_normal((rows, WIDTHS[0])).astype(np.float32)
+
+
+def call_of(client: Any) -> Call:
+    """The network through a server."""
+
+    def call(array: Array) -> Array:
+        answer: Array = client.infer("network", {"INPUT__0": array})["OUTPUT__0"]
+        return answer
+
+    return call
+
+
+def make_model(surroundings: Surroundings, repository: Path, file: Path, count: int = 1) -> Path:
+    """Write a repository with the model `network`."""
+    config = CONFIG % (file.name, MOST, WIDTHS[0], WIDTHS[2], surroundings.group, count)
+    (write_model(repository, "network", config) / file.name).write_bytes(file.read_bytes())
+    return repository
+
+
+def compare(surroundings: Surroundings, file: Path, bare: Call) -> Finding:
+    """Answers and figures of a saved model beside those of PyTorch itself."""
+    with served(make_model(surroundings, surroundings.directory / "repository", file)) as (_, client):
+        through = call_of(client)
+        error = worst_error(through, expected, sample)
+        figures = beside_bare(bare, through, sample, surroundings.seconds)
+    return right_if(error <= TOLERANCE, f"error {error:.1e}; {figures}")
