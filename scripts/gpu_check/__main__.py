@@ -136,6 +136,8 @@ def run(row: Row, variables: Mapping[str, str], log: Path, limit_s: float, given
     if result is not None:
         verdict, found = json.loads(result.removeprefix(RESULT))
         finding = Finding(Verdict(verdict), found)
+    elif code is None and limit_s < row.limit_s:
+        finding = Finding(Verdict.NOT_RUN, f"no time was left: it was not done after {limit_s:.0f} s")
     else:
         how = f"it was not done after {limit_s:.0f} s" if code is None else f"its process ended with {code}"
         finding = Finding(Verdict.WRONG, f"{how}: {lines[-1] if lines else 'nothing was printed'}")

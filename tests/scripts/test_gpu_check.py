@@ -54,14 +54,16 @@ def test_a_row_that_is_not_there() -> None:
 DONE = 'print(\'gpu-check result: ["right", "7 | 8"]\', flush=True)'
 
 
-def finding_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, limit_s: float = 60) -> Finding:
+def finding_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, limit_s: float = 60, row_limit_s: float = 0
+) -> Finding:
     """The finding of a row whose process runs a program of the test's."""
     interpreter = tmp_path / "python"
     interpreter.write_text(f"#!{sys.executable}\n{program}\n")
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
     given = argparse.Namespace(seconds=1.0, on_cpu=True)
-    return gpu_check.run(Row("odd", "an odd row", "", limit_s), {}, tmp_path / "odd.log", limit_s, given)
+    return gpu_check.run(Row("odd", "an odd row", "", row_limit_s or limit_s), {}, tmp_path / "odd.log", limit_s, given)
 
 
 def test_what_a_row_has_found_counts_even_if_its_process_ends_badly(
@@ -85,6 +87,11 @@ def test_a_row_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progra
 def test_a_row_that_hangs_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = finding_of(tmp_path, monkeypatch, "import signal\nsignal.pause()", limit_s=1)
     assert finding == Finding(Verdict.WRONG, "it was not done after 1 s: nothing was printed")
+
+
+def test_a_row_whose_time_was_cut_is_not_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = finding_of(tmp_path, monkeypatch, "import signal\nsignal.pause()", limit_s=1, row_limit_s=60)
+    assert finding == Finding(Verdict.NOT_RUN, "no time was left: it was not done after 1 s")
 
 
 def test_the_end_of_a_row_ends_what_it_has_started(tmp_path: Path) -> None:
