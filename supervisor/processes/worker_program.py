@@ -20,8 +20,10 @@ from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.python_backends import runs_on
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
+from shoal.repository.torchserve.torch_use import uses_torch
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.processes.children import ChildProgram
+from shoal.supervisor.processes.zygotes import TORCHSERVE_WITH_TORCH
 
 
 def worker_program(
@@ -46,10 +48,16 @@ def worker_program(
         program = ChildProgram(
             f"worker {name}", ["shoal.workers.worker"], variables, runs_model=True, gives_way=gives_way
         )
-        return runs_on(version.config), program
+        return _kind(version), program
     directory = cache_directory(options.environment_cache_directory, os.environ)
     module = enter.program(own, version.name, name, directory, context.log_settings)
     return "", ChildProgram(f"worker {name}", module, variables, runs_model=True, gives_way=gives_way)
+
+
+def _kind(version: ModelVersion) -> str:
+    """The kind of zygote for a worker without an environment of its own: its backend's."""
+    kind = runs_on(version.config)
+    return TORCHSERVE_WITH_TORCH if kind == "torchserve" and uses_torch(version.version_dir, version.config) else kind
 
 
 def load_message(

@@ -26,6 +26,9 @@ from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 _log = logging.getLogger(__name__)
 
 _WORKER = "shoal.workers.worker"
+#: The kind of TorchServe's workers whose handlers use torch (repository/torchserve/torch_use.py): others do without its
+#: memory.
+TORCHSERVE_WITH_TORCH = "torchserve with torch"
 #: Kind → the modules that its zygote imports. A worker's kind is its backend; others may start threads at import.
 MODULES = {
     "batcher": ("shoal.batcher.batcher",),
@@ -37,11 +40,17 @@ MODULES = {
     "python": (_WORKER, "shoal.workers.backends.python"),  # and no user's module
     "pytorch": (_WORKER, "shoal.workers.backends.pytorch"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
-    "torchserve": (_WORKER, "shoal.workers.backends.torchserve"),  # no torch: a handler that needs it imports it
+    "torchserve": (_WORKER, "shoal.workers.backends.torchserve"),
+    TORCHSERVE_WITH_TORCH: (
+        _WORKER,
+        "shoal.workers.backends.torchserve",
+        "shoal.workers.backends.torchserve.with_torch",
+    ),
 }
-#: A zygote whose imports or next fork take longer is killed (ours; usual are 0.3 s and 5 ms, but its priority is low:
-#: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec half a minute).
-IMPORT_S, FORK_S = 60.0, 10.0
+#: A zygote whose imports or next fork take longer is killed (ours; usual are 0.3 s, with torch 2 s, and 5 ms, but its
+#: priority is low: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec
+#: half a minute; beside two busy loops on two cores, torch a minute).
+IMPORT_S, FORK_S = 300.0, 10.0
 
 
 class Zygotes:

@@ -12,16 +12,19 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.processes.children import ChildProgram
 from shoal.supervisor.processes.worker_program import load_message, worker_program
+from shoal.supervisor.processes.zygotes import MODULES
 
 PLACEMENT = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0, 1))
 
 
-def program(backend: str, placement: Placement = PLACEMENT, **parameters: str) -> tuple[str, ChildProgram]:
+def program(
+    backend: str, placement: Placement = PLACEMENT, directory: Path = Path("/r/m/1"), **parameters: str
+) -> tuple[str, ChildProgram]:
     config: dict[str, Any] = {
         "backend": backend,
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
-    version = ModelVersion("m", 1, 1, 0, Path("/r/m/1"), config)
+    version = ModelVersion("m", 1, 1, 0, directory, config)
     options = ServerOptions(backend_directory="/none", environment_cache_directory="/cache")
     # All that is looked at of it.
     context = SimpleNamespace(options=options, control_address="@a", log_settings={"log_verbose": 1})
@@ -35,6 +38,15 @@ def test_a_worker() -> None:
         assert found.environment["SHOAL_CONTROL"] == "@a"
         assert found.environment["SHOAL_INSTANCE"] == "7"
         assert found.environment["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_handler_that_uses_torch_has_a_zygote_with_torch(tmp_path: Path) -> None:
+    assert program("torchserve", directory=tmp_path)[0] == "torchserve"
+    (tmp_path / "handler.py").write_text("import torch\n")
+    kind, _ = program("torchserve", directory=tmp_path)
+    assert kind == "torchserve with torch"
+    assert MODULES[kind] == (*MODULES["torchserve"], "shoal.workers.backends.torchserve.with_torch")
+    assert program("python", directory=tmp_path)[0] == "python"
 
 
 def test_a_worker_in_an_environment_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""PyTorch models, on the worker's own cores: one program per instance. With `programs`, the only importer of torch."""
+"""PyTorch models, on the worker's own cores: one program per instance."""
 
 import logging
 import os

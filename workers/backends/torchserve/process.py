@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+from typing import Any
 
 from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.metrics import Metric, MetricFamily
@@ -47,6 +48,9 @@ def enter(archive: Archive, num_cores: int) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     blas.use_threads(num_cores)
+    torch: Any = sys.modules.get("torch")  # a zygote's: its OpenMP has read the environment without this worker's
+    if torch is not None:
+        torch.set_num_threads(num_cores)
 
 
 class HandlerMetrics:
