@@ -86,7 +86,7 @@ class OnnxruntimeBackend(BatchedBackend):
 
     def load(self, model: BackendModel, device: Device) -> None:
         """Open the session and check it. Raises InvalidArgumentError if file and configuration disagree."""
-        onnxruntime_checks.refuse_bf16(model.config, device.kind)
+        onnxruntime_checks.refuse_bf16(model.config)
         signature = Signature.from_config(model.config)
         model_io = self.describe(model, device)
         initializers = _io_tensors(self._session.get_overridable_initializers())

@@ -8,14 +8,12 @@ from shoal.model_config.messages import Config
 from shoal.workers.backends.backend import BackendModel
 
 
-def refuse_bf16(config: Config, kind: str) -> None:
-    """Raise UnsupportedError for a configuration with BF16 that cannot be served."""
+def refuse_bf16(config: Config) -> None:
+    """Raise UnsupportedError for a configuration with BF16 and strings."""
     # BF16 has no numpy form, so such a model is run on addresses, and a string has none that could be shared.
     data_types = {tensor["data_type"] for tensor in (*config["input"], *config["output"])}
-    if "TYPE_BF16" in data_types and (kind != "KIND_CPU" or "TYPE_STRING" in data_types):
-        raise UnsupportedError(
-            f"model '{config['name']}': TYPE_BF16 is supported on KIND_CPU only, and not together with TYPE_STRING"
-        )
+    if {"TYPE_BF16", "TYPE_STRING"} <= data_types:
+        raise UnsupportedError(f"model '{config['name']}': TYPE_BF16 is not supported together with TYPE_STRING")
 
 
 def refuse_maps(model: BackendModel, outputs: Iterable[IOTensor]) -> None:

@@ -29,6 +29,9 @@ _CUDA_PARAMETERS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_str
 _CUDNN_SEARCHES = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
 _ARENA_STRATEGIES = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
 
+#: Options of the two providers that repeat captured work, at the addresses that it was captured with.
+_CUDA_GRAPHS = {CUDA: "enable_cuda_graph", TENSORRT: "trt_cuda_graph_enable"}
+
 Provider = tuple[str, dict[str, str]]
 
 
@@ -108,6 +111,7 @@ def _providers(model: BackendModel, device: Device, available: Collection[str]) 
             else:
                 raise _unknown_accelerator(accelerator["name"])
         providers.append((CUDA, cuda))
+    _refuse_graphs(model, providers)
     for accelerator in accelerators.get("cpu_execution_accelerator", ()):
         if accelerator["name"] != "openvino":
             raise _unknown_accelerator(accelerator["name"])
@@ -122,6 +126,18 @@ def _providers(model: BackendModel, device: Device, available: Collection[str]) 
     if model.parameter("session.disable_cpu_ep_fallback") == "1" and providers:
         return tuple(providers)
     return (*providers, (CPU, {}))
+
+
+def _refuse_graphs(model: BackendModel, providers: Collection[Provider]) -> None:
+    """Raise UnsupportedError for CUDA graphs: each batch is bound anew, where it was gathered and its answers go, and a
+    graph would read and write where the first batch was."""
+    for provider, options in providers:
+        option = _CUDA_GRAPHS[provider]
+        if options.get(option, "0").lower() not in ("0", "false"):
+            raise UnsupportedError(
+                f"model '{model.name}': '{option}' is not supported: each batch has addresses of its own, and a CUDA "
+                "graph has the first one's; remove it"
+            )
 
 
 def _unknown_accelerator(name: str) -> InvalidArgumentError:

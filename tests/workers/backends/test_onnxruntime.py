@@ -335,8 +335,18 @@ def test_options_reach_the_session(onnx_file: Any) -> None:
     backend.unload()
 
 
+@pytest.mark.parametrize(
+    ("operator", "element_type", "data_type", "dtype"),
+    [("Neg", TensorProto.FLOAT, "FP32", np.float32), ("Identity", TensorProto.BFLOAT16, "BF16", np.uint16)],
+)
 def test_on_a_gpu_inputs_are_bound_from_page_locked_memory(
-    onnx_file: Any, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+    onnx_file: Any,
+    batcher: Batcher,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: str,
+    element_type: int,
+    data_type: str,
+    dtype: Any,
 ) -> None:
     """All that can be seen without one: CUDA's runtime is played, and the session is told to stay on the CPU."""
 
@@ -344,17 +354,20 @@ def test_on_a_gpu_inputs_are_bound_from_page_locked_memory(
         return replace(session_settings(model, device, (*available, CUDA)), providers=(("CPUExecutionProvider", {}),))
 
     monkeypatch.setattr("shoal.workers.backends.onnxruntime.session_settings", on_the_cpu)
-    node = ("Neg", [("X", TensorProto.FLOAT, ["N", 4])], [("Y", TensorProto.FLOAT, ["N", 4])])
-    config = one_to_one("TYPE_FP32", [4])
+    node = (operator, [("X", element_type, ["N", 4])], [("Y", element_type, ["N", 4])])
+    config = one_to_one(f"TYPE_{data_type}", [4])
+    sign = -1 if operator == "Neg" else 1
     with played() as (runtime, _):
         backend = OnnxruntimeBackend()
         backend.load(model(config, onnx_file(*node)), Device("KIND_GPU", 0, (0,)))
         loop = Loop(backend, Signature.from_config(config), "m_0_0", batcher.memory())
         for sizes in ((1, 3), (2,)):
-            inputs = [np.full((rows, 4), rows, np.float32) for rows in sizes]
-            batcher.send(*(batcher.request([("X", "FP32", array)]) for array in inputs))
+            inputs = [np.full((rows, 4), rows, dtype) for rows in sizes]
+            batcher.send(*(batcher.request([("X", data_type, array)]) for array in inputs))
             loop.step()
-            assert [done.outputs["Y"].tolist() for done in batcher.done()] == [(-array).tolist() for array in inputs]
+            assert [done.outputs["Y"].tolist() for done in batcher.done()] == [
+                (sign * array.astype(int)).tolist() for array in inputs
+            ]
         assert backend.stage is not None
         assert backend.known_outputs({}, 1) == {"Y": (1, 4)}  # where clients read them, however small
         assert runtime.calls == ["cudaMallocHost"]

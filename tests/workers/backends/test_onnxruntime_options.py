@@ -181,6 +181,19 @@ def test_accelerators_that_are_none(optimization: dict[str, Any], sentence: str)
     assert str(caught.value) == sentence
 
 
+@pytest.mark.parametrize(("name", "option"), [("cuda", "enable_cuda_graph"), ("tensorrt", "trt_cuda_graph_enable")])
+def test_cuda_graphs_are_refused_since_batches_have_addresses_of_their_own(name: str, option: str) -> None:
+    for off in ("0", "False"):
+        assert settings(device=GPU, optimization=accelerators(gpu=[(name, {option: off})])).providers
+    for on in ("1", "True"):
+        with pytest.raises(UnsupportedError) as caught:
+            settings(device=GPU, optimization=accelerators(gpu=[(name, {option: on})]))
+        assert str(caught.value) == (
+            f"model 'm': '{option}' is not supported: each batch has addresses of its own, and a CUDA graph has the "
+            "first one's; remove it"
+        )
+
+
 def test_a_provider_that_this_build_has_not() -> None:
     with pytest.raises(UnsupportedError) as caught:
         settings(device=GPU, available=["CPUExecutionProvider"])

@@ -19,6 +19,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.pytorch import programs
 from shoal.workers.backends.pytorch.options import PytorchSettings, settings
+from shoal.workers.backends.pytorch.transfers import Transfers
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import smallest_inputs
@@ -46,6 +47,7 @@ class PytorchBackend(BatchedBackend):
         self._signature = Signature("", 0, {}, {})
         self._datatypes: dict[str, Datatype] = {}  # datatypes of all inputs
         self._device: torch.device | None = None  # None if the model has placed its tensors itself
+        self._transfers: Transfers | None = None  # of an instance on a GPU
         self._guard: Callable[[], AbstractContextManager[object]] = torch.inference_mode
         self._cleans_cache = False
         self._format = torch.preserve_format  # memory format of inputs with four dimensions
@@ -59,6 +61,9 @@ class PytorchBackend(BatchedBackend):
         self.ragged = ragged or None
         self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(ragged.made)
         self._device = _torch_device(model, device)
+        if self._device is not None and self._device.type == "cuda":
+            self._transfers = Transfers.of_gpu(self._device)
+            self.stage = self._transfers.stage
         self._guard = torch.inference_mode if chosen.inference_mode else torch.no_grad
         self._cleans_cache = chosen.cache_cleaning and torch.cuda.is_available()
         self._format = torch.channels_last if chosen.channels_last else torch.preserve_format
@@ -91,14 +96,16 @@ class PytorchBackend(BatchedBackend):
         self._program = None
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs, some of them views of PyTorch's memory. Raises InternalError with PyTorch's text if the run
-        fails."""
+        """The outputs, some of them views of PyTorch's memory, page-locked for those from a GPU. Raises InternalError
+        with PyTorch's text if the run fails."""
         assert self._program is not None, "load comes first"
         datatypes = self._datatypes
         try:
             with self._guard():
                 tensors = {name: self._as_tensor(array, datatypes[name]) for name, array in inputs.items()}
                 outputs = self._program(tensors)
+                if self._transfers is not None:
+                    outputs = self._transfers.to_host(outputs)
                 return {name: self._as_array(name, value) for name, value in outputs.items()}
         except ShoalError:
             raise
@@ -116,18 +123,16 @@ class PytorchBackend(BatchedBackend):
             return strings  # bytes, not str: TorchScript's strings need not be UTF-8
         # A model may write into its inputs, and must not into a client's block, which is mapped read-only. Inputs that
         # were gathered or not aligned are copies already.
-        is_copied = array.flags.writeable or isinstance(array.base, bytes) or self._is_elsewhere
+        is_copied = array.flags.writeable or isinstance(array.base, bytes) or self._transfers is not None
         words = array if is_copied else array.copy()
         if datatype is BF16:
             tensor = torch.from_numpy(words.view(np.int16)).view(torch.bfloat16)
         else:
             tensor = torch.from_numpy(words)
-        return tensor.to(self._device, memory_format=self._format if tensor.ndim == 4 else torch.preserve_format)
-
-    @property
-    def _is_elsewhere(self) -> bool:
-        """Whether inputs are copied to a device."""
-        return self._device is not None and self._device.type != "cpu"
+        memory_format = self._format if tensor.ndim == 4 else torch.preserve_format
+        if self._transfers is not None:
+            return self._transfers.to_device(tensor, memory_format)
+        return tensor.to(self._device, memory_format=memory_format)
 
     def _as_array(self, name: str, value: object) -> Array:
         """An output as an array, checked against the configuration as in Triton."""

@@ -8,6 +8,7 @@ one wait.
 import ctypes
 import importlib
 import logging
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,6 +66,35 @@ class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
             _log.warning("TensorRT: %s", message)
 
 
+class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # it has no types
+    """An output whose shape TensorRT knows only when it has computed it, as after a non-maximum suppression."""
+
+    def __init__(self, buffers: cuda.Buffers[cuda.DeviceMemory]) -> None:
+        tensorrt.IOutputAllocator.__init__(self)
+        self._buffers = buffers
+        # Changed by TensorRT, while it executes.
+        self.shape: tuple[int, ...] = ()
+        self.error: cuda.CudaError | None = None  # why there was no memory; an exception would not pass TensorRT
+
+    def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+        """The address of memory for an output of at most `size` bytes; 0 if there is none. Called by TensorRT."""
+        del memory, alignment, stream  # CUDA's own memory is aligned to 256 bytes and more
+        try:
+            return self._buffers.reserve(tensor_name, size).address
+        except cuda.CudaError as error:
+            self.error = error
+            return 0
+
+    def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+        """The same for versions of TensorRT that know no streams here."""
+        return self.reallocate_output_async(tensor_name, memory, size, alignment, 0)
+
+    def notify_shape(self, tensor_name: str, shape: Any) -> None:
+        """Note the shape that an output has got. Called by TensorRT."""
+        del tensor_name
+        self.shape = tuple(shape)
+
+
 class TensorrtBackend(BatchedBackend):
     """One engine, with a context for each of the group's profiles."""
 
@@ -85,6 +115,7 @@ class TensorrtBackend(BatchedBackend):
         # Changed by run.
         self._here = cuda.Buffers(cuda.PinnedMemory)
         self._there = cuda.Buffers(cuda.DeviceMemory)
+        self._growing: dict[str, GrowingOutput] = {}  # outputs whose shapes depend on the data
         self._graphs: dict[Shapes, _Graph] = {}
         self._refused: set[Shapes] = set()  # shapes whose runs could not be captured
         self._num_moves = 0  # number of moves of both buffers when the graphs were captured
@@ -123,6 +154,7 @@ class TensorrtBackend(BatchedBackend):
         """Release everything, in the order in which each object needs the next."""
         self._graphs.clear()
         self._contexts.clear()
+        self._growing.clear()
         self._engine = self._runtime = None
 
     # -- the engine ---------------------------------------------------------------------------------------------------
@@ -136,10 +168,21 @@ class TensorrtBackend(BatchedBackend):
         host = tensorrt.TensorLocation.HOST
         self._host_names = frozenset(name for name in names if engine.get_tensor_location(name) == host)
         self._input_names = tuple(inputs)
+        self._refuse_formats(model, names)
         wanted = wanted_profiles(model.config, model.instance_name, engine.num_optimization_profiles)
         self._profiles = [self._profile(index) for index in wanted]
         tensors = {name: self._io_tensor(model, name) for name in names}
         return tuple(tensors[name] for name in inputs), tuple(tensors[name] for name in names if name not in inputs)
+
+    def _refuse_formats(self, model: BackendModel, names: Sequence[str]) -> None:
+        """Raise UnsupportedError for a tensor whose elements the engine wants in another order than a client has."""
+        for name in names:
+            format_name = self._engine.get_tensor_format(name).name
+            if format_name != "LINEAR":
+                raise UnsupportedError(
+                    f"unable to load model '{model.name}': tensor '{name}' has the format {format_name} in the engine, "
+                    "and clients send and receive LINEAR; build the engine with inputs and outputs of format LINEAR"
+                )
 
     def _deserialize(self, model: BackendModel) -> Any:
         try:
@@ -224,6 +267,8 @@ class TensorrtBackend(BatchedBackend):
         outputs = self._prepare(context, inputs)
         self._enqueue(context, inputs, outputs)
         self._stream.synchronize()
+        if self._growing:
+            return outputs | self._copy_grown()
         if self._may_capture(shapes):
             outputs = {name: array.copy() for name, array in outputs.items()}  # the next run overwrites this memory
             self._try_capture(shapes, profile.number, inputs)
@@ -251,7 +296,11 @@ class TensorrtBackend(BatchedBackend):
         for name in self._output_names:
             shape = tuple(context.get_tensor_shape(name))
             if -1 in shape:
-                raise UnsupportedError(f"output '{name}' has a shape that depends on the data, which is not supported")
+                growing = self._growing.setdefault(name, GrowingOutput(self._there))
+                growing.shape, growing.error = (), None
+                if not context.set_output_allocator(name, growing):
+                    raise InternalError(f"TensorRT takes no memory for output '{name}': {self._log.last_error}")
+                continue
             dtype = self._datatypes[name].dtype
             nbytes = int(np.prod(shape)) * dtype.itemsize
             context.set_tensor_address(name, self._place(name, nbytes))  # TensorRT needs an address for each output
@@ -268,10 +317,25 @@ class TensorrtBackend(BatchedBackend):
             if name not in self._host_names:
                 self._stream.copy_in(self._place(name, 0), self._here.reserve(name, 0).address, array.nbytes)
         if not context.execute_async_v3(self._stream.handle):
+            for growing in self._growing.values():
+                if growing.error is not None:
+                    raise growing.error
             raise InternalError(f"TensorRT failed to execute: {self._log.last_error}")
         for name, array in outputs.items():
             if name not in self._host_names:
                 self._stream.copy_out(_address(array), self._place(name, 0), array.nbytes)
+
+    def _copy_grown(self) -> dict[str, Array]:
+        """The outputs whose shapes have turned out in the run that is over, in page-locked memory."""
+        arrays: dict[str, Array] = {}
+        for name, growing in self._growing.items():
+            if name in self._asked_names:
+                dtype = self._datatypes[name].dtype
+                nbytes = int(np.prod(growing.shape)) * dtype.itemsize
+                arrays[name] = np.ndarray(growing.shape, dtype, self._pinned(name, nbytes))
+                self._stream.copy_out(_address(arrays[name]), self._place(name, 0), nbytes)
+        self._stream.synchronize()
+        return arrays
 
     # -- CUDA graphs --------------------------------------------------------------------------------------------------
 

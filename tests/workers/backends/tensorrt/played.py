@@ -1,7 +1,8 @@
 """CUDA's runtime and TensorRT as far as Shoal asks them, played on the CPU: a stream is a list of what is to be done.
 
 Device memory is memory of this process, so a copy that is missing, too early or at a stale address gives wrong numbers.
-The engine doubles X into Y, and writes the sum of each row into SUM.
+The engine doubles X into Y, and writes the sum of each row into SUM; a larger one writes those of X that are positive
+into KEPT.
 """
 
 import ctypes
@@ -123,28 +124,36 @@ class ILogger:
         INFO = 3
 
 
+class IOutputAllocator:
+    """As TensorRT's."""
+
+
 class Engine:
-    """X [-1, 3] → Y [-1, 3], SUM [-1]; a profile for batches of 1 to 4, one for 5 to 64."""
+    """X [-1, 3] → Y [-1, 3], SUM [-1], and with `keeps` KEPT [-1]; a profile for batches of 1 to 4, one for 5 to 64."""
 
     num_optimization_profiles = 2
-    num_io_tensors = 3
-    _NAMES = ("X", "Y", "SUM")
-    _SHAPES: ClassVar = {"X": (-1, 3), "Y": (-1, 3), "SUM": (-1,)}
+    _SHAPES: ClassVar = {"X": (-1, 3), "Y": (-1, 3), "SUM": (-1,), "KEPT": (-1,)}
     _PROFILES = (((1, 3), (2, 3), (4, 3)), ((5, 3), (32, 3), (64, 3)))
 
-    def __init__(self, runtime: Runtime, log: Any) -> None:
+    def __init__(self, runtime: Runtime, log: Any, *, keeps: bool = False, odd: str = "") -> None:
         self.runtime = runtime
         self.log = log
         self.fails = False
+        self.names = ("X", "Y", "SUM", "KEPT") if keeps else ("X", "Y", "SUM")
+        self.num_io_tensors = len(self.names)
+        self._odd = odd  # a tensor that is not linear
 
     def get_tensor_name(self, index: int) -> str:
-        return self._NAMES[index]
+        return self.names[index]
 
     def get_tensor_mode(self, name: str) -> str:
         return "INPUT" if name == "X" else "OUTPUT"
 
     def get_tensor_location(self, _name: str) -> str:
         return "DEVICE"
+
+    def get_tensor_format(self, name: str) -> Any:
+        return SimpleNamespace(name="CHW32" if name == self._odd else "LINEAR")
 
     def get_tensor_dtype(self, _name: str) -> Any:
         return SimpleNamespace(name="FLOAT")
@@ -168,6 +177,7 @@ class Context:
         self._rows = 0
         self._has_run = False
         self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, Any] = {}
 
     def set_optimization_profile_async(self, profile: int, _stream: int) -> bool:
         self._profile = profile
@@ -180,7 +190,11 @@ class Context:
         return least <= shape <= most
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return (self._rows, *Engine._SHAPES[name][1:])
+        return (-1,) if name == "KEPT" else (self._rows, *Engine._SHAPES[name][1:])
+
+    def set_output_allocator(self, name: str, allocator: Any) -> bool:
+        self._allocators[name] = allocator
+        return True
 
     def set_tensor_address(self, name: str, address: int) -> None:
         self._addresses[name] = address
@@ -190,7 +204,9 @@ class Context:
         if engine.fails:
             engine.log.log(ILogger.Severity.ERROR, "Error Code 1: Cuda Runtime (misaligned address)")
             return False
-        if None in map(addresses.get, Engine._NAMES):
+        if "KEPT" in self._allocators:
+            addresses["KEPT"] = self._allocators["KEPT"].reallocate_output_async("KEPT", 0, rows * 3 * 4, 256, 7)
+        if not all(map(addresses.get, engine.names)):
             engine.log.log(ILogger.Severity.ERROR, "Error Code 3: API Usage Error (tensor has no address)")
             return False
         assert self._has_run or engine.runtime.captured is None, "captured before it has run"
@@ -203,6 +219,10 @@ class Context:
             )
             y[...] = 2 * x
             sums[...] = x.reshape(rows, 3).sum(axis=1)
+            if "KEPT" in engine.names:
+                positive = x[x > 0]
+                ctypes.memmove(addresses["KEPT"], positive.ctypes.data, positive.nbytes)
+                self._allocators["KEPT"].notify_shape("KEPT", positive.shape)
 
         engine.runtime.put(kernel)
         return True
@@ -215,14 +235,20 @@ def played() -> Iterator[tuple[Runtime, ModuleType]]:
     engines: list[Engine] = []
 
     def deserialize(log: Any, data: bytes) -> Engine | None:
-        if data != b"an engine":
+        engine = {
+            b"an engine": lambda: Engine(runtime, log),
+            b"an engine that keeps": lambda: Engine(runtime, log, keeps=True),
+            b"a vectorised engine": lambda: Engine(runtime, log, odd="Y"),
+        }.get(data)
+        if engine is None:
             log.log(ILogger.Severity.ERROR, "Serialization assertion magicTagRead failed")
             return None
-        engines.append(Engine(runtime, log))
+        engines.append(engine())
         return engines[-1]
 
     members: dict[str, Any] = {
         "ILogger": ILogger,
+        "IOutputAllocator": IOutputAllocator,
         "TensorIOMode": SimpleNamespace(INPUT="INPUT"),
         "TensorLocation": SimpleNamespace(HOST="HOST"),
         "Runtime": lambda log: SimpleNamespace(deserialize_cuda_engine=lambda data: deserialize(log, data)),

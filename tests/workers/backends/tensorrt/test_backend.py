@@ -210,6 +210,50 @@ def test_what_cuda_says_is_understood(
     assert fault_of(caught.value) is fault
 
 
+def keeping(tmp_path: Path, **fields: Any) -> BatchedBackend:
+    """An engine with an output whose shape depends on the data."""
+    backend = backends.create("tensorrt")
+    assert isinstance(backend, BatchedBackend)
+    outputs = [tensor_config("Y", "TYPE_FP32", [-1, 3]), tensor_config("KEPT", "TYPE_FP32", [-1])]
+    fields = {"max_batch_size": 0, "input": [tensor_config("X", "TYPE_FP32", [-1, 3])], "output": outputs, **fields}
+    backend.load(engine_model(tmp_path, b"an engine that keeps", **fields), GPU)
+    return backend
+
+
+def test_an_output_whose_shape_depends_on_the_data(runtime: Runtime, tmp_path: Path) -> None:
+    cuda = {"cuda": {"graphs": True, "graph_spec": []}}
+    backend = keeping(tmp_path, optimization=cuda)
+    for values in ([[1, -2, 3]], [[1, 2, 3], [-4, 5, 6], [7, 8, 9]], [[-1, -2, -3]], [[1, -2, 3]]):
+        array = np.array(values, np.float32)
+        outputs = backend.run({"X": array})
+        assert outputs["Y"].tolist() == (2 * array).tolist()
+        assert outputs["KEPT"].tolist() == array[array > 0].tolist()
+    assert "cudaStreamBeginCapture" not in runtime.calls  # its memory may move with each run
+    backend.unload()
+
+
+def test_an_output_whose_shape_depends_on_the_data_and_that_is_not_asked_for(runtime: Runtime, tmp_path: Path) -> None:
+    backend = keeping(tmp_path, output=[tensor_config("Y", "TYPE_FP32", [-1, 3])])
+    runtime.calls.clear()
+    assert list(backend.run({"X": np.ones((2, 3), np.float32)})) == ["Y"]
+    assert runtime.calls.count("cudaMemcpyAsync") == 2
+
+
+def test_no_memory_for_an_output_whose_shape_depends_on_the_data(runtime: Runtime, tmp_path: Path) -> None:
+    backend = keeping(tmp_path)
+    backend.run({"X": np.ones((2, 3), np.float32)})
+    # Of four rows X, Y and SUM have room already after the first of these.
+    backend.run({"X": np.ones((3, 3), np.float32)})
+    there = backend._there  # type: ignore[attr-defined]
+    for name in ("X", "Y", "SUM"):
+        there.reserve(name, 4 * 3 * 4)
+    runtime.fails["cudaMalloc"] = Status.cudaErrorMemoryAllocation
+    with pytest.raises(RuntimeError) as caught:
+        backend.run({"X": np.ones((4, 3), np.float32)})
+    assert fault_of(caught.value) is Fault.OUT_OF_MEMORY
+    assert backend.run({"X": np.ones((4, 3), np.float32)})["KEPT"].tolist() == [1.0] * 12
+
+
 def test_what_tensorrt_says_is_understood(there: ModuleType, tmp_path: Path) -> None:
     backend = loaded(tmp_path)
     there.engines[0].fails = True
@@ -221,6 +265,11 @@ def test_what_tensorrt_says_is_understood(there: ModuleType, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fields", "kind", "sentence"),
     [
+        (
+            {"data": b"a vectorised engine"},
+            UnsupportedError,
+            "unable to load model 'm': tensor 'Y' has the format CHW32 in the engine, and clients send and receive LIN",
+        ),
         ({"data": b"no engine"}, InternalError, "unable to create TensorRT engine from .*: Serialization assertion"),
         (
             {"max_batch_size": 128},

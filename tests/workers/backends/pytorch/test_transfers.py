@@ -1,0 +1,123 @@
+"""transfers.py, with ordinary memory in the place of page-locked, and the CPU in a GPU's: copies and waits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.model_config.signature import Signature
+from shoal.workers.backends.pytorch.transfers import Transfers
+from shoal.workers.loop import Loop
+from tests.workers.backends.pytorch.pytorch_models import WARNINGS, Sum, config, loaded, scripted
+from tests.workers.worker_harness import Batcher
+
+pytestmark = WARNINGS
+CPU = torch.device("cpu")
+
+
+class Played:
+    """Page-locked memory that counts what is made of it, and a GPU that is done at once."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.num_waits = 0
+        self.fails = False
+
+    def make(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self.fails:
+            raise RuntimeError("CUDA error: out of memory")
+        self.made.append((shape, dtype))
+        return torch.empty(shape, dtype=dtype)
+
+    def wait(self) -> None:
+        self.num_waits += 1
+
+    @property
+    def transfers(self) -> Transfers:
+        return Transfers(CPU, self.make, self.wait)
+
+
+def test_memory_of_an_input_grows_and_stays() -> None:
+    played = Played()
+    transfers = played.transfers
+    first = transfers.stage("A", 100)
+    assert (first.nbytes, transfers.stage("A", 60).nbytes, transfers.stage("B", 60).nbytes) == (100, 60, 60)
+    assert transfers.stage("A", 0).nbytes == 0
+    assert transfers.stage("C", 0).nbytes == 0
+    assert transfers.stage("A", 101).nbytes == 101
+    assert [shape for shape, _ in played.made] == [(100,), (60,), (1,), (101,)]
+
+
+def test_memory_that_cannot_grow_is_made_anew_the_next_time() -> None:
+    played = Played()
+    transfers = played.transfers
+    transfers.stage("A", 100)
+    played.fails = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        transfers.stage("A", 200)
+    played.fails = False
+    assert transfers.stage("A", 100).nbytes == 100
+    assert len(played.made) == 2
+
+
+def test_all_outputs_are_copied_and_then_waited_for_once() -> None:
+    played = Played()
+    matrix = torch.arange(6.0).reshape(2, 3).t()  # not contiguous
+    words = torch.ones(4, dtype=torch.bfloat16)
+    arrived = played.transfers.to_host({"A": matrix, "B": words, "T": ["a"]})
+    assert arrived["A"].tolist() == matrix.tolist()
+    assert arrived["A"].is_contiguous()
+    assert arrived["A"].data_ptr() != matrix.data_ptr()
+    assert torch.equal(arrived["B"], words)
+    assert arrived["T"] == ["a"]
+    assert played.num_waits == 1
+    assert played.made == [((3, 2), torch.float32), ((4,), torch.bfloat16)]
+
+
+def test_an_output_that_is_in_host_memory_already_is_passed_on() -> None:
+    played = Played()
+    value = torch.ones(2)
+    elsewhere = Transfers(torch.device("meta"), played.make, played.wait)
+    assert elsewhere.to_host({"A": value})["A"] is value
+    assert played.made == []
+
+
+def test_a_batch_is_gathered_in_page_locked_memory_and_answered_from_it(tmp_path: Path, batcher: Batcher) -> None:
+    backend = loaded(scripted(tmp_path, Sum()), config(["A", "B"], ["Y"]))
+    played = Played()
+    backend._transfers = transfers = played.transfers
+    backend.stage = transfers.stage
+    loop = Loop(backend, Signature.from_config(config(["A", "B"], ["Y"])), "m_0_0", batcher.memory())
+    sources: list[int] = []
+    to_device = Transfers.to_device
+
+    def noted(self: Transfers, tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+        sources.append(tensor.data_ptr())
+        return to_device(self, tensor, memory_format)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transfers, "to_device", noted)
+        for sizes in ((1, 2), (3,)):
+            arrays = [np.full((rows, 4), rows, np.float32) for rows in sizes]
+            batcher.send(*(batcher.request([("A", "FP32", a), ("B", "FP32", a)]) for a in arrays))
+            loop.step()
+            assert [done.outputs["Y"].tolist() for done in batcher.done()] == [(2 * a).tolist() for a in arrays]
+    staged: list[Any] = [transfers.stage(name, 1) for name in ("A", "B")]
+    assert sources == 2 * [np.frombuffer(memory, np.uint8).ctypes.data for memory in staged]
+    assert played.num_waits == 2
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu(tmp_path: Path) -> None:
+    transfers = Transfers.of_gpu(torch.device("cuda", 0))
+    memory = transfers.stage("A", 16)
+    array = np.ndarray((4,), np.float32, memory)
+    array[:] = range(4)
+    tensor = torch.from_numpy(array)
+    assert tensor.is_pinned()
+    there = transfers.to_device(tensor, torch.preserve_format)
+    arrived = transfers.to_host({"Y": there * 2})["Y"]
+    assert arrived.is_pinned()
+    assert arrived.tolist() == [0, 2, 4, 6]

@@ -1,0 +1,65 @@
+"""Page-locked memory on both ways between a worker and its GPU: copies that the GPU makes by itself, and one wait.
+
+Inputs are gathered in memory that stays and grows; outputs arrive in memory from PyTorch's own cache of such memory.
+Everything is put into the stream in which the model runs, so an instance's copies and its work follow each other;
+another instance's overlap them. Runs in a worker.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+class Transfers:
+    """One instance's copies to and from its GPU."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        make_pinned: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
+        synchronize: Callable[[], None],
+    ) -> None:
+        """`make_pinned` makes a page-locked tensor of a shape and type, contents undefined; `synchronize` waits for all
+        work that has been given to the GPU."""
+        self._device = device
+        self._make_pinned = make_pinned
+        self._synchronize = synchronize
+        # Changed by stage.
+        self._staged: dict[str, torch.Tensor] = {}
+
+    @classmethod
+    def of_gpu(cls, device: torch.device) -> "Transfers":
+        """Those of a GPU, in the stream in which a model runs unless it chooses another."""
+        return cls(
+            device,
+            lambda shape, dtype: torch.empty(shape, dtype=dtype, pin_memory=True),
+            lambda: torch.cuda.current_stream(device).synchronize(),
+        )
+
+    def stage(self, name: str, nbytes: int) -> memoryview:
+        """The memory in which an input of a batch is gathered, `nbytes` bytes with undefined contents; this object's,
+        and overwritten by the next batch."""
+        staged = self._staged.get(name)
+        if staged is None or staged.nbytes < nbytes:
+            self._staged.pop(name, None)  # before there is more, which may not fit beside it
+            staged = self._staged[name] = self._make_pinned((max(1, nbytes),), torch.uint8)
+        memory: memoryview = staged.numpy().data
+        return memory[:nbytes]
+
+    def to_device(self, tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+        """A tensor's copy on the GPU, which may still be under way: the tensor must stay as it is until the outputs of
+        the batch have arrived. From memory that is not page-locked the copy has been read when this returns."""
+        return tensor.to(self._device, memory_format=memory_format, non_blocking=True)
+
+    def to_host(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs with all tensors in this process's memory, arrived; others, such as lists, are passed on. Raises what
+        PyTorch raises if earlier work on the GPU has failed."""
+        arrived = {name: self._copy(value) for name, value in outputs.items()}
+        self._synchronize()
+        return arrived
+
+    def _copy(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device != self._device:
+            return value  # an output that the model itself has brought to the CPU
+        return self._make_pinned(tuple(value.shape), value.dtype).copy_(value, non_blocking=True)
