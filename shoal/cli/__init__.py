@@ -41,6 +41,7 @@ _VERBS = {
     "top": _Verb("show what the models of a running server do, again and again", "shoal.cli.top:top"),
     "explain": _Verb("say why a model's last batches had their size", "shoal.cli.explain:explain"),
     "doctor": _Verb("say what of this machine and installation a server would suffer from", "shoal.cli.doctor:doctor"),
+    "fleet": _Verb("write the configuration of a balancer in front of several servers", "shoal.cli.fleet:fleet"),
     "build-engine": _Verb("build a TensorRT engine from an ONNX file", "shoal.cli.build_engine:build_engine"),
     "install-systemd": _Verb(
         "write the unit that runs this server as a service of systemd", "shoal.cli.install_systemd:install"
