@@ -29,11 +29,10 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err == (
-        "'server' is not a verb of shoal.\nUsage: shoal <verb> [options]\n"
-        "Verbs: serve, run, samples, init, check, import, pack, infer, models, load, unload, scale, top, explain, doctor, "
-        "build-engine, install-systemd. 'shoal --help' explains them.\n"
-    )
+    said, usage, verbs = printed.err.splitlines()
+    assert (said, usage) == ("'server' is not a verb of shoal.", "Usage: shoal <verb> [options]")
+    assert verbs.startswith("Verbs: serve, run, ")
+    assert verbs.endswith(". 'shoal --help' explains them.")
 
 
 def test_a_verb_that_asks_a_server_imports_none() -> None:
