@@ -124,7 +124,8 @@ def haproxy_configuration(fleet: Fleet) -> str:
     """The text of haproxy.cfg."""
     http = "\n".join(f"    server {each.name} {each.host}:{each.http_port}" for each in fleet.servers)
     grpc = "\n".join(
-        f"    server {each.name} {each.host}:{each.grpc_port} proto h2 check-proto h1 port {each.http_port}" for each in fleet.servers
+        f"    server {each.name} {each.host}:{each.grpc_port} proto h2 check-proto h1 port {each.http_port}"
+        for each in fleet.servers
     )
     return _HAPROXY.format(http=http, grpc=grpc, **fleet._asdict())
 
