@@ -34,7 +34,8 @@ Options:
   --help                         print this and exit
 
 Health is asked at /v2/health/ready of each HTTP port, every second. A server that is stopped refuses connections before
-it ends, and these go to another. HAProxy takes as many connections as its limit of open files allows. What travels between servers, and what does not: docs/scaling.md.
+it ends, and these go to another. HAProxy takes as many connections as its limit of open files allows. What travels
+between servers, and what does not: docs/scaling.md.
 
 Exit codes: 0 done; 1 the command is wrong.
 """
@@ -130,8 +131,8 @@ def haproxy_configuration(fleet: Fleet) -> str:
     return _HAPROXY.format(http=http, grpc=grpc, **fleet._asdict())
 
 
-#: A server that is no longer ready keeps the requests that it has: one that is stopped answers them. Braces of HAProxy's
-#: own are doubled.
+#: A server that is no longer ready keeps the requests that it has: one that is stopped answers them. Braces of
+#: HAProxy's own are doubled.
 _HAPROXY = """\
 # Written by `shoal fleet haproxy`. Check with `haproxy -c -f FILE`.
 global
