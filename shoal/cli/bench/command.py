@@ -160,7 +160,7 @@ def _bench(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     rows = rows_of(signature, requests[0].inputs)
     sides = list(zip(*found, strict=True))
     is_met, sentences = report.judged(given.goal, sides[0]) if given.goal else (True, [])
-    shares = [measurement.ratios(*pair, report.PERCENTS) for pair in found] if len(targets) > 1 else []
+    shares = [measurement.ratios(pair[0], pair[1], report.PERCENTS) for pair in found] if len(targets) > 1 else []
     if given.json:
         print(json.dumps(_as_json(given, targets, sides, shares, rows, is_met=is_met), indent=2))
     elif shares:

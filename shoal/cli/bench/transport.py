@@ -71,10 +71,10 @@ class Exchange(Protocol):
 class _Slot:
     """A connection, and the rest of a request that the socket would not take yet."""
 
-    __slots__ = ("exchange", "is_open", "rest", "socket")
+    __slots__ = ("connection", "exchange", "is_open", "rest")
 
     def __init__(self, connection: socket.socket, exchange: Exchange) -> None:
-        self.socket = connection
+        self.connection = connection
         self.exchange = exchange
         self.rest = memoryview(b"")
         self.is_open = False  # a request is under way
@@ -102,7 +102,7 @@ class SocketTransport:
         data = held.exchange.request(self._num_sent)
         self._num_sent += 1
         try:
-            num_sent = held.socket.send(data)
+            num_sent = held.connection.send(data)
         except BlockingIOError:
             num_sent = 0
         except OSError:  # closed while it was idle, as servers may: once more, on a fresh connection
@@ -129,7 +129,7 @@ class SocketTransport:
             if not event & ~select.EPOLLOUT:
                 continue
             try:
-                data = held.socket.recv(READ_BYTES)
+                data = held.connection.recv(READ_BYTES)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -189,9 +189,9 @@ class SocketTransport:
 
     def _drop(self, slot: int) -> None:
         held = self._slots.pop(slot)
-        del self._by_descriptor[held.socket.fileno()]
-        self._epoll.unregister(held.socket)
-        held.socket.close()
+        del self._by_descriptor[held.connection.fileno()]
+        self._epoll.unregister(held.connection)
+        held.connection.close()
 
     def _send_later(self, held: _Slot, data: memoryview) -> None:
         held.rest = memoryview(held.rest.tobytes() + data.tobytes()) if held.rest else data
@@ -200,9 +200,9 @@ class SocketTransport:
     def _send_rest(self, held: _Slot) -> None:
         try:
             while held.rest:
-                held.rest = held.rest[held.socket.send(held.rest) :]
+                held.rest = held.rest[held.connection.send(held.rest) :]
         except BlockingIOError:
             pass  # goes on once the socket takes more
         except OSError:
             held.rest = memoryview(b"")  # the end of the connection is read next
-        self._epoll.modify(held.socket, select.EPOLLIN | (select.EPOLLOUT if held.rest else 0))
+        self._epoll.modify(held.connection, select.EPOLLIN | (select.EPOLLOUT if held.rest else 0))
