@@ -1,6 +1,10 @@
 """The table of Triton's HTTP paths, methods and handlers. Pure."""
 
 from shoal.frontend.call import HandlerCall, Route, administrative, blocking
+from shoal.frontend.page.figures import access, figures
+from shoal.frontend.page.files import file, index_page, page_methods
+from shoal.frontend.page.metrics import metrics
+from shoal.frontend.page.openapi import document
 from shoal.frontend.response import Response
 from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.torchserve.management import scale_workers
@@ -46,6 +50,10 @@ _LOGGING = {
     "POST": administrative(lambda call: change_log_settings(call.state, call.ask, call.body)),
 }
 
+_PAGE = page_methods(index_page)
+
+#: The group of the page's files.
+PAGE = "page"
 #: Handlers of bodies as large as --max-request-bytes: tensors, and a model's files.
 LARGE_BODIES = frozenset({infer, generate, generate_stream, _LOAD["POST"]})
 
@@ -87,6 +95,14 @@ ROUTES = (
         {"POST": administrative(lambda call: unregister(call.state, call.ask, "cuda", call.name))},
         "shared-memory",
     ),
+    # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
+    Route("/", _PAGE, PAGE),
+    Route("/ui", _PAGE, PAGE),
+    Route("/ui/figures", page_methods(figures), "statistics"),
+    Route("/ui/metrics", page_methods(metrics), "statistics"),
+    Route("/ui/access", {"POST": administrative(access)}, "model-repository"),
+    Route(r"/ui/(?P<name>[a-z_]+\.[a-z]+)", page_methods(file), PAGE),
+    Route(r"/openapi\.json", page_methods(document), "metadata"),
 )
 
 #: Handlers of bodies that are small: settings, names and numbers.

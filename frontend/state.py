@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.frontend.regions import Regions
 from shoal.frontend.restrictions import Restrictions
+from shoal.frontend.reused import Reused
 from shoal.grpc_settings import GrpcSettings
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CACHE_FIGURES
@@ -37,6 +38,8 @@ class ServerState(KnownServer):
     log_settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of log.configure
     model_control_mode: str = "none"  # Triton's default
     allow_remote_admin: bool = False
+    has_page: bool = False  # the page at / (frontend/page)
+    grpc_port: int = 0  # which the page names; 0: there is no gRPC
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
@@ -53,6 +56,8 @@ class ServerState(KnownServer):
     torchserve_grpc_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
     tracing: "Tracing | None" = None  # None = nothing is traced
     regions: Regions = field(default_factory=Regions)
+    #: What the page draws; None until one asks for it.
+    page_figures: Reused[bytes] | None = None
 
     @property
     def allows_regions(self) -> bool:

@@ -114,6 +114,7 @@ class ServerOptions:
     max_expansion: int = 100  # times its size that a compressed body may have, beyond 1 MiB; 0 = any; ours: JSON has 10
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
+    ui: bool = True  # the page at / and /ui; ours; tritonserver's is Triton's, none
     allow_remote_admin: bool = False  # change the server from other machines; ours, the safe one; tritonserver: yes
     listen_backlog: int = 256  # connections that the kernel queues; measured: at 2200 accepts/s 2048 would hide 0.9 s
 

@@ -1,15 +1,15 @@
 """The metrics listener: GET /metrics, and nothing else. Runs in the road's threads."""
 
 import logging
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
+from shoal.frontend.call import Ask
 from shoal.frontend.metrics.cpu import Cpu
 from shoal.frontend.metrics.exposition import ExternalFigures, exposition
 from shoal.frontend.response import Response, error_json
+from shoal.frontend.reused import Reused
 from shoal.frontend.state import ServerState
 from shoal.nvml import Gpus, load_nvml
 
@@ -18,30 +18,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
-_CONTENT = (("Content-Type", "text/plain; charset=utf-8"),)
+CONTENT = (("Content-Type", "text/plain; charset=utf-8"),)
 #: A scrape is answered without the supervisor's figures rather than late (ours; Prometheus waits for 10 s).
 GAUGES_TIMEOUT_S = 2.0
-_NS_PER_MS = 1_000_000
 
-T = TypeVar("T")
-
-
-class Reused(Generic[T]):
-    """Calls `read` at most once an interval, and returns its last result in between; any number of threads may ask."""
-
-    def __init__(self, read: Callable[[], T], interval_ms: int) -> None:
-        self._read = read
-        self._interval_ns = interval_ms * _NS_PER_MS
-        self._lock = threading.Lock()
-        # Changed under the lock.
-        self._last: tuple[int, T] | None = None
-
-    def get(self, now_ns: int) -> T:
-        """The result of `read` now, or of an earlier call within the interval."""
-        with self._lock:
-            if self._last is None or now_ns - self._last[0] >= self._interval_ns:
-                self._last = now_ns, self._read()
-            return self._last[1]
+def read_gauges(ask: Ask) -> dict[str, Any] | None:
+    """The supervisor's figures; None where it does not answer in time."""
+    try:
+        gauges: dict[str, Any] = ask("gauges", {}, GAUGES_TIMEOUT_S)
+    except ShoalError as error:
+        _log.warning("/metrics lacks the supervisor's figures: %s", error)
+        return None
+    return gauges
 
 
 class MetricsListener:
@@ -60,16 +48,8 @@ class MetricsListener:
         if method not in ("GET", "HEAD"):
             return error_json(405, "Method Not Allowed", (("Allow", "GET"),))
         if path != "/metrics":
-            return Response(200, _CONTENT)
-        gauges = self._gauges()
+            return Response(200, CONTENT)
+        gauges = read_gauges(self._transport.ask)
         now_ns = time.monotonic_ns()
         external = ExternalFigures(gauges, self._cpu.get(now_ns), self._gpus.get(now_ns))
-        return Response(200, _CONTENT, (exposition(self._state, external, now_ns).encode(),))
-
-    def _gauges(self) -> dict[str, Any] | None:
-        try:
-            gauges: dict[str, Any] = self._transport.ask("gauges", {}, GAUGES_TIMEOUT_S)
-        except ShoalError as error:
-            _log.warning("/metrics lacks the supervisor's figures: %s", error)
-            return None
-        return gauges
+        return Response(200, CONTENT, (exposition(self._state, external, now_ns).encode(),))

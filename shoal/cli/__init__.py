@@ -66,13 +66,14 @@ Start with:
 """
 
 
-#: Triton's defaults where Shoal's differ: open to the network, nothing is installed, no execution limit.
+#: Triton's defaults where Shoal's differ: open to the network, no page, nothing is installed, no execution limit.
 TRITONS_DEFAULTS: dict[str, Any] = {
     "http_address": "0.0.0.0",
     "grpc_address": "0.0.0.0",
     "sagemaker_address": "0.0.0.0",
     "vertex_ai_address": "0.0.0.0",
     "allow_remote_admin": True,
+    "ui": False,
     "install_requirements": False,
     "model_execution_timeout_secs": 0,
 }

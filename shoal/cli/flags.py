@@ -172,6 +172,7 @@ HTTP = (
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
     honour("max-control-bytes", integer(1), "bytes of the body of a request that neither asks nor loads a model"),
     honour("max-expansion", integer(0), "a decompressed body has 1 MiB, or so many times its size, at most; 0 for any"),
+    honour("ui", BOOLEAN, "show the models, their figures and a form to try them to browsers, at / and /ui"),
     honour(
         "allow-remote-admin",
         BOOLEAN,

@@ -32,6 +32,8 @@ class FrontEndSettings(TypedDict):
     log_file: str
     model_control_mode: str
     allow_remote_admin: bool
+    has_page: bool
+    grpc_port: int  # 0: there is no gRPC
     allow_client_shm: bool
     allow_gpu_metrics: bool
     allow_cpu_metrics: bool

@@ -194,6 +194,8 @@ class FrontEnds:
             grpc=asdict(GrpcSettings.of(options)),
             model_control_mode=options.model_control_mode,
             allow_remote_admin=options.allow_remote_admin,
+            has_page=options.ui,
+            grpc_port=self._listeners["grpc"].getsockname()[1] if "grpc" in self._listeners else 0,
             allow_client_shm=options.allow_client_shm,
             allow_gpu_metrics=options.allow_gpu_metrics,
             allow_cpu_metrics=options.allow_cpu_metrics,

@@ -37,7 +37,7 @@ SHOAL = """
     model-load-timeout-secs model-execution-timeout-secs grpc-max-connections
     max-request-bytes max-control-bytes max-expansion listen-backlog http-process-count
     allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
-    environment-cache-directory latency-target cpu-fallback models
+    environment-cache-directory latency-target cpu-fallback models ui
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
 torchserve-management-port torchserve-metrics-address torchserve-metrics-port
 allow-torchserve-grpc torchserve-grpc-inference-address torchserve-grpc-inference-port

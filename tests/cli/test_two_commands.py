@@ -53,6 +53,7 @@ def test_the_two_commands_differ_in_who_is_let_in_and_in_what_is_installed(
         shoal,
         **everywhere,
         allow_remote_admin=True,
+        ui=False,
         install_requirements=False,
         model_execution_timeout_secs=0,
     )

@@ -33,6 +33,7 @@ ADMINISTRATIVE = {
     ("POST", "/v2/cudasharedmemory/region/r/register"),
     ("POST", "/v2/cudasharedmemory/unregister"),
     ("POST", "/v2/cudasharedmemory/region/r/unregister"),
+    ("POST", "/ui/access"),  # changes nothing: the page asks whether its reader may
 }
 #: What is not a GET, and yet only reads or infers.
 OPEN = {
@@ -41,6 +42,7 @@ OPEN = {
     ("POST", f"{_MODEL}/generate_stream"),
     ("POST", "/v2/repository/index"),
     ("POST", "/v2/repository/r/models/m/load"),  # always refused: Triton has no names for repositories
+    ("POST", "/ui"),  # always refused, at each path of the page
 }
 SAGEMAKER_ADMINISTRATIVE = {("POST", "/models"), ("DELETE", "/models/m")}
 SAGEMAKER_OPEN = {("POST", "/invocations"), ("POST", "/models/m/invoke")}

@@ -11,6 +11,7 @@ FLAGS = (
     "--exit-on-error=false",
     f"--http-max-input-size={MAX_INPUT_SIZE}",
     f"--max-request-bytes={MAX_REQUEST_BYTES}",
+    "--ui=false",  # as under `tritonserver`
 )
 
 TYPES = (

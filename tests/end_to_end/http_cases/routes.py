@@ -70,8 +70,13 @@ NO_SUCH_PATH = [
         "/v2/models//infer",
         "/v1/models/fixed:predict",
         "/metrics",
+        "/ui",
+        "/ui/figures",
+        "/ui/app.js",
+        "/openapi.json",
     ]
 ]
+NO_SUCH_PATH += [Case(f"post-{path}", "POST", path, NOT_FOUND) for path in ("/", "/ui", "/ui/access", "/openapi.json")]
 
 WRONG_METHOD = [
     Case("post-reasons", "POST", "/v2/health/reasons", ONLY_GET),

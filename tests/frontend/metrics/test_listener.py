@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from shoal.errors import UnavailableError
-from shoal.frontend.metrics.listener import MetricsListener, Reused
+from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.state import ServerState
 
 TEXT = (("Content-Type", "text/plain; charset=utf-8"),)
@@ -43,10 +41,3 @@ def test_the_machine_can_be_left_out(state: ServerState, transport: Any) -> None
     found = text(MetricsListener(state, transport))
     assert "\nnv_cpu_memory_total_bytes " not in found
     assert "# TYPE nv_cpu_memory_total_bytes gauge\n" in found
-
-
-@pytest.mark.parametrize(("interval_ms", "expected"), [(2, [1, 1, 2, 2]), (0, [1, 2, 3, 4])])
-def test_a_figure_is_told_again_for_an_interval(interval_ms: int, expected: list[int]) -> None:
-    figures = iter(range(1, 10))
-    reused = Reused(lambda: next(figures), interval_ms)
-    assert [reused.get(now_ns) for now_ns in (5_000_000, 6_999_999, 7_000_000, 8_000_000)] == expected

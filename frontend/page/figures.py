@@ -1,0 +1,91 @@
+"""GET /ui/figures: the models and the batcher's counters as the page draws them, read while a page is open alone.
+
+Counts are sums since a version was loaded: a page that asks twice draws the difference, so any number of pages may ask
+and none has a state here. All pages together cost one reading of the counters in half a second.
+"""
+
+import time
+from functools import partial
+from typing import Any
+
+import orjson
+
+from shoal.frontend.call import HandlerCall
+from shoal.frontend.page.files import NOT_FOUND, SAFE
+from shoal.frontend.response import JSON_CONTENT, Headers, Response
+from shoal.frontend.reused import Reused
+from shoal.frontend.state import ServerState
+from shoal.star.models import NO_VERSION, ModelEntry
+from shoal.version import __version__
+
+#: Ours: a page that asks every second or two does not see it.
+INTERVAL_MS = 500
+_HEADERS: Headers = (*JSON_CONTENT, ("Cache-Control", "no-store"), *SAFE)
+
+
+def figures(call: HandlerCall) -> Response:
+    """The figures of all versions of all models, at most half a second old."""
+    state = call.state
+    if state.page_figures is None:
+        state.page_figures = Reused(partial(_read, state), INTERVAL_MS)
+    return Response(200, _HEADERS, (state.page_figures.get(time.monotonic_ns()),))
+
+
+def access(call: HandlerCall) -> Response:
+    """The response to a caller who may change the server; the route is administrative, so others have got 403."""
+    if not call.state.has_page:
+        return NOT_FOUND
+    return Response(200, _HEADERS, (b'{"may_administer":true}',))
+
+
+def _read(state: ServerState) -> bytes:
+    return orjson.dumps(describe(state, time.monotonic_ns()), default=str)
+
+
+def describe(state: ServerState, now_ns: int) -> dict[str, Any]:
+    """The figures at a monotonic time, as the page is sent them; times are in ns."""
+    entries = sorted(state.models.entries(), key=lambda each: (each.name, each.namespace, each.version))
+    return {
+        "server": {
+            "name": state.server_id,
+            "version": __version__,
+            "protocol": state.version,
+            "grpc_port": state.grpc_port,
+            "model_control_mode": state.model_control_mode,
+        },
+        "now_ns": now_ns,
+        "models": [_model(state, entry) for entry in entries],
+    }
+
+
+def _model(state: ServerState, entry: ModelEntry) -> dict[str, Any]:
+    row = state.read_counters(entry)
+    return {
+        "name": _printable(entry.name),
+        "namespace": _printable(entry.namespace),
+        "version": None if entry.version == NO_VERSION else str(entry.version),
+        "id": entry.model_id,  # another one after a reload, whose counts begin at 0
+        "state": entry.state,
+        "reason": _printable(entry.reason),
+        "instances": entry.num_instances,
+        "instances_up": entry.num_instances_up,
+        "platform": entry.config.get("platform") or entry.config.get("backend", ""),
+        "max_batch_size": entry.signature.max_batch_size,
+        "is_decoupled": entry.is_decoupled,
+        "is_ensemble": "ensemble_scheduling" in entry.config,
+        "has_sequences": entry.signature.sequences is not None,
+        "is_cached": entry.is_cached,
+        "load_seconds": entry.load_seconds,
+        "cells": row.cells,
+        "batches": [[each.batch_size, each.num_executions, each.compute_infer_ns] for each in row.batches],
+        # By phase, how many times had so many bits: [bits, count].
+        "times": {
+            phase: [[bits, count] for bits, count in enumerate(counts) if count]
+            for phase, counts in row.histograms.items()
+        },
+    }
+
+
+def _printable(text: str) -> str:
+    """A text without lone surrogates, which have no UTF-8: a name may hold any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
