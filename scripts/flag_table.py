@@ -20,7 +20,8 @@ OWN = frozenset({
     "request-deadline-ms", "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs",
     "max-request-bytes", "listen-backlog", "http-process-count", "grpc-process-count", "grpc-max-connections",
     "max-control-bytes", "max-expansion", "sagemaker-address", "vertex-ai-address", "install-requirements",
-    "environment-cache-directory", "client-socket", "client-count", "client-slab-mib", "latency-target", "cpu-fallback", "ui",
+    "environment-cache-directory", "client-socket", "client-count", "client-slab-mib", "latency-target", "cpu-fallback",
+    "ui",
 })  # fmt: skip
 
 _FATES = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}

@@ -22,6 +22,7 @@ CONTENT = (("Content-Type", "text/plain; charset=utf-8"),)
 #: A scrape is answered without the supervisor's figures rather than late (ours; Prometheus waits for 10 s).
 GAUGES_TIMEOUT_S = 2.0
 
+
 def read_gauges(ask: Ask) -> dict[str, Any] | None:
     """The supervisor's figures; None where it does not answer in time."""
     try:

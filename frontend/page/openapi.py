@@ -118,7 +118,9 @@ def _model_paths(path: str, entry: ModelEntry, version: str) -> dict[str, Any]:
 
 
 def _operation(tag: str, name: str, text: str, schema: Schema | None) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": "OK"} if schema is None else {"description": "OK", "content": _json(schema)}
+    answer: dict[str, Any] = (
+        {"description": "OK"} if schema is None else {"description": "OK", "content": _json(schema)}
+    )
     return {"tags": [tag], "operationId": name, "summary": text, "responses": {"200": answer, "default": _ERROR}}
 
 
@@ -211,7 +213,9 @@ def _generate_request(signature: Signature) -> Schema:
 
 
 def _generate_response(signature: Signature) -> Schema:
-    return _object({"model_name": {"const": signature.name}, **{name: {} for name in signature.outputs}}, ["model_name"])
+    return _object(
+        {"model_name": {"const": signature.name}, **{name: {} for name in signature.outputs}}, ["model_name"]
+    )
 
 
 def _plain(spec: TensorSpec) -> Schema:

@@ -1,7 +1,6 @@
 """A real browser without a window, for tests of the page: Debian's Chromium, or the one that Playwright has installed,
 driven by Playwright. Neither belongs to what `scripts/test` installs."""
 
-# Playwright is in the extra `browser`, not in `dev`.
 # pyright: reportMissingImports=false
 
 import os

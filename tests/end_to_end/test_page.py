@@ -190,10 +190,10 @@ MARKUP = "<img src=x onerror=document.title='taken'>"
 def test_names_and_errors_with_markup_are_text_and_those_who_may_load_and_scale(
     explicit: Server, shared: Path, tab: Open
 ) -> None:
-    tensors = 'input { name: "<b>A" data_type: TYPE_STRING dims: [ 1 ] } output { name: "<b>B" data_type: TYPE_STRING dims: [ 1 ] }'
-    add_model(shared, MARKUP, f'backend: "identity" {tensors}')
+    tensors = [f'{kind} {{ name: "<b>{kind}" data_type: TYPE_STRING dims: [ 1 ] }}' for kind in ("input", "output")]
+    add_model(shared, MARKUP, f'backend: "identity" {" ".join(tensors)}')
     add_model(shared, "<i>broken", 'backend: "<script>document.title=1</script>"')
-    for name, status in ((MARKUP, 200), ("<i>broken", 400)):
+    for name, status in ((MARKUP, 200), ("<i>broken", 500)):
         assert fetch(explicit.http_port, f"/v2/repository/models/{quote(name, safe='')}/load", b"").status == status
     shown = tab(explicit).open()
     shown.page.get_by_role("link", name=MARKUP).wait_for()

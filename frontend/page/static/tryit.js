@@ -27,7 +27,7 @@ export class TryIt {
     this.state = el("p", { class: "small muted", role: "status" });
     this.result = el("div", { class: "answer", id: "answer" });
     this.requests = el("div", {});
-    this.sequence = model.has_sequences ? sequenceFields() : null;
+    this.sequence = model.has_sequences ? sequenceFields(hasTextIds(config)) : null;
     this.form = el("form", { id: "try", onsubmit: (event) => { event.preventDefault(); this.ask(); } },
       this.inputs.map((input) => input.root), this.sequence?.root,
       el("div", { class: "field-row" }, this.button, this.stop));
@@ -117,7 +117,13 @@ export class TryIt {
   }
 }
 
-function sequenceFields() {
+/** Whether the model wants its sequences' ids as strings. */
+function hasTextIds(config) {
+  return (config.sequence_batching?.control_input ?? []).some(({ control }) => (control ?? []).some((each) =>
+    each.kind === "CONTROL_SEQUENCE_CORRID" && each.data_type === "TYPE_STRING"));
+}
+
+function sequenceFields(isText) {
   const id = el("input", { id: "sequence-id", size: 12, value: String(1 + Math.floor(Math.random() * 1e6)) });
   const start = el("input", { id: "sequence-start", type: "checkbox", checked: true });
   const end = el("input", { id: "sequence-end", type: "checkbox" });
@@ -125,7 +131,7 @@ function sequenceFields() {
   return {
     root: el("fieldset", {}, el("legend", {}, "Sequence"), el("div", { class: "field-row" },
       el("label", { for: id.id }, "Id"), id, labelled("Its first request", start), labelled("Its last request", end))),
-    read: () => ({ sequence_id: /^\d+$/.test(id.value) ? Number(id.value) : id.value,
+    read: () => ({ sequence_id: !isText && /^\d+$/.test(id.value) ? Number(id.value) : id.value,
       sequence_start: start.checked, sequence_end: end.checked }),
   };
 }

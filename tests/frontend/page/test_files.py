@@ -59,7 +59,9 @@ def test_a_page_is_only_read(get: Get, method: str) -> None:
     assert (response.status, dict(response.headers)["Allow"]) == (405, "GET")
 
 
-@pytest.mark.parametrize("path", ["/ui/nothing.js", "/ui/..%2ffiles.py", "/ui/%2e%2e", "/ui/__init__.py", "/ui/", "/ui/a/b.js"])
+@pytest.mark.parametrize(
+    "path", ["/ui/nothing.js", "/ui/..%2ffiles.py", "/ui/%2e%2e", "/ui/__init__.py", "/ui/", "/ui/a/b.js"]
+)
 def test_no_other_file_is_sent(get: Get, path: str) -> None:
     assert get(path).status in (400, 404)
 
@@ -85,6 +87,8 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_made_html() -> None:
     for name, file in files().items():
         text = file.content.decode().replace("http://www.w3.org/", "")
         assert not re.search(r"https?://|//[a-z]+\.[a-z]+/", text.replace("http://127", "")), name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            name
+        )
         assert "<script>" not in text, name
         assert not re.search(r"\son[a-z]+=\"|style=\"", text), name

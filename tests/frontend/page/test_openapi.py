@@ -48,15 +48,16 @@ def test_it_has_the_models_that_are_ready_and_no_others(document: dict[str, Any]
 def test_the_tensors_are_those_of_the_metadata(document: dict[str, Any], state: ServerState) -> None:
     told = json.loads(bytes(model_metadata(state, "simple", None).chunks[0]))
     listed = schema(document, "/v2/models/simple/infer").schema["properties"]["inputs"]["items"]["oneOf"]
-    assert [
-        (each["properties"]["name"]["const"], each["properties"]["datatype"]["const"]) for each in listed
-    ] == [(each["name"], each["datatype"]) for each in told["inputs"]]
+    assert [(each["properties"]["name"]["const"], each["properties"]["datatype"]["const"]) for each in listed] == [
+        (each["name"], each["datatype"]) for each in told["inputs"]
+    ]
 
 
 def test_the_schema_takes_what_the_server_takes_and_refuses_what_it_refuses(document: dict[str, Any]) -> None:
     takes = schema(document, "/v2/models/simple/infer").is_valid
     tensors = [
-        {"name": name, "shape": [2, 16], "datatype": "INT32", "data": [[1] * 16, [2] * 16]} for name in ("INPUT0", "INPUT1")
+        {"name": name, "shape": [2, 16], "datatype": "INT32", "data": [[1] * 16, [2] * 16]}
+        for name in ("INPUT0", "INPUT1")
     ]
     assert takes({"inputs": tensors})
     assert takes({"inputs": tensors[::-1], "outputs": [{"name": "OUTPUT1"}]})
