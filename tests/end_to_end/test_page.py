@@ -16,6 +16,7 @@ import pytest
 
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.browser import Tab, browser, missing
+from tests.end_to_end.page_pictures import PICTURES, take
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import SAMPLES, Server
 
@@ -182,6 +183,12 @@ def test_a_keyboard_is_enough(samples: Server, tab: Open) -> None:
     keyboard.press("ArrowRight")
     assert shown.page.evaluate(focused) == "Python, HTTP"
     assert "tritonclient.http" in shown.page.locator("#request-panel pre").inner_text()
+
+
+def test_the_pictures_of_the_documentation_can_be_taken(samples: Server, chromium: Any, tmp_path: Path) -> None:
+    taken = take(chromium, samples, tmp_path, requests=2000)
+    assert [path.name for path in taken] == sorted((path.name for path in PICTURES.iterdir()), reverse=True)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in taken)
 
 
 MARKUP = "<img src=x onerror=document.title='taken'>"
