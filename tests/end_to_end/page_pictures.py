@@ -45,7 +45,9 @@ def take(chromium: Any, server: Server, folder: Path, requests: int) -> list[Pat
             models.page.locator(drawn).first.wait_for(state="attached")
         picture(models, "models", 520)
         models.close()
-        model = Tab(chromium, server.url, viewport={"width": 1120, "height": 800}, color_scheme="dark").open_model("digits")
+        model = Tab(chromium, server.url, viewport={"width": 1120, "height": 800}, color_scheme="dark").open_model(
+            "digits"
+        )
         pixels = json.loads((SAMPLES / "digits" / "request.json").read_text())["inputs"][0]["data"]
         model.page.locator("#try textarea").fill(" ".join(map(str, pixels)))
         model.page.locator(".charts .line1").nth(1).wait_for(state="attached")
@@ -57,5 +59,4 @@ def take(chromium: Any, server: Server, folder: Path, requests: int) -> list[Pat
 
 if __name__ == "__main__":
     with serving(SAMPLES, "--grpc-port=0") as started, browser() as chromium:
-        for path in take(chromium, started, PICTURES, requests=100_000):
-            print(path)
+        take(chromium, started, PICTURES, requests=100_000)

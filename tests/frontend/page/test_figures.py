@@ -47,7 +47,7 @@ def test_the_counts_are_those_of_the_statistics(state: ServerState, transport: A
 
 def test_many_pages_cost_one_reading_in_half_a_second(state: ServerState, transport: Any, monkeypatch: Any) -> None:
     times = iter([0, 499_999_999, 500_000_000, 999_999_999])
-    monkeypatch.setattr(figures.time, "monotonic_ns", lambda: 10**12 + next(times))
+    monkeypatch.setattr("shoal.frontend.page.figures.time.monotonic_ns", lambda: 10**12 + next(times))
     calls: list[int] = []
 
     def read(_state: ServerState) -> bytes:
