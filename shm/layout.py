@@ -37,6 +37,10 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            position of the full
                            ring's first record, 0
                            while the ring is small
+    576         48         answered: responses of    number    front end → supervisor
+                           TorchServe's protocol, by
+                           the first digit of their
+                           status
     4096        128 × n    records of the small ring           owner → the ring's reader
     …           8 × units  generation table                    owner → readers of its blocks
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → readers of its blocks
@@ -81,6 +85,9 @@ BUSY_FOR_WORD: Final = 40
 TAKEN_WORD: Final = 48
 MOVED_WORD: Final = 56
 WIDENED_WORD: Final = 64
+ANSWERED_WORD: Final = 72
+#: Words from there on: digits 0 to 5.
+ANSWERED_WORDS: Final = 6
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.

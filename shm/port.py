@@ -18,6 +18,8 @@ from shoal.shm import records
 from shoal.shm.awaited_segments import AwaitedSegments
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import (
+    ANSWERED_WORD,
+    ANSWERED_WORDS,
     CHILD_TRACE,
     MAX_RELEASED,
     NO_DIGEST,
@@ -102,6 +104,8 @@ class Port:
         segments that the port does not have: the port then stops reading until `wanted` has been added.
         """
         self.slab = Slab(segment)
+        #: The numbers of responses of TorchServe's protocol by the first digit of their status; one thread writes them.
+        self.answered = segment.words[ANSWERED_WORD : ANSWERED_WORD + ANSWERED_WORDS]
         self._writer = RingWriter(segment, link)
         self._reader = RingReader(segment, link)
         self._batcher_bell = batcher_bell

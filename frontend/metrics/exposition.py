@@ -54,7 +54,7 @@ def exposition(state: ServerState, external: ExternalFigures, now_ns: int) -> st
         *_triton(state, versions, now_ns),
         *_machine(state, external),
         *_shoal(versions, external.gauges, now_ns),
-        *_custom(external.gauges),
+        *custom_lines(external.gauges),
     ]
     return "\n".join(lines) + "\n"
 
@@ -187,13 +187,14 @@ def _front_ends(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 # --- models' own ---
 
 
-def _custom(gauges: Mapping[str, Any] | None) -> Iterator[str]:
-    """The families that models define themselves, as supervisor/questions/custom_metrics.py returns them."""
+def custom_lines(gauges: Mapping[str, Any] | None, more: Labels = ()) -> Iterator[str]:
+    """The lines of families that models define themselves, as supervisor/questions/custom_metrics.py returns them;
+    `more` labels are added."""
     for name, kind, text, series in (gauges or {}).get("custom", ()):
         family = Family(name, kind, (), text)
         yield from _header(family)
         for pairs, figures in series:
-            labels = tuple((label, value) for label, value in pairs)
+            labels = (*((label, value) for label, value in pairs), *more)
             if kind == "histogram":
                 yield from _histogram(name, labels, *figures)
             else:

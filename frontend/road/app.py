@@ -48,14 +48,20 @@ class WsgiResponse(FlaskResponse):
     default_mimetype = None
 
 
-def create_app(state: ServerState, transport: "Transport", body_errors: tuple[type[Exception], ...] = ()) -> Flask:
+def create_app(
+    state: ServerState,
+    transport: "Transport",
+    body_errors: tuple[type[Exception], ...] = (),
+    count: Callable[[int], None] = lambda _status: None,
+) -> Flask:
     """The application, for any WSGI server.
 
-    `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken body.
+    `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken body; `count` counts a response
+    of TorchServe's protocol by its status.
     """
     app = Flask("shoal", static_folder=None, template_folder=None)
     unreadable = _BODY_ERRORS + body_errors
-    endpoints = _endpoints(state, MetricsListener(state, transport))
+    endpoints = _endpoints(state, MetricsListener(state, transport), count)
 
     @app.before_request
     def serve() -> WsgiResponse:
@@ -81,7 +87,7 @@ class Endpoint(NamedTuple):
     max_request_bytes: int | None = None  # None: the server's
 
 
-def _endpoints(state: ServerState, metrics: MetricsListener) -> dict[str, Endpoint]:
+def _endpoints(state: ServerState, metrics: MetricsListener, count: Callable[[int], None]) -> dict[str, Endpoint]:
     """The endpoints by their names."""
 
     def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> Response:
@@ -93,12 +99,12 @@ def _endpoints(state: ServerState, metrics: MetricsListener) -> dict[str, Endpoi
         "grpc": Endpoint(_admit_grpc),
         "sagemaker": Endpoint(SAGEMAKER.admit),
         "vertex-ai": Endpoint(partial(admit_vertex_ai, metrics=admit_metrics)),
-        **{name: _torchserve(state, apis) for name, apis in state.torchserve_apis.items()},
+        **{name: _torchserve(state, apis, count) for name, apis in state.torchserve_apis.items()},
     }
 
 
-def _torchserve(state: ServerState, apis: Sequence[str]) -> Endpoint:
-    made = RoadEndpoint(state, apis)
+def _torchserve(state: ServerState, apis: Sequence[str], count: Callable[[int], None]) -> Endpoint:
+    made = RoadEndpoint(state, apis, count)
     return Endpoint(made.admit, made.refuse, made.finish, state.torchserve.max_request_size)
 
 

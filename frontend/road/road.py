@@ -209,7 +209,7 @@ def create() -> "WSGIApplication":
     transport.shared.start("shoal-port")
     hang_ups = HangUps()
     hang_ups.start()
-    application = create_app(front_end.state, transport, body_errors=(ParseException,))
+    application = create_app(front_end.state, transport, (ParseException,), transport.count_answer)
     return mend(
         application,
         front_end.state.max_request_bytes,

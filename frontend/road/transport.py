@@ -176,6 +176,11 @@ class PortTransport:
         """Ask the supervisor, see SharedPort.ask."""
         return self.shared.ask(verb, arguments, timeout_s)
 
+    def count_answer(self, status: int) -> None:
+        """Count a response of TorchServe's protocol."""
+        with self._lock:
+            self._port.answered[status // 100] += 1
+
     def _give_up(self, number: int, waiter: Waiter) -> Reply:
         """Cancel a request whose deadline has passed. Returns its reply if that has come in this very moment; later
         replies are dropped."""

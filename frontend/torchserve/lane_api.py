@@ -220,6 +220,8 @@ class TorchServeApi:
 
     def _finish(self, connection: HttpConnection, response: Response, request_id: str) -> Response:
         """The response with the fields that each has; an error ends the connection."""
-        if response.status >= 400:
+        status = response.status
+        self._port.answered[status // 100] += 1
+        if status >= 400:
             connection.keep_alive = False
         return dressed(response, request_id, self._common)

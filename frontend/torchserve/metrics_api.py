@@ -1,25 +1,43 @@
-"""TorchServe's metrics: GET /metrics[?name[]=A], with the names that its dashboards know. Pure.
+"""TorchServe's metrics: GET /metrics[?name[]=A], with the names that its dashboards know.
 
 Written by hand because prometheus-client appends `_total` to the names of counters. In mode `log` the page is empty, as
-TorchServe's; in the others it has the counters of inferences, in mode `prometheus` the figures of the machine, too.
-Counters are those of the batcher: a failed request counts as a request of TorchServe's, too.
+TorchServe's; in `legacy` it has the counters of inferences; in `prometheus` all. Counters of inferences are those of
+the batcher: a failed request counts as a request of TorchServe's, too. The supervisor adds up the responses of all
+front ends. Times of a request are means of those that have ended since the page was last read; TorchServe's are those
+of its last request. Runs on the road.
 """
 
 import socket
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from shoal.frontend.call import HandlerCall, Route
+from shoal.errors import ShoalError
+from shoal.frontend.call import HandlerCall, Route, blocking
+from shoal.frontend.metrics.exposition import custom_lines
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.models import default_version, version_text
-from shoal.frontend.torchserve.system_metrics import Gauge, system_metrics
+from shoal.frontend.torchserve.system_metrics import system_metrics
 from shoal.shm.counters import RowView
 from shoal.star.models import ModelEntry
 
 _CONTENT = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
-_NS_PER_US = 1000
+_NS_PER_US, _NS_PER_MS, _MS_PER_S = 1000, 1_000_000, 1000
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+#: Seconds in which the supervisor must answer; without it the page lacks what only the supervisor knows (ours).
+_ANSWER_S = 2.0
+_FIRST_WORKER = 9000
+_BY_STATUS = {2: "Requests2XX", 4: "Requests4XX", 5: "Requests5XX"}
+
+
+class _Family(NamedTuple):
+    """A family, and its samples: labels and value."""
+
+    name: str
+    kind: str  # "counter" or "gauge"
+    unit: str
+    samples: Iterable[tuple[Mapping[str, str], float]]
 
 
 class _Counter(NamedTuple):
@@ -42,36 +60,114 @@ _COUNTERS = (
 )
 
 
+class RecentMeans:
+    """The mean times of requests, each over what has ended since the last look; without new requests the last one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Changed by read.
+        self._totals: dict[str, tuple[int, int]] = {}
+        self._means: dict[str, float] = {}
+
+    def read(self, name: str, total_ns: int, count: int) -> float:
+        """The mean of a time in ms, of its total and its number so far; 0 before the first request. After a restart of
+        the counters they count from 0 again."""
+        with self._lock:
+            seen_ns, seen = self._totals.get(name, (0, 0))
+            if count < seen or total_ns < seen_ns:
+                seen_ns = seen = 0
+            if count > seen:
+                self._means[name] = (total_ns - seen_ns) / (count - seen) / _NS_PER_MS
+            self._totals[name] = total_ns, count
+            return self._means.get(name, 0.0)
+
+
+_MEANS = RecentMeans()
+
+
 def metrics(call: HandlerCall) -> Response:
     """The page of metrics, of which the parameters `name[]` may choose families."""
-    if call.state.torchserve.metrics_mode == "log":
+    mode = call.state.torchserve.metrics_mode
+    if mode == "log":
         return Response(200, _CONTENT)
     chosen = {value for name, value in parse_qsl(call.query) if name == "name[]"}
-    text = "".join(
-        line for counter in _COUNTERS if not chosen or counter.name in chosen for line in _lines(call, counter)
-    )
-    settings = call.state.torchserve
-    if settings.metrics_mode == "prometheus" and settings.system_metrics:
-        text += "".join(_gauge(gauge) for gauge in system_metrics() if not chosen or gauge.name in chosen)
-    return Response(200, _CONTENT, (text.encode(),))
+    families = [*_inferences(call)]
+    figures: Mapping[str, Any] = {}
+    if mode == "prometheus":
+        figures = _figures(call)
+        families += [*_requests(figures), *_times(call), *_machine(call)]
+    text = "".join(line for each in families if not chosen or each.name in chosen for line in _lines(each))
+    return Response(200, _CONTENT, ((text + _of_handlers(figures, chosen)).encode(),))
 
 
-def _gauge(gauge: Gauge) -> str:
-    name, host = gauge.name, socket.gethostname().translate(_ESCAPES)
-    return (
-        f"# HELP {name} Torchserve prometheus gauge metric with unit: {gauge.unit}\n# TYPE {name} gauge\n"
-        f'{name}{{Level="Host",Hostname="{host}",}} {gauge.value}\n'
-    )
+def _figures(call: HandlerCall) -> Mapping[str, Any]:
+    """What the supervisor knows; empty if it does not answer."""
+    try:
+        figures: Mapping[str, Any] = call.ask("gauges", {}, _ANSWER_S)
+    except ShoalError:
+        return {}
+    return figures
 
 
-def _lines(call: HandlerCall, counter: _Counter) -> Iterator[str]:
-    yield f"# HELP {counter.name} Torchserve prometheus counter metric with unit: {counter.unit}\n"
-    yield f"# TYPE {counter.name} counter\n"
+def _of_handlers(figures: Mapping[str, Any], chosen: Collection[str]) -> str:
+    """The families that handlers have made, HandlerTime and PredictionTime among them."""
+    wanted = [each for each in figures.get("custom", ()) if not chosen or each[0] in chosen]
+    lines = custom_lines({"custom": wanted}, (("Hostname", socket.gethostname()),))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(family: _Family) -> Iterator[str]:
+    name, kind = family.name, family.kind
+    yield f"# HELP {name} Torchserve prometheus {kind} metric with unit: {family.unit}\n"
+    yield f"# TYPE {name} {kind}\n"
+    for labels, value in family.samples:
+        text = "".join(f'{label}="{each.translate(_ESCAPES)}",' for label, each in labels.items())
+        yield f"{name}{{{text}}} {float(value)}\n"
+
+
+def _host() -> dict[str, str]:
+    return {"Level": "Host", "Hostname": socket.gethostname()}
+
+
+def _inferences(call: HandlerCall) -> Iterator[_Family]:
     host = socket.gethostname()
-    for entry in call.state.models.ready_entries():
-        labels = {"model_name": entry.name, "model_version": _version(call, entry), "hostname": host}
-        text = "".join(f'{name}="{value.translate(_ESCAPES)}",' for name, value in labels.items())
-        yield f"{counter.name}{{{text}}} {float(counter.read(call.state.read_counters(entry)))}\n"
+    rows = [
+        ({"model_name": entry.name, "model_version": _version(call, entry), "hostname": host},
+         call.state.read_counters(entry))
+        for entry in call.state.models.ready_entries()
+    ]  # fmt: skip
+    for counter in _COUNTERS:
+        yield _Family(counter.name, "counter", counter.unit, [(labels, counter.read(row)) for labels, row in rows])
+
+
+def _requests(figures: Mapping[str, Any]) -> Iterator[_Family]:
+    """The numbers of responses by status: of all front ends, those that have ended too."""
+    answered = figures.get("answered")
+    for digit, name in _BY_STATUS.items():
+        yield _Family(name, "counter", "Count", [] if answered is None else [(_host(), answered[digit])])
+
+
+def _times(call: HandlerCall) -> Iterator[_Family]:
+    entries = call.state.models.ready_entries()
+    cells = [call.state.read_counters(entry).cells for entry in entries]
+    count = sum(each["success_count"] for each in cells)
+    queued_ns = sum(each["queue_ns"] for each in cells)
+    moved_ns = sum(each["compute_input_ns"] + each["compute_output_ns"] for each in cells)
+    for name, total_ns in (("QueueTime", queued_ns), ("WorkerThreadTime", moved_ns)):
+        yield _Family(name, "gauge", "Milliseconds", [(_host(), _MEANS.read(name, total_ns, count))])
+    loaded = [
+        ({"WorkerName": f"W-{_FIRST_WORKER + number}-{entry.name}_{version_text(entry)}", **_host()},
+         entry.load_seconds * _MS_PER_S)
+        for entry in entries
+        for number in range(entry.num_instances_up)
+    ]  # fmt: skip
+    yield _Family("WorkerLoadTime", "gauge", "Milliseconds", loaded)
+
+
+def _machine(call: HandlerCall) -> Iterator[_Family]:
+    if call.state.torchserve.system_metrics:
+        for gauge in system_metrics():
+            yield _Family(gauge.name, "gauge", gauge.unit, [(_host(), gauge.value)])
 
 
 def _version(call: HandlerCall, entry: ModelEntry) -> str:
@@ -79,4 +175,4 @@ def _version(call: HandlerCall, entry: ModelEntry) -> str:
     return "default" if default_version(call.state, entry.name) is entry else version_text(entry)
 
 
-METRICS_ROUTES = (Route("/metrics", {"GET": metrics}, "statistics"),)
+METRICS_ROUTES = (Route("/metrics", {"GET": blocking(metrics)}, "statistics"),)

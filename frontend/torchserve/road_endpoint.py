@@ -1,6 +1,6 @@
 """A listener of TorchServe's on the road: how requests are admitted, and what each of its responses has. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from shoal.errors import ShoalError
@@ -21,7 +21,9 @@ TOO_LONG = Response(413)
 class RoadEndpoint:
     """A listener that serves some of TorchServe's APIs."""
 
-    def __init__(self, state: ServerState, apis: Sequence[str]) -> None:
+    def __init__(self, state: ServerState, apis: Sequence[str], count: Callable[[int], None]) -> None:
+        """`count` counts a response of a status."""
+        self._count = count
         self._routes = router_of(apis)
         self._common = common_headers(state.torchserve)
         self._has_cors = bool(state.torchserve.cors_allowed_origin)
@@ -44,4 +46,5 @@ class RoadEndpoint:
 
     def finish(self, response: Response) -> Response:
         """The response with the fields that each has; one that is an error ends the connection."""
+        self._count(response.status)
         return closing(dressed(response, new_id(), self._common))

@@ -45,6 +45,11 @@ class Participant:
         """Whether the client is a front end: all workers are sent its memory, and it is sent theirs."""
         return not (self.is_caller or self.is_guest)
 
+    def answered(self) -> list[int]:
+        """The numbers of responses of TorchServe's protocol that a front end has given, by the status' first digit."""
+        raw = os.pread(self.read_only_fd, layout.ANSWERED_WORDS * layout.WORD, layout.ANSWERED_WORD * layout.WORD)
+        return list(memoryview(raw).cast("Q"))
+
     def close(self) -> None:
         """Close all descriptors of this client or worker; other processes' mappings stay until they unmap."""
         for fd in (self.segment_fd, self.read_only_fd, self.link_fd):

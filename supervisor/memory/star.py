@@ -64,6 +64,8 @@ class Star(Participants):
 
     # Changed by the join_ and leave_ methods.
     nbytes: int = 0
+    #: What front ends that have ended had answered of TorchServe's protocol (layout.ANSWERED_WORD).
+    answered_before: list[int] = field(default_factory=lambda: [0] * layout.ANSWERED_WORDS)
     owner_ids: OwnerIds = field(default_factory=OwnerIds)
     batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
@@ -262,6 +264,8 @@ class Star(Participants):
         await forgotten
         self.loans.send_end(client.owner)
         self.payloads.release_all(client)
+        if client.is_front_end:
+            self.answered_before = [sum(each) for each in zip(self.answered_before, client.answered(), strict=True)]
         client.close()
 
     # --- workers ---

@@ -47,6 +47,7 @@ class Registration:
     archive: str  # the name of a download in the store; "" where the archive was there
     config: Config
     workers: int  # 0: known, not loaded
+    most: int  # as a registration or the last scaling had it; the count of workers does not grow by itself
 
 
 class Registrations:
@@ -177,8 +178,8 @@ class Registrations:
 
     async def _scale(self, arguments: Arguments) -> Mapping[str, Any]:
         """Give a version `min_worker` workers; 0 unloads it, and leaves it registered."""
-        name, least = arguments["model"], arguments.get("min_worker", 1)
-        most = arguments.get("max_worker", least)
+        name, least = arguments["model"], int(arguments.get("min_worker", 1))
+        most = int(arguments.get("max_worker", least))
         row = self.find(name, arguments.get("version"))
         if most < least:
             raise torchserve_error(400, "BadRequestException", "max_worker cannot be less than min_worker.")
@@ -186,7 +187,7 @@ class Registrations:
             raise torchserve_error(
                 400, "BadRequestException", f"min_worker must be from 0 to {MAX_INSTANCES}, got: {least}"
             )
-        scaled = self._loop.begin(self._resize(name, row, least))
+        scaled = self._loop.begin(self._resize(name, row, least, most))
         if arguments.get("synchronous", False):
             try:
                 await shared(scaled)
@@ -198,8 +199,9 @@ class Registrations:
                 ) from error
         return {"model": name, "version": row.text, "workers": row.workers}
 
-    async def _resize(self, name: str, row: Registration, count: int) -> None:
-        was, row.workers = row.workers, count
+    async def _resize(self, name: str, row: Registration, count: int, most: int) -> None:
+        was, was_most = row.workers, row.most
+        row.workers, row.most = count, most
         served = self._serving(name, row)
         try:
             if count and served is not None:
@@ -211,6 +213,7 @@ class Registrations:
             await self._load(name)
         except Exception:
             row.workers = was if served is not None or not count else 0
+            row.most = was_most
             raise
 
     async def _list(self, arguments: Arguments) -> list[Mapping[str, Any]]:
@@ -228,7 +231,8 @@ class Registrations:
             "workers": row.workers,
             "is_default": self._defaults[name] == row.text,
             "is_loaded": self._serving(name, row) is not None,
-            "parameters": {key: value["string_value"] for key, value in row.config["parameters"].items()},
+            "parameters": {key: value["string_value"] for key, value in row.config["parameters"].items()}
+            | {"ts_min_workers": str(row.workers), "ts_max_workers": str(row.most)},
         }
 
     # --- rows ---
@@ -259,6 +263,7 @@ class Registrations:
             found.origin,
             config,
             int(_said(config, "ts_min_workers")),
+            int(_said(config, "ts_max_workers")),
         )
         if is_default:
             for other in rows.values():

@@ -48,12 +48,14 @@ def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int
     by_name = {}
     for figures in sorted((_instance(each, now_ns) for each in instances), key=lambda figures: bool(figures["is_up"])):
         by_name[tuple(figures[label] for label in ("model", "version", "model_instance", "device"))] = figures
+    answered = [client.answered() for client in star.front_ends]
     return {
         "instances": list(by_name.values()),
         "front_ends": [
             {"process": title_of(client.member.pid).removeprefix("shoal "), **_memory(client)}
             for client in star.front_ends
         ],
+        "answered": [sum(each) for each in zip(star.answered_before, *answered, strict=True)],
         "shared_bytes": shared_bytes(),
         "num_takeovers": num_takeovers,
     }

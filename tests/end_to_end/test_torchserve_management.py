@@ -1,6 +1,7 @@
 """TorchServe's management API on a real server of TorchServe's command line: each call of the table, and its answer."""
 
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,7 +153,11 @@ def test_an_archive_is_registered_scaled_and_asked(served: TorchServe) -> None:
         assert (reply.status, reply.body) == (200, b"ok"), reply.body
     (told,) = served.manage("GET", "/models/b").json
     (worker,) = told["workers"]
+    assert (told["minWorkers"], told["maxWorkers"]) == (1, 1)
     assert (worker["status"], told["modelUrl"], told["modelVersion"]) == ("READY", "b.mar", "1.0")
+    assert served.manage("PUT", "/models/b?min_worker=0&max_worker=2&synchronous=true").status == 200
+    (told,) = served.manage("GET", "/models/b").json
+    assert (told["minWorkers"], told["maxWorkers"], told["workers"]) == (0, 2, [])
     gone = served.manage("DELETE", "/models/b")
     assert (gone.status, gone.json) == (200, status('Model "b" unregistered'))
     assert served.ask("POST", "/predictions/b", b"x").json["type"] == "ModelNotFoundException"
@@ -170,7 +175,9 @@ def test_tokens_guard_each_api_with_its_own_key(tmp_path_factory: pytest.TempPat
     write_archive(store, "a", "1.0")
     sentence = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
     refusal = fault(400, "InvalidKeyException", sentence)
-    with torchserve_command(directory, store, "load_models=a.mar\ndefault_workers_per_model=1\n") as served:
+    with torchserve_command(
+        directory, store, "load_models=a.mar\ndefault_workers_per_model=1\nmetrics_mode=prometheus\n"
+    ) as served:
         keys = json.loads((directory / "key_file.json").read_text())
         inference, management = (
             {"Authorization": f"Bearer {keys[each]['key']}"} for each in ("inference", "management")
@@ -183,7 +190,11 @@ def test_tokens_guard_each_api_with_its_own_key(tmp_path_factory: pytest.TempPat
         assert served.manage("GET", "/models", headers=management).status == 200
         assert served.ask("POST", "/predictions/a", b"x", inference).body == b"ok"
         assert served.ask("GET", "/ping", headers=inference).status == 200
-        assert ask(served.metrics_port, "GET", "/metrics").status == 200
+        page = ask(served.metrics_port, "GET", "/metrics").body.decode()
+        found = {name: float(value) for name, value in re.findall(r"^(Requests\dXX)\{.*\} (.*)$", page, re.MULTILINE)}
+        assert found == {"Requests2XX": 3, "Requests4XX": 7, "Requests5XX": 0}
+        assert 'WorkerLoadTime{WorkerName="W-9000-a_1.0",Level="Host",' in page
+        assert "PredictionTime{" in page
         denied = "PERMISSION_DENIED", sentence
         with Stub(served.grpc_inference_port, INFERENCE, {"authorization": management["Authorization"]}) as stub:
             assert stub.refusal("Ping") == stub.refusal("Predictions", model_name="a") == denied

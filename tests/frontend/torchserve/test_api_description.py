@@ -42,7 +42,7 @@ def test_each_path_that_is_described_is_served_by_its_methods() -> None:
 def test_a_preflight_needs_no_token_where_an_origin_is_allowed(origin: str) -> None:
     settings = TorchServeSettings(token_file="/nowhere", cors_allowed_origin=origin, cors_allowed_methods="POST, PUT")
     state = ServerState(torchserve=settings)
-    endpoint = RoadEndpoint(state, ["inference"])
+    endpoint = RoadEndpoint(state, ["inference"], lambda _status: None)
     fields = {"origin": "http://a", "access-control-request-method": "POST"}
     found = endpoint.admit(state, "OPTIONS", "/predictions/m", fields)
     assert isinstance(found, Response)

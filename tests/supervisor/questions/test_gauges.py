@@ -99,6 +99,17 @@ def test_front_ends_tell_how_full_their_memory_is(rig: StarRig) -> None:
     assert gauges([], rig.star, 0, 0)["front_ends"][0]["slab_used_bytes"] == 4096
 
 
+def test_responses_of_torchserves_protocol_are_added_up_and_outlive_their_front_end(rig: StarRig) -> None:
+    processes = [rig.join_client() for _ in range(2)]
+    for number, (process, _) in enumerate(processes):
+        words = Segment.attach(os.dup(process.fds[0])).words
+        words[72 + 2], words[72 + 5] = 10 + number, number
+    assert gauges([], rig.star, 0, 0)["answered"] == [0, 0, 21, 0, 0, 1]
+    rig.star.leave_client(processes[1][1])
+    rig.settle()
+    assert gauges([], rig.star, 0, 0)["answered"] == [0, 0, 21, 0, 0, 1]
+
+
 def test_a_worker_that_overwrites_the_head_of_its_segment_is_left_out(rig: StarRig) -> None:
     worker, words = join_worker(rig)
     words[4] = 0
