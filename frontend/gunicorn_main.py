@@ -2,12 +2,15 @@
 
 import itertools
 import os
+import signal
 from typing import Any
 
 import gunicorn.workers.base
 from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.workertmp import WorkerTmp
+
+from shoal.process import END_SIGNALS
 
 
 class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no types
@@ -33,6 +36,17 @@ class WatchedArbiter(Arbiter):  # type: ignore[misc]
         """Kill front ends that have stood still for too long, and count a pass of the loop."""
         os.pwrite(self._progress_fd, next(self._passes).to_bytes(8, "little"), 0)
         super().murder_workers()
+
+    def spawn_worker(self) -> Any:
+        """Fork a worker, with the signals that end it blocked until it handles them (shoal/process.py).
+
+        Until then it has the arbiter's handlers, which put a signal into a queue that only the arbiter reads.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+        try:
+            return super().spawn_worker()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Heartbeat(WorkerTmp):  # type: ignore[misc]

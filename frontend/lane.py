@@ -9,7 +9,7 @@ from shoal.control import GONE
 from shoal.frontend.front_end import FrontEnd, join
 from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.lane_loop import GunicornHandle, Lane
-from shoal.process import set_title
+from shoal.process import set_title, unblock_end_signals
 
 
 class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
@@ -21,6 +21,11 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
     def make_lane(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> Lane[Any]:
         """The lane that this worker runs."""
         return HttpLane(front_end, gunicorn)
+
+    def init_signals(self) -> None:
+        """Handle signals, those that came since the fork, too."""
+        super().init_signals()
+        unblock_end_signals()
 
     def load_wsgi(self) -> None:
         """Do nothing: a lane has no WSGI application."""

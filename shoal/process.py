@@ -13,6 +13,9 @@ from pathlib import Path
 #: The exit code of a worker whose GPU no longer responds: EX_SOFTWARE, which only models' code may use otherwise.
 EXIT_DEVICE_LOST = 70
 
+#: The signals that end a front end: at once, or when its requests are answered.
+END_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT})
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -34,6 +37,11 @@ def ignore_group_signals() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+def unblock_end_signals() -> None:
+    """Let the signals that end this process come from now on: it handles them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
 
 def adopt_orphans() -> None:
