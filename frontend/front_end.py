@@ -10,6 +10,7 @@ from shoal import fault, log
 from shoal.frontend import tracing
 from shoal.frontend.regions import Regions
 from shoal.frontend.state import ServerState
+from shoal.frontend.upload_budget import UploadBudget
 from shoal.grpc_settings import GrpcSettings
 from shoal.messages import to_client
 from shoal.messages.from_client import FrontEndConnected
@@ -89,6 +90,7 @@ def join(name: str) -> FrontEnd:
     settings["grpc"] = GrpcSettings(**settings["grpc"])
     settings["metrics_config"] = MetricsConfig(**settings["metrics_config"])
     settings["torchserve"] = TorchServeSettings(**settings["torchserve"])
+    settings["upload_budget"] = UploadBudget(settings.pop("max_upload_bytes"))
     are_allowed = settings.pop("allow_client_shm")
     settings["regions"] = Regions(are_allowed=are_allowed, max_string_bytes=settings["http_max_input_size"])
     table = CounterTableView(SegmentView.attach(welcome.counters))

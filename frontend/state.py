@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.frontend.regions import Regions
 from shoal.frontend.restrictions import Restrictions
 from shoal.frontend.reused import Reused
+from shoal.frontend.upload_budget import UploadBudget
 from shoal.grpc_settings import GrpcSettings
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CACHE_FIGURES
@@ -30,6 +31,10 @@ class ServerState(KnownServer):
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
     max_control_bytes: int = 1 << 20  # these two: ours, see shoal/options.py
     max_expansion: int = 100
+    upload_timeout_s: float = 60.0  # these two: ours, see shoal/options.py
+    min_upload_rate: int = 1024
+    #: The memory for requests that arrive on the road.
+    upload_budget: UploadBudget = field(default_factory=lambda: UploadBudget(1 << 30))
     endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → the endpoint's name (shoal/options.py)
     header_forward_pattern: str = ""  # "" = none is forwarded
     restrictions: Restrictions = field(default_factory=dict)

@@ -19,7 +19,8 @@ OWN = frozenset({
     "shm-client-slab-mib", "shm-worker-slab-mib", "shm-oversize-mib", "max-in-flight", "default-max-queue-size",
     "request-deadline-ms", "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs",
     "max-request-bytes", "listen-backlog", "http-process-count", "grpc-process-count", "grpc-max-connections",
-    "max-control-bytes", "max-expansion", "sagemaker-address", "vertex-ai-address", "install-requirements",
+    "max-control-bytes", "max-expansion", "max-upload-mib", "upload-timeout-secs", "min-upload-rate",
+    "sagemaker-address", "vertex-ai-address", "install-requirements",
     "environment-cache-directory", "client-socket", "client-count", "client-slab-mib", "latency-target", "cpu-fallback",
     "ui",
 })  # fmt: skip

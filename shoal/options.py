@@ -112,6 +112,9 @@ class ServerOptions:
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
     max_control_bytes: int = MIB  # bytes of a body that is neither for a model nor a load; ours
     max_expansion: int = 100  # times its size that a compressed body may have, beyond 1 MiB; 0 = any; ours: JSON has 10
+    max_upload_mib: int = 0  # of requests that are arriving; 0 = a quarter of the memory at the start, or 64; ours
+    upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: nginx's
+    min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
     ui: bool = True  # the page at / and /ui; ours; tritonserver's is Triton's, none

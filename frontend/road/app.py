@@ -52,16 +52,15 @@ def create_app(
     state: ServerState,
     transport: "Transport",
     body_errors: tuple[type[Exception], ...] = (),
-    count: Callable[[int], None] = lambda _status: None,
+    endpoints: "Mapping[str, Endpoint] | None" = None,
 ) -> Flask:
     """The application, for any WSGI server.
 
-    `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken body; `count` counts a response
-    of TorchServe's protocol by its status.
+    `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken body.
     """
     app = Flask("shoal", static_folder=None, template_folder=None)
     unreadable = _BODY_ERRORS + body_errors
-    endpoints = _endpoints(state, MetricsListener(state, transport), count)
+    endpoints = make_endpoints(state, transport) if endpoints is None else endpoints
 
     @app.before_request
     def serve() -> WsgiResponse:
@@ -85,22 +84,51 @@ class Endpoint(NamedTuple):
     refuse: Callable[[ShoalError], Response] = error_response
     finish: Callable[[Response], Response] = lambda response: response  # adds what each of its responses has
     max_request_bytes: int | None = None  # None: the server's
+    preview: Admit | None = None  # like `admit`, but never waits; None: `admit` itself does not
 
 
-def _endpoints(state: ServerState, metrics: MetricsListener, count: Callable[[int], None]) -> dict[str, Endpoint]:
-    """The endpoints by their names."""
+def make_endpoints(
+    state: ServerState, transport: "Transport", count: Callable[[int], None] = lambda _status: None
+) -> dict[str, Endpoint]:
+    """The endpoints by their names; `count` counts a response of TorchServe's protocol by its status."""
+    metrics = MetricsListener(state, transport)
 
     def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> Response:
         return metrics.answer(method, path_of(target))
 
     return {
         "http": Endpoint(HTTP.admit),
-        "metrics": Endpoint(admit_metrics),
+        "metrics": Endpoint(admit_metrics, preview=_without_body),
         "grpc": Endpoint(_admit_grpc),
         "sagemaker": Endpoint(SAGEMAKER.admit),
-        "vertex-ai": Endpoint(partial(admit_vertex_ai, metrics=admit_metrics)),
+        "vertex-ai": Endpoint(
+            partial(admit_vertex_ai, metrics=admit_metrics), preview=partial(admit_vertex_ai, metrics=_without_body)
+        ),
         **{name: _torchserve(state, apis, count) for name, apis in state.torchserve_apis.items()},
     }
+
+
+def _without_body(_state: ServerState, _method: str, _target: str, _headers: Mapping[str, str]) -> Response:
+    """Stands for a response that does not depend on the request's body (see Admit)."""
+    return Response(200)
+
+
+def body_limit(
+    state: ServerState, endpoint: Endpoint, method: str, target: str, headers: Mapping[str, str], address: str
+) -> int | None:
+    """The most bytes of a request's body that the application reads; None if it answers, or refuses, the request
+    without its body. Never waits."""
+    found = (endpoint.preview or endpoint.admit)(state, method, target, headers)
+    if headers.get("transfer-encoding", "chunked").lower() != "chunked":  # body.py refuses others
+        return None
+    if isinstance(found, Response) or (found.is_administrative and not may_administer(state, address, headers)):
+        return None
+    return _limit(found, state, endpoint)
+
+
+def _limit(found: RouteMatch, state: ServerState, endpoint: Endpoint) -> int:
+    limit = endpoint.max_request_bytes or state.max_request_bytes
+    return min(limit, state.max_control_bytes) if found.has_small_body else limit
 
 
 def _torchserve(state: ServerState, apis: Sequence[str], count: Callable[[int], None]) -> Endpoint:
@@ -148,9 +176,9 @@ def _read(
     unreadable: tuple[type[Exception], ...],
 ) -> memoryview:
     """The request's body. Raises ShoalError, also if it is longer than bodies of its kind may be."""
-    limit = endpoint.max_request_bytes or state.max_request_bytes
-    if found.has_small_body and state.max_control_bytes < limit:
-        return read_body(environ, state.max_control_bytes, unreadable, ControlBodyTooLongError)
+    limit = _limit(found, state, endpoint)
+    if limit < (endpoint.max_request_bytes or state.max_request_bytes):
+        return read_body(environ, limit, unreadable, ControlBodyTooLongError)
     return read_body(environ, limit, unreadable)
 
 

@@ -40,8 +40,14 @@ def infer(call: HandlerCall) -> Response:
 
 
 def _infer_with(entry: ModelEntry, call: HandlerCall) -> Response:
-    body = decompress(call.headers, call.body, call.state.http_max_input_size, call.state.max_expansion)
+    # the request refers to the decompressed body until it is answered
+    with call.state.upload_budget.expansion() as expand:
+        return _infer_body(entry, call, expand)
+
+
+def _infer_body(entry: ModelEntry, call: HandlerCall, expand: Callable[[int], None]) -> Response:
     limit, regions = call.state.http_max_input_size, call.state.regions
+    body = decompress(call.headers, call.body, limit, call.state.max_expansion, expand)
     prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
     reply = _transport(call).infer(prepared)
     try:

@@ -14,28 +14,36 @@ import os
 import select
 import selectors
 import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gunicorn.util
 from gunicorn.http.errors import ParseException
-from gunicorn.http.message import Request
-from gunicorn.workers.gthread import TConn, ThreadWorker
+from gunicorn.workers.gthread import ThreadWorker
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend import handover
 from shoal.frontend.front_end import join
 from shoal.frontend.response import error_json
-from shoal.frontend.road.app import HEAD_VARIABLE, TRANSPORT_VARIABLE, create_app
+from shoal.frontend.road.app import (
+    HEAD_VARIABLE,
+    TRANSPORT_VARIABLE,
+    Endpoint,
+    body_limit,
+    create_app,
+    make_endpoints,
+)
+from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
+from shoal.frontend.road.connection import ParsedHead, RoadConnection, parsed
 from shoal.frontend.road.hang_ups import Caller, HangUps
 from shoal.frontend.road.refusal_log import RefusalLog
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
-from shoal.frontend.road.work import LOOK_BYTES, Work, work_of
-from shoal.process import set_title
+from shoal.frontend.road.uploads import Uploads
+from shoal.frontend.road.work import Work, work_of
+from shoal.frontend.state import ServerState
+from shoal.process import set_title, unblock_end_signals
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -48,49 +56,15 @@ NICE = 10
 #: Threads for what is not a request to a model (ours): answers at once; what waits for the supervisor, which loads
 #: --model-load-thread-count models at a time while others wait for their turn.
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32}
-#: Triton's limit, since each chunk cost it stack; here each costs a pass of a loop in Python.
-MAX_CHUNKS = 65536
 #: For all chunks of a body together (ours). Clients send no extensions; zeros in front of a chunk's size count, too.
 MAX_CHUNK_EXTENSION_BYTES = 256
-
-
-class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hints
-    """gunicorn's request, which also keeps its head as the client spelled it: gunicorn turns the names of fields
-    into capitals."""
-
-    def parse(self, unreader: Any) -> bytes:
-        """Parse a head as gunicorn does, and keep in `head` the bytes that it consumed."""
-        read = unreader.read
-        pieces: list[bytes] = []
-
-        def keeping(*arguments: Any) -> bytes:
-            piece: bytes = read(*arguments)
-            pieces.append(piece)
-            return piece
-
-        unreader.read = keeping
-        try:
-            unused: bytes = super().parse(unreader)
-        finally:
-            del unreader.read
-        self.head = b"".join(pieces).removesuffix(unused)
-        return unused
-
-
-class LentConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
-    """A connection that a lane has handed over, as gunicorn's threads use it."""
-
-    def init(self) -> None:
-        """Create gunicorn's parser, and have it make requests of the class SpelledRequest."""
-        super().init()
-        self.parser.mesg_class = SpelledRequest
 
 
 class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
     """gunicorn's worker with threads, for connections that lanes hand over, and get back when they are idle.
 
-    Each kind of work has threads of its own. Connections on which nothing has been sent yet take no thread, and clients
-    that stop in the middle of a request are not logged.
+    Each kind of work has threads of its own. A request takes one when it has come whole: until then the event loop
+    collects it (uploads.py), as the worker's own loop, which selects and calls back.
     """
 
     def init_process(self) -> None:
@@ -103,6 +77,20 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             work: ThreadPoolExecutor(num_threads, f"shoal-{work.value}") for work, num_threads in NUM_THREADS.items()
         }
         super().init_process()
+
+    def init_signals(self) -> None:
+        """Handle signals, those that came since the fork, too."""
+        super().init_signals()
+        unblock_end_signals()
+
+    def load_wsgi(self) -> None:
+        """Join the supervisor and build the application; gunicorn calls this before the loop begins."""
+        super().load_wsgi()
+        application: Any = self.wsgi
+        self._application: RoadApplication = application
+        self._uploads = Uploads(
+            self.poller, self._application.state, self._framing_of, self._answer, self._count_closed
+        )
 
     def run(self) -> None:
         """Serve the connections that lanes hand over, and the listener for metrics."""
@@ -136,28 +124,51 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def _serve_lent(self, accepted: socket.socket, data: bytes) -> None:
         try:
-            connection = LentConnection(self.cfg, accepted, accepted.getpeername(), accepted.getsockname())
+            connection = RoadConnection(
+                self.cfg, accepted, accepted.getpeername(), accepted.getsockname(), is_lent=True
+            )
         except OSError:  # its client hung up on the way
             accepted.close()
             return
-        connection.init()
-        connection.parser.unreader.unread(data)
         self.nr_conns += 1
-        self.enqueue_req(connection)
+        self._uploads.add(connection, data, self.cfg.keepalive)
 
-    def enqueue_req(self, conn: Any) -> None:
-        """Give a connection on which a request has begun to a thread for its kind of work; others take no thread
-        while they wait."""
-        data = _seen_of(conn)
-        if not data and not (conn.initialized or conn.data_ready):
-            conn.sock.setblocking(False)
-            conn.timeout = time.monotonic() + self.cfg.keepalive
-            self.pending_conns.append(conn)
-            self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+    def accept(self, listener: Any) -> None:
+        """Accept a connection of a listener's own, such as that for metrics."""
+        try:
+            accepted, client = listener.accept()
+            connection = RoadConnection(self.cfg, accepted, client, accepted.getsockname(), is_lent=False)
+        except OSError:  # another process took it, it was reset, or no descriptor is left
             return
-        pool: Any = self._pools.get(work_of(data, is_tunnel=conn.sock.family == socket.AF_UNIX), self.tpool)
-        future = pool.submit(self.handle, conn)
-        future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
+        self.nr_conns += 1
+        self._uploads.add(connection, b"", self.cfg.keepalive)
+
+    def _framing_of(self, connection: RoadConnection, head: bytes) -> Framing | None:
+        found = parsed(head, connection)
+        if found is None:
+            return None
+        limit = self._application.body_limit(found, connection) if found.length != 0 else 0
+        return None if limit is None else Framing(found.length, limit, found.expects_continue)
+
+    def _answer(self, connection: RoadConnection) -> None:
+        """Give a request that has come to a thread for its kind of work."""
+        assert connection.arrival is not None, "a request has come on it"
+        work = work_of(connection.arrival.head, is_tunnel=connection.is_tunnel)
+        pool: Any = self._pools.get(work, self.tpool)
+        future = pool.submit(self.handle, connection)
+        future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, connection, done))
+
+    def _count_closed(self, _connection: RoadConnection) -> None:
+        self.nr_conns -= 1
+
+    def handle(self, conn: Any) -> bool:
+        """Answer a request, in one of the threads. True if the connection goes on."""
+        is_kept = super().handle(conn) is True
+        return is_kept and not conn.received.is_short
+
+    def murder_pending(self) -> None:
+        """Refuse requests that are late; gunicorn calls this in each pass of its loop."""
+        self._uploads.expire()
 
     def _flush_lanes(self, fd: int) -> None:
         self._lanes.flush()
@@ -166,14 +177,18 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """Give a lane's connection back to the lane, unless its client has sent more already."""
-        is_idle = not fs.cancelled() and fs.exception() is None and fs.result() is True
-        if isinstance(conn, LentConnection) and is_idle and self.alive and not conn.parser.unreader.buf.getvalue():
+        self._uploads.done(conn)
+        if fs.cancelled() or fs.exception() is not None or fs.result() is not True:
+            self._uploads.end(conn)
+        elif rest := conn.received.take_rest():
+            self._uploads.add(conn, rest, self.cfg.keepalive)
+        elif conn.is_lent and self.alive:
             self.nr_conns -= 1
             self._lanes.send(conn.sock, b"")
             if self._lanes.wants_to_write and self._lanes.fileno() not in self.poller.get_map():
                 self.poller.register(self._lanes.fileno(), selectors.EVENT_WRITE, self._flush_lanes)
         else:
-            super().finish_request(conn, fs)
+            self._uploads.add(conn, b"", self.cfg.keepalive)
 
     def _cap_keepalive(self, deadline: float) -> None:
         """Close idle connections earlier when the worker is to end, also those that have sent nothing yet, which
@@ -187,20 +202,10 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 self._serve_lent(*returned)
             else:
                 returned[0].close()
-        for connection in self.pending_conns:
-            connection.timeout = min(connection.timeout, deadline)
+        self._uploads.stop(deadline)
 
 
-def _seen_of(conn: Any) -> bytes:
-    """The first bytes of a connection's request, as far as they have come; they remain to be read."""
-    data: bytes = conn.parser.unreader.buf.getvalue() if conn.parser is not None else b""
-    if len(data) < LOOK_BYTES:
-        with suppress(OSError):  # nothing has come, or the client is gone, which reading will show
-            data += conn.sock.recv(LOOK_BYTES - len(data), socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    return data
-
-
-def create() -> "WSGIApplication":
+def create() -> "RoadApplication":
     """Connect to the supervisor and build the application."""
     set_title("road")
     os.nice(NICE)
@@ -209,12 +214,37 @@ def create() -> "WSGIApplication":
     transport.shared.start("shoal-port")
     hang_ups = HangUps()
     hang_ups.start()
-    application = create_app(front_end.state, transport, (ParseException,), transport.count_answer)
-    return mend(
-        application,
-        front_end.state.max_request_bytes,
-        lambda caller: WatchedTransport(transport, partial(hang_ups.watch, caller)),
-    )
+    state = front_end.state
+    endpoints = make_endpoints(state, transport, transport.count_answer)
+    application = create_app(state, transport, (ParseException,), endpoints)
+
+    def watched(caller: Caller) -> WatchedTransport:
+        return WatchedTransport(transport, partial(hang_ups.watch, caller))
+
+    return RoadApplication(mend(application, state.max_request_bytes, watched), state, endpoints)
+
+
+class RoadApplication:
+    """The WSGI application, and what the event loop asks it before a request's body has come."""
+
+    def __init__(self, application: "WSGIApplication", state: ServerState, endpoints: Mapping[str, Endpoint]) -> None:
+        self._application = application
+        self.state = state
+        self._endpoints = endpoints
+
+    def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
+        """Answer a request, see PEP 3333."""
+        return self._application(environ, start_response)
+
+    def body_limit(self, head: ParsedHead, connection: RoadConnection) -> int | None:
+        """The most bytes that a request's body may have; None if the request is answered without its body."""
+        if connection.is_tunnel:
+            return self.state.max_request_bytes
+        server: Any = connection.server
+        address, port = server[:2]
+        endpoint = self._endpoints[self.state.endpoint_at(address, port)]
+        headers = {name.lower(): value for name, value in head.fields}
+        return body_limit(self.state, endpoint, head.method, head.target, headers, connection.address)
 
 
 def mend(

@@ -1,7 +1,7 @@
 """The kinds of work on the road. Each has threads of its own, so that slow requests of one kind take no threads from
 another.
 
-The kind is found from a request's first bytes, before it gets a thread. Pure: bytes in, the kind of work out.
+The kind is found from a request's head, before it gets a thread. Pure: bytes in, the kind of work out.
 """
 
 import re
@@ -14,12 +14,7 @@ from shoal.frontend.routes import model_is_ready
 from shoal.frontend.torchserve.inference_api import PREDICTIONS
 from shoal.frontend.torchserve.routes import router_of
 
-#: How much of a request is looked at; and the longest body of an administrative one that is not taken for slow: one of
-#: gRPC's has come in full to the lane by then.
-LOOK_BYTES = 64 * 1024
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
-_CODED = re.compile(rb"\r\n(?:transfer-encoding|expect):", re.IGNORECASE)
 _GRPC_MODELS = ("/ModelInfer", "/ModelReady")
 _TORCHSERVE = router_of(["inference"])
 _MODELS = frozenset({infer, generate, generate_stream, model_is_ready})
@@ -29,21 +24,14 @@ class Work(Enum):
     """The kinds of work that a thread of the road does."""
 
     READING = "read"  # answered from this process's state, or by a short question to the supervisor: metrics, health
-    ADMINISTRATION = "administer"  # the whole request has come; the supervisor may take long to answer
-    REQUEST = "request"  # waits for a model, or for a client that has not sent all of it
+    ADMINISTRATION = "administer"  # the supervisor may take long to answer
+    REQUEST = "request"  # waits for a model
 
 
-def work_of(data: bytes, *, is_tunnel: bool) -> Work:
-    """The kind of work of a request that begins with `data`; `is_tunnel` if it is a call of gRPC that a lane has
-    passed on."""
-    end = data.find(b"\r\n\r\n")
-    line = _LINE.match(data)
-    if end < 0 or line is None:
-        return Work.REQUEST
-    head = data[: end + 2]
-    length = _LENGTH.search(head)
-    nbytes = 0 if length is None else int(length[1])
-    if _CODED.search(head) or (nbytes > LOOK_BYTES if is_tunnel else end + 4 + nbytes > len(data)):
+def work_of(head: bytes, *, is_tunnel: bool) -> Work:
+    """The kind of work of a request with this head; `is_tunnel` if it is a call of gRPC that a lane has passed on."""
+    line = _LINE.match(head)
+    if line is None:
         return Work.REQUEST
     method, target = line["method"].decode("ascii"), line["target"].decode("ascii")
     if is_tunnel:

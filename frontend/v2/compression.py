@@ -6,7 +6,7 @@ bytes behind the stream, or is too large when decompressed is refused. Pure; fro
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from shoal.errors import InvalidArgumentError, TooLargeError, UnsupportedError
 from shoal.frontend.response import Headers, Response
@@ -32,8 +32,15 @@ class UnsupportedEncodingError(UnsupportedError):
     headers: Headers = (("Accept-Encoding", "gzip, deflate"),)
 
 
-def decompress(headers: Mapping[str, str], body: memoryview, limit: int, max_expansion: int = 0) -> memoryview:
-    """The body without its Content-Encoding; the same object if it has none.
+def decompress(
+    headers: Mapping[str, str],
+    body: memoryview,
+    limit: int,
+    max_expansion: int = 0,
+    expand: Callable[[int], None] = lambda _nbytes: None,
+) -> memoryview:
+    """The body without its Content-Encoding; the same object if it has none. `expand` is called with the most bytes
+    that it may have when decompressed, then with those that it has; it may raise (see UploadBudget.expansion).
 
     Raises UnsupportedEncodingError (501), InvalidArgumentError for more than `limit` bytes or a damaged stream, and
     TooLargeError (413) for more than `max_expansion` times the size of the body (0: any), unless it is 1 MiB at most.
@@ -44,11 +51,15 @@ def decompress(headers: Mapping[str, str], body: memoryview, limit: int, max_exp
     if encoding not in _WBITS:
         raise UnsupportedEncodingError("Unsupported compression type")
     expanded = max(LEAST_EXPANDED_BYTES, max_expansion * len(body)) if max_expansion else limit
-    if expanded >= limit:
-        return memoryview(inflate(body, limit, " Use --http-max-input-size to increase the limit."))
+    expand(min(expanded, limit))
     try:
-        return memoryview(inflate(body, expanded))
+        advice = " Use --http-max-input-size to increase the limit."
+        inflated = inflate(body, limit, advice) if expanded >= limit else inflate(body, expanded)
+        expand(len(inflated))
+        return memoryview(inflated)
     except _LimitError:
+        if expanded >= limit:
+            raise
         raise TooLargeError(
             f"the request body of {len(body)} bytes has more than {expanded} bytes when decompressed, which is "
             f"{max_expansion} times as many, or 1 MiB. Send it uncompressed, or raise --max-expansion"

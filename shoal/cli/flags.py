@@ -174,6 +174,18 @@ HTTP = (
     honour("max-expansion", integer(0), "a decompressed body has 1 MiB, or so many times its size, at most; 0 for any"),
     honour("ui", BOOLEAN, "show the models, their figures and a form to try them to browsers, at / and /ui"),
     honour(
+        "max-upload-mib",
+        integer(0),
+        "memory for HTTP requests that lanes do not take, while they arrive and are decompressed; 0: a quarter of what "
+        "is available at the start, at least 64",
+    ),
+    honour(
+        "upload-timeout-secs",
+        integer(1),
+        "a request's body may take so long, and a second more for each --min-upload-rate bytes of it; then 408",
+    ),
+    honour("min-upload-rate", integer(1), "bytes a second, see --upload-timeout-secs"),
+    honour(
         "allow-remote-admin",
         BOOLEAN,
         "let callers on other machines load, unload and scale models, change log and trace settings, register regions",

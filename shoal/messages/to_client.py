@@ -28,6 +28,9 @@ class FrontEndSettings(TypedDict):
     max_request_bytes: int
     max_control_bytes: int
     max_expansion: int
+    max_upload_bytes: int  # of requests that are arriving, in one process
+    upload_timeout_s: float
+    min_upload_rate: int  # bytes in a second
     header_forward_pattern: str
     log_file: str
     model_control_mode: str

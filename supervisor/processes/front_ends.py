@@ -17,8 +17,9 @@ from shoal.errors import InvalidArgumentError
 from shoal.grpc_settings import GrpcSettings
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
-from shoal.options import ServerOptions, torchserve_apis, torchserve_grpc_apis
+from shoal.options import MIB, ServerOptions, torchserve_apis, torchserve_grpc_apis
 from shoal.supervisor.event_loop import EventLoop, Future, shared
+from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.processes.arbiter import Arbiter
 from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
 from shoal.supervisor.processes.listeners import SERVICES, Listeners
@@ -27,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 #: Threads of the road for one of Triton's HTTP threads, each of which handles many requests at a time (ours).
 THREADS_PER_HTTP_THREAD = 8
+#: The memory for requests that arrive on the road, if --max-upload-mib does not say (ours): a part of what is available
+#: at the start, but enough for many small requests.
+UPLOAD_PART_OF_MEMORY, LEAST_UPLOAD_BYTES = 4, 64 << 20
 #: How much longer a front end waits for an answer than for a model's load, the longest question (ours).
 ANSWER_SLACK_S = 30
 #: The endpoints whose connections the lanes accept, HTTP's and gRPC's.
@@ -63,6 +67,8 @@ class FrontEnds:
             # 16 threads came to 340 MiB, and to 110 with two arenas. One runs at a time anyway.
             "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
         }
+        part = max(LEAST_UPLOAD_BYTES, available_nbytes() // UPLOAD_PART_OF_MEMORY)
+        self._max_upload_bytes = options.max_upload_mib * MIB or part
         self._handovers = [*_datagram_pair(), *_datagram_pair()]
         # In the order in which they stop: the road must still answer what lanes have handed over.
         self._lanes = list(self._make_lanes())
@@ -187,6 +193,9 @@ class FrontEnds:
             max_request_bytes=options.max_request_bytes,
             max_control_bytes=options.max_control_bytes,
             max_expansion=options.max_expansion,
+            max_upload_bytes=self._max_upload_bytes,
+            upload_timeout_s=options.upload_timeout_secs,
+            min_upload_rate=options.min_upload_rate,
             endpoints=self._endpoints,
             log_file=options.log_file,
             header_forward_pattern=options.http_header_forward_pattern,

@@ -35,7 +35,8 @@ SHOAL = """
     shm-client-slab-mib shm-worker-slab-mib shm-oversize-mib max-in-flight default-max-queue-size request-timeout-secs
     request-deadline-ms client-socket client-count client-slab-mib
     model-load-timeout-secs model-execution-timeout-secs grpc-max-connections
-    max-request-bytes max-control-bytes max-expansion listen-backlog http-process-count
+    max-request-bytes max-control-bytes max-expansion max-upload-mib upload-timeout-secs min-upload-rate
+    listen-backlog http-process-count
     allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
     environment-cache-directory latency-target cpu-fallback models ui
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address

@@ -1,4 +1,4 @@
-"""frontend/road/road.py: gunicorn's requests keep their heads as clients spelled them, in whatever pieces."""
+"""frontend/road/connection.py: gunicorn's requests keep their heads as clients spelled them, in whatever pieces."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from gunicorn.config import Config
 from gunicorn.http.parser import RequestParser
 
-from shoal.frontend.road.road import SpelledRequest
+from shoal.frontend.road.connection import SpelledRequest
 
 HEAD = b"POST /v2 HTTP/1.1\r\nHost: x\r\nx-Mixed-CASE: a\r\nX_Under: b\r\nContent-Length: 4\r\n\r\n"
 

@@ -1,0 +1,131 @@
+"""Whether all bytes of an HTTP/1 request have come. Pure: bytes in, a verdict out.
+
+Only the end of a request is looked for, so that the request takes a thread when nothing is left to wait for. How its
+body is framed says gunicorn's own parser, which reads the head (connection.py), and it parses the whole request once
+more in the thread. What this file does not understand, or what is too long, counts as complete: gunicorn or the
+application refuses it, without waiting for further bytes.
+"""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+#: gunicorn's limits for the first line of a request, and for a head of 100 fields (frontend/gunicorn_conf.py).
+MAX_LINE_BYTES, MAX_HEAD_BYTES = 8190, 100 * 8192
+#: Triton's limit for the chunks of a body, since each chunk cost it stack; here each costs a pass of a loop in Python.
+MAX_CHUNKS = 65536
+#: A chunk's size and what else stands in its line; the road refuses longer lines (bound_chunks in road.py).
+_MAX_SIZE_LINE_BYTES = 1024
+_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+_LINE_END = len(b"\r\n")
+_SIZE = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;.*)?", re.DOTALL)
+
+
+class Framing(NamedTuple):
+    """How the body of a request is framed."""
+
+    length: int | None  # bytes that Content-Length announces, 0 without a body; None: chunked
+    limit: int = 0  # bytes beyond which the application refuses the body
+    expects_continue: bool = False  # the client waits for an interim response before it sends the body
+
+
+#: The framing that a head announces; None if the request is answered, or refused, without its body.
+Judge = Callable[[bytes], Framing | None]
+
+
+class Arrival:
+    """The request that is arriving on one connection."""
+
+    __slots__ = (
+        "_in_trailers", "_judge", "_line", "_missing", "_num_chunks", "_searched", "_trailer_nbytes", "body_nbytes",
+        "framing", "head", "is_complete",
+    )  # fmt: skip
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        # Changed by add.
+        self.head = b""  # up to its empty line, once that has come
+        self.framing: Framing | None = None
+        self.body_nbytes = 0  # bytes of the body that have come, without the framing of chunks
+        self.is_complete = False
+        self._line = bytearray()  # the head or a line between chunks, as far as it has come
+        self._searched = 0  # how far the head has been searched for its end
+        self._missing = -1  # bytes of the body or of a chunk, its line's end included; -1: a line is to come
+        self._num_chunks = 0
+        self._in_trailers = False
+        self._trailer_nbytes = 0
+
+    def add(self, data: bytes) -> None:
+        """Look at the next bytes."""
+        rest = memoryview(data)
+        if not self.head:
+            rest = self._add_to_head(data)
+        while rest and not self.is_complete:
+            rest = self._add_to_line(rest) if self._missing < 0 else self._add_to_data(rest)
+
+    def _add_to_head(self, data: bytes) -> memoryview:
+        line = self._line
+        line += data
+        end = line.find(b"\r\n\r\n", self._searched) + 4
+        if end == 3:
+            self._searched = max(0, len(line) - 3)
+            lines_end = line.find(b"\r\n")
+            self.is_complete = (
+                len(line) > MAX_HEAD_BYTES
+                or (lines_end < 0 and len(line) > MAX_LINE_BYTES + 2)
+                or _BARE_LINE_FEED.search(line, max(0, len(line) - len(data))) is not None
+            )
+            return memoryview(b"")
+        self.head, rest = bytes(line[:end]), memoryview(bytes(line[end:]))
+        self._line = bytearray()
+        framing = self.framing = self._judge(self.head)
+        if framing is None or framing.length == 0:
+            self.is_complete = True
+        elif framing.length is not None:
+            self._missing = framing.length
+            self.is_complete = framing.length > framing.limit
+        return rest
+
+    def _add_to_data(self, data: memoryview) -> memoryview:
+        assert self.framing is not None, "the head came first"
+        taken = min(self._missing, len(data))
+        of_body = self._missing if self.framing.length is not None else max(0, self._missing - _LINE_END)
+        self.body_nbytes += min(taken, of_body)
+        self._missing -= taken
+        if self.body_nbytes > self.framing.limit:
+            self.is_complete = True
+        elif self._missing == 0:
+            if self.framing.length is not None:
+                self.is_complete = True
+            self._missing = -1
+        return data[taken:]
+
+    def _add_to_line(self, data: memoryview) -> memoryview:
+        """Take the bytes of one line between chunks; returns those that follow."""
+        line = self._line
+        before = len(line)
+        # No more than a line may have: the data of a chunk is not copied.
+        limit = MAX_HEAD_BYTES if self._in_trailers else _MAX_SIZE_LINE_BYTES
+        line += data[: limit + 2]
+        end = line.find(b"\r\n", max(0, before - 1))
+        if end < 0:
+            self.is_complete = len(line) > limit
+            return memoryview(b"")
+        taken = bytes(line[:end])
+        self._line = bytearray()
+        rest = data[end + 2 - before :]
+        if self._in_trailers:
+            self._trailer_nbytes += len(taken)
+            self.is_complete = not taken or self._trailer_nbytes > MAX_HEAD_BYTES
+            return rest
+        size = _SIZE.fullmatch(taken)
+        if size is None:
+            self.is_complete = True
+        elif nbytes := int(size[1], 16):
+            assert self.framing is not None, "the head came first"
+            self._missing = nbytes + _LINE_END
+            self._num_chunks += 1
+            self.is_complete = nbytes > self.framing.limit or self._num_chunks > MAX_CHUNKS
+        else:
+            self._in_trailers = True
+        return rest

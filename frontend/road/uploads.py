@@ -1,0 +1,249 @@
+"""The requests that are arriving on the road: an event loop collects each, and only a whole one takes a thread.
+
+A head has HEAD_S from its first byte, a body has --upload-timeout-secs and a second more for each --min-upload-rate
+bytes that have come. All of them share the memory of --max-upload-mib (frontend/upload_budget.py). A connection that is
+refused, or ends with a response, is closed when its client has closed it, or after LINGER_S: closed with bytes unread
+it would be reset, and its client could lose the response (RFC 9112, section 9.6). One thread, the event loop's.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from urllib.parse import quote
+
+from shoal.errors import ShoalError
+from shoal.frontend.lane_loop import HEAD_S
+from shoal.frontend.response import CONTINUE, error_response
+from shoal.frontend.road.arrival import Arrival, Framing
+from shoal.frontend.road.connection import RoadConnection
+from shoal.frontend.state import ServerState
+from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTooLargeError
+
+#: Most bytes of one read: as chunks of one byte each they keep the loop for 60 ms (measured).
+READ_BYTES = 64 * 1024
+#: How long a connection that ends waits for its client to close it (gunicorn's).
+LINGER_S = 2.0
+#: How often deadlines are looked at.
+_TICK_S = 0.5
+
+
+class UploadTimeoutError(ShoalError):
+    """A request did not arrive in time."""
+
+    code, wire, http_status, grpc_status, words = "UNAVAILABLE", 5, 408, 14, "Unavailable"
+
+
+class Uploads:
+    """All connections that wait for a request, or for their end."""
+
+    def __init__(
+        self,
+        poller: selectors.BaseSelector,
+        state: ServerState,
+        judge: Callable[[RoadConnection, bytes], Framing | None],
+        arrived: Callable[[RoadConnection], None],
+        closed: Callable[[RoadConnection], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`judge` says how a request's body is framed (see arrival.Judge), `arrived` is called with a connection whose
+        request has come, `closed` with one that was closed here."""
+        self._poller = poller
+        self._judge = judge
+        self._arrived = arrived
+        self._closed = closed
+        self._now_s = now_s
+        self._budget = state.upload_budget
+        self._timeout_s = state.upload_timeout_s
+        self._min_rate = state.min_upload_rate
+        # Changed by every method.
+        self._waiting: set[RoadConnection] = set()  # for a request, or the rest of one
+        self._lingering: set[RoadConnection] = set()  # for the client to close it
+        self._ticks_s = 0.0
+        self._ends_s = float("inf")  # no connection waits for its next request for longer
+
+    def add(self, connection: RoadConnection, data: bytes, idle_s: float) -> None:
+        """Wait for the next request on a connection, of which `data` has come; `idle_s` for its first byte."""
+        now_s = self._now_s()
+        connection.sock.setblocking(False)
+        connection.arrival = Arrival(partial(self._judge, connection))
+        connection.begun_s = 0.0
+        connection.deadline_s = min(now_s + idle_s, self._ends_s)
+        self._waiting.add(connection)
+        self._poller.register(connection.sock, selectors.EVENT_READ, partial(self._read, connection))
+        if data:
+            self._take(connection, data)
+
+    def done(self, connection: RoadConnection) -> None:
+        """Count the bytes of a connection's request no longer: it was answered."""
+        self._budget.remove(connection)
+
+    def end(self, connection: RoadConnection) -> None:
+        """Close a connection on which a response has been sent, once its client has closed it or LINGER_S have
+        passed."""
+        connection.sock.setblocking(False)
+        self._linger(connection)
+
+    def stop(self, deadline_s: float) -> None:
+        """Close connections on which no request has begun by then."""
+        self._ends_s = deadline_s
+        for connection in self._waiting:
+            if not connection.begun_s:
+                connection.deadline_s = min(connection.deadline_s, deadline_s)
+
+    def refuse_all(self, error: ShoalError) -> None:
+        """Refuse the requests that have not come whole, and close all connections."""
+        for connection in list(self._waiting):
+            if connection.begun_s:
+                self._refuse(connection, error)
+            else:
+                self._close(connection)
+
+    def expire(self) -> None:
+        """Refuse requests whose time is over, and close idle and lingering connections."""
+        now_s = self._now_s()
+        if now_s < self._ticks_s:
+            return
+        self._ticks_s = now_s + _TICK_S
+        for connection in [each for each in self._waiting if each.deadline_s <= now_s]:
+            self._expire(connection, now_s)
+        for connection in [each for each in self._lingering if each.deadline_s <= now_s]:
+            self._close(connection)
+
+    def _expire(self, connection: RoadConnection, now_s: float) -> None:
+        assert connection.arrival is not None, "it waits for a request"
+        if not connection.begun_s:
+            self._close(connection)
+            return
+        nbytes = connection.arrival.body_nbytes
+        if not connection.arrival.head:
+            sentence = f"the head of the request has not come within {HEAD_S:g} s"
+        elif now_s >= (deadline_s := self._body_deadline_s(connection)):
+            sentence = (
+                f"the request body has not come in time: {nbytes} bytes in {now_s - connection.begun_s:.0f} s, where "
+                f"it may take {self._timeout_s:g} s (--upload-timeout-secs) and one more for each {self._min_rate} "
+                "bytes (--min-upload-rate)"
+            )
+        else:
+            connection.deadline_s = deadline_s
+            return
+        self._refuse(connection, UploadTimeoutError(sentence))
+
+    def _body_deadline_s(self, connection: RoadConnection) -> float:
+        if connection.is_tunnel:  # the lane watches over the call's
+            return float("inf")
+        assert connection.arrival is not None, "it waits for a request"
+        return connection.begun_s + self._timeout_s + connection.arrival.body_nbytes / self._min_rate
+
+    # --- bytes come in ---
+
+    def _read(self, connection: RoadConnection, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close(connection)
+            return
+        if connection in self._lingering:
+            if not data:
+                self._close(connection)
+        elif data:
+            self._take(connection, data)
+        elif connection.begun_s:
+            self._dispatch(connection)  # the request was cut short, which gunicorn finds
+        else:
+            self._close(connection)
+
+    def _take(self, connection: RoadConnection, data: bytes) -> None:
+        arrival, budget = connection.arrival, self._budget
+        assert arrival is not None, "it waits for a request"
+        if not connection.begun_s:
+            connection.begun_s = self._now_s()
+            connection.deadline_s = connection.begun_s + HEAD_S
+        had_head = bool(arrival.head)
+        connection.received.push(data)
+        budget.add(connection, connection.address, len(data))
+        arrival.add(data)
+        if arrival.is_complete:
+            self._dispatch(connection)
+        elif arrival.head and not had_head:
+            self._begin_body(connection, arrival)
+        while isinstance(victim := budget.excess(), RoadConnection):
+            assert victim.arrival is not None, "it waits for a request"
+            alone = victim.arrival.body_nbytes > budget.limit
+            self._refuse(
+                victim,
+                UploadTooLargeError(victim.arrival.body_nbytes, budget.limit)
+                if alone
+                else NoUploadMemoryError(budget.limit),
+            )
+
+    def _begin_body(self, connection: RoadConnection, arrival: Arrival) -> None:
+        framing = arrival.framing
+        assert framing is not None, "a request without a body is complete"
+        connection.deadline_s = self._body_deadline_s(connection)
+        if framing.length is not None and framing.length > self._budget.limit:
+            self._refuse(connection, UploadTooLargeError(framing.length, self._budget.limit))
+        elif framing.expects_continue and not arrival.body_nbytes:
+            with suppress(OSError):  # the client is gone, or does not read: it may send without
+                connection.sock.send(CONTINUE)
+
+    def _dispatch(self, connection: RoadConnection) -> None:
+        self._forget(connection)
+        self._budget.finish(connection)
+        self._arrived(connection)
+
+    # --- connections end ---
+
+    def _refuse(self, connection: RoadConnection, error: ShoalError) -> None:
+        self._forget(connection)
+        with suppress(OSError):  # a client that does not read, or is gone
+            connection.sock.send(refusal(error, is_tunnel=connection.is_tunnel))
+        self._linger(connection)
+
+    def _linger(self, connection: RoadConnection) -> None:
+        """Wait for the client to close a connection; what it still sends is dropped."""
+        connection.received.take_rest()
+        self._budget.remove(connection)
+        try:
+            connection.sock.shutdown(socket.SHUT_WR)
+            self._poller.register(connection.sock, selectors.EVENT_READ, partial(self._read, connection))
+        except OSError:  # the client is gone
+            self._close(connection)
+            return
+        connection.deadline_s = self._now_s() + LINGER_S
+        self._lingering.add(connection)
+
+    def _forget(self, connection: RoadConnection) -> None:
+        if connection in self._waiting or connection in self._lingering:
+            self._waiting.discard(connection)
+            self._lingering.discard(connection)
+            self._poller.unregister(connection.sock)
+
+    def _close(self, connection: RoadConnection) -> None:
+        self._forget(connection)
+        self._budget.remove(connection)
+        connection.sock.close()
+        self._closed(connection)
+
+
+def refusal(error: ShoalError, *, is_tunnel: bool) -> bytes:
+    """The bytes of a response that refuses a request and ends the connection; for a lane's call of gRPC as a lane reads
+    it (frontend/grpc/tunnel.py)."""
+    if is_tunnel:
+        status = 8 if error.http_status == NoUploadMemoryError.http_status else error.grpc_status
+        message = quote(str(error), safe=" ")
+        return (
+            f"HTTP/1.1 200 OK\r\ngrpc-status: {status}\r\ngrpc-message: {message}\r\nContent-Length: 0\r\n\r\n".encode()
+        )
+    response = error_response(error)
+    (body,) = response.chunks
+    fields = (*response.headers, ("Connection", "close"), ("Content-Length", str(len(body))))
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields)
+    return f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n{head}\r\n".encode("latin-1") + bytes(
+        body
+    )

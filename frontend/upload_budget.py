@@ -1,0 +1,117 @@
+"""The memory of one process for requests that are arriving or at work, and which connection pays if it is too little.
+Pure; any thread.
+
+Bytes belong to the address that sends them. If all bytes together are more than the limit, the address that holds most
+of them without having finished loses its largest unfinished request: so a client that holds much is refused, and not a
+newcomer with little.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shoal.errors import TooLargeError, UnavailableError
+
+
+class NoUploadMemoryError(UnavailableError):
+    """The memory for requests that are arriving is used up; the request may be sent again."""
+
+    retry_after_s = 1
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"the {limit} bytes that requests may take while they arrive and are read are used up. "
+            "Send the request again later, or raise --max-upload-mib"
+        )
+
+
+class UploadTooLargeError(TooLargeError):
+    """The request alone is larger than the memory for all that are arriving."""
+
+    def __init__(self, nbytes: int, limit: int) -> None:
+        super().__init__(
+            f"a request of {nbytes} bytes exceeds the {limit} bytes that all requests together may take while they "
+            "arrive. Raise --max-upload-mib"
+        )
+
+
+@dataclass(slots=True)
+class _Share:
+    address: str
+    nbytes: int = 0
+    is_unfinished: bool = True
+
+
+class UploadBudget:
+    """The requests that hold memory, each under a key of the caller's."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        # Changed under the lock.
+        self._shares: dict[Hashable, _Share] = {}
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all requests hold."""
+        return self._nbytes
+
+    def add(self, key: Hashable, address: str, nbytes: int) -> None:
+        """Count further bytes of an unfinished request."""
+        with self._lock:
+            share = self._shares.setdefault(key, _Share(address))
+            share.nbytes += nbytes
+            share.is_unfinished = True
+            self._nbytes += nbytes
+
+    def finish(self, key: Hashable) -> None:
+        """Count a request as whole: it is not refused any more."""
+        with self._lock:
+            if key in self._shares:
+                self._shares[key].is_unfinished = False
+
+    def remove(self, key: Hashable) -> None:
+        """Count a request's bytes no longer; no effect for a key that holds none."""
+        with self._lock:
+            share = self._shares.pop(key, None)
+            self._nbytes -= 0 if share is None else share.nbytes
+
+    def excess(self) -> Hashable | None:
+        """The key of the request that is to be refused; None if the limit is kept, or all requests have come whole."""
+        if self._nbytes <= self.limit:
+            return None
+        with self._lock:
+            unfinished = [(key, share) for key, share in self._shares.items() if share.is_unfinished]
+            by_address: Counter[str] = Counter()
+            for _, share in unfinished:
+                by_address[share.address] += share.nbytes
+            if not by_address:
+                return None
+            (address, _), *_ = by_address.most_common(1)
+            return max(((share.nbytes, key) for key, share in unfinished if share.address == address), key=_nbytes)[1]
+
+    @contextmanager
+    def expansion(self) -> Iterator[Callable[[int], None]]:
+        """Count bytes beside those that came, for as long as the context lasts: as many as its function was called with
+        last, which raises NoUploadMemoryError if there is no room for them."""
+        counted = 0
+
+        def expand(nbytes: int) -> None:
+            nonlocal counted
+            with self._lock:
+                if nbytes > counted and self._nbytes + nbytes - counted > self.limit:
+                    raise NoUploadMemoryError(self.limit)
+                self._nbytes += nbytes - counted
+                counted = nbytes
+
+        try:
+            yield expand
+        finally:
+            expand(0)
+
+
+def _nbytes(entry: tuple[int, Hashable]) -> int:
+    return entry[0]
