@@ -253,9 +253,18 @@ def _aotinductor(model: BackendModel, file: str, device: torch.device | None, se
     # Without this, compiled code does not check shapes, and reads beyond the end of a smaller tensor.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
     index = device.index if device is not None and device.type == "cuda" else -1
-    loader = torch._inductor.aoti_load_package(file, device_index=index).loader
+    loader = _loader(file, index)
     in_spec, out_spec = map(pytree.treespec_loads, loader.get_call_spec())
     return Exported(loader.boxed_run, model, in_spec, out_spec)
+
+
+def _loader(file: str, device_index: int) -> Any:
+    """PyTorch's loader of a compiled archive. Its public function first compares the machine with the one that the
+    archive was made on, only to warn: it imports the compiler, and tries with C++ programs which vectors there are."""
+    try:
+        return torch._C._aoti.AOTIModelPackageLoader(file, "model", False, 1, device_index)
+    except TypeError:  # before PyTorch 2.8 it takes fewer arguments
+        return torch._inductor.aoti_load_package(file, device_index=device_index).loader
 
 
 def _refuse_for_archives(model: BackendModel, settings: PytorchSettings) -> None:

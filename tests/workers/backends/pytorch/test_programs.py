@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -163,6 +164,11 @@ def test_a_shape_that_an_exported_program_does_not_take() -> None:
     backend = loaded(LINE, line_config(*LINE_NAMES[0]))
     with pytest.raises(InternalError, match=r"^PyTorch execute failure: Guard failed: .*4"):
         backend.run({"ARGS[0]": np.zeros((2, 5), np.float32), "KWARGS[more][b]": X})
+
+
+def test_a_load_of_what_was_compiled_runs_no_compiler(compiled_line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: pytest.fail(f"it has run {arguments}"))
+    check_line(loaded(compiled_line, line_config(*LINE_NAMES[0])), *LINE_NAMES[0])
 
 
 def test_a_program_compiled_ahead_of_time(compiled_line: Path) -> None:
