@@ -81,18 +81,18 @@ def median_ms(call: Callable[[], object], seconds: float) -> float:
     return statistics.median(took) * 1e3
 
 
-def beside_bare(bare: Call, through: Call, sample: Callable[[int], Array], seconds: float) -> str:
-    """Latency of one row and rows a second of large batches: the framework's own call, and through the server."""
-    one, many = sample(1), sample(MOST)
-    bare_ms, served_ms = median_ms(lambda: bare(one), seconds / 2), median_ms(lambda: through(one), seconds / 2)
+def beside_bare(bare: Call, through: Call, sample: Callable[[int], Array], seconds: float, least: int = 1) -> str:
+    """Latency of a small batch and rows a second of large ones: the framework's own call, and through the server."""
+    few, many = sample(least), sample(MOST)
+    bare_ms, served_ms = median_ms(lambda: bare(few), seconds / 2), median_ms(lambda: through(few), seconds / 2)
     bare_rows = rate(lambda: bare(many), seconds) * MOST
     served_rows = served_rate(lambda: through(many), seconds) * MOST
     return (
-        f"1 row {served_ms:.2f} ms, bare {bare_ms:.2f}; {MOST} rows {served_rows:,.0f} rows/s, bare {bare_rows:,.0f}: "
+        f"{least} {'row' if least == 1 else 'rows'} {served_ms:.2f} ms, bare {bare_ms:.2f}; {MOST} rows {served_rows:,.0f} rows/s, bare {bare_rows:,.0f}: "
         f"{served_rows / bare_rows:.0%}"
     )
 
 
-def worst_error(through: Call, expected: Call, sample: Callable[[int], Array]) -> float:
-    """The largest difference between answers and what is expected, of 1, 5 and MOST rows."""
-    return max(float(np.abs(through(sample(rows)) - expected(sample(rows))).max()) for rows in (1, 5, MOST))
+def worst_error(through: Call, expected: Call, sample: Callable[[int], Array], least: int = 1) -> float:
+    """The largest difference between answers and what is expected, of `least`, 5 and MOST rows."""
+    return max(float(np.abs(through(sample(rows)) - expected(sample(rows))).max()) for rows in (least, 5, MOST))
