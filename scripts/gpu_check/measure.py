@@ -87,10 +87,9 @@ def beside_bare(bare: Call, through: Call, sample: Callable[[int], Array], secon
     bare_ms, served_ms = median_ms(lambda: bare(few), seconds / 2), median_ms(lambda: through(few), seconds / 2)
     bare_rows = rate(lambda: bare(many), seconds) * MOST
     served_rows = served_rate(lambda: through(many), seconds) * MOST
-    return (
-        f"{least} {'row' if least == 1 else 'rows'} {served_ms:.2f} ms, bare {bare_ms:.2f}; {MOST} rows {served_rows:,.0f} rows/s, bare {bare_rows:,.0f}: "
-        f"{served_rows / bare_rows:.0%}"
-    )
+    few_rows = f"{least} {'row' if least == 1 else 'rows'} {served_ms:.2f} ms, bare {bare_ms:.2f}"
+    many_rows = f"{MOST} rows {served_rows:,.0f} rows/s, bare {bare_rows:,.0f}: {served_rows / bare_rows:.0%}"
+    return f"{few_rows}; {many_rows}"
 
 
 def worst_error(through: Call, expected: Call, sample: Callable[[int], Array], least: int = 1) -> float:
