@@ -16,6 +16,7 @@ from shoal.cli.values import (
     CACHE_BYTES,
     CACHE_SETTING,
     CONFIG_NAME,
+    GPU_LIMIT,
     HOST_POLICY,
     INTEGER,
     LIMIT,
@@ -344,7 +345,11 @@ BACKENDS = (
         HOST_POLICY,
         "numa-node=N or cpu-cores=A-B: where instances of this policy run; repeat it for more",
     ),
-    ignore("model-load-gpu-limit", TEXT, None, "GPU memory is not watched while a model loads"),
+    honour(
+        "model-load-gpu-limit",
+        GPU_LIMIT,
+        "no model is loaded on this GPU while more than this fraction of its memory is in use; repeat it for others",
+    ),
 )
 SHARED_MEMORY = (
     honour(

@@ -274,6 +274,7 @@ _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "host_policy": _by_policy,
     "http_restricted_api": partial(_by_api, "http-restricted-api", "api"),
     "grpc_restricted_protocol": partial(_by_api, "grpc-restricted-protocol", "protocol"),
+    "model_load_gpu_limit": tuple,
     "rate_limit_resource": tuple,
     "metrics_config": lambda settings: MetricsConfig(**dict(settings)),
     "trace_config": tuple,

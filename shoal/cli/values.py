@@ -107,6 +107,20 @@ def _limit(text: str) -> tuple[str, int, int | None]:
     return name, count, device[0] if device else None
 
 
+def _gpu_limit(text: str) -> tuple[int, float]:
+    """A limit of a GPU's memory: `0:0.8` → (0, 0.8)."""
+    device, colon, share = text.partition(":")
+    try:
+        fraction = float(share)
+    except ValueError:
+        fraction = -1.0
+    if not (device.isdecimal() and colon and 0 <= fraction <= 1):
+        raise ValueError(
+            f"--model-load-gpu-limit option format is '<device_id>:<fraction>', a fraction from 0 to 1. Got {text}"
+        )
+    return int(device), fraction
+
+
 def _cache_setting(text: str) -> tuple[str, str, str]:
     """A setting of a cache: `local,size=1048576` → ("local", "size", "1048576"); error sentences are Triton's."""
     name, comma, setting = text.partition(",")
@@ -251,6 +265,7 @@ BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
 CACHE_SETTING = ValueKind("<cache>,<setting>=<value>", _cache_setting)
 CACHE_BYTES = ValueKind("<integer>", lambda text: ("local", "size", str(_integer(text))))
 HOST_POLICY = ValueKind("<policy>,<setting>=<value>", _host_policy)
+GPU_LIMIT = ValueKind("<device>:<fraction>", _gpu_limit)
 LIMIT = ValueKind("<name>:<count>[:<device>]", _limit)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: matches nothing
 METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)

@@ -1,23 +1,32 @@
-"""GPU memory that the end of a worker gives back, measured and logged. Runs in the supervisor.
+"""GPU memory: what is in use, and what the end of a worker gives back, measured and logged. Runs in the supervisor.
 
 The figure is the difference of what the whole GPU has in use before and after, since the driver knows a container's
 processes by other numbers; memory that other processes take or free meanwhile is in the figure. NVIDIA's library is
-called in a thread, since a sick GPU may answer late; no flow waits for these figures.
+called in a thread, since a sick GPU may answer late; only a load under --model-load-gpu-limit waits for an answer.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.placement import Gpu, Placement
+from shoal.supervisor.event_loop import EventLoop, Future, resolve
 
 _log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 #: How long the end of the server waits for the figures of its last workers (ours).
 _LAST_S = 1.0
+
+
+class MemoryUse(NamedTuple):
+    """The memory of a whole GPU, whatever uses it."""
+
+    used_nbytes: int
+    total_nbytes: int
 
 
 class GpuMemory:
@@ -41,6 +50,29 @@ class GpuMemory:
         """Log the memory that an instance's worker has given back; unknown for a worker that died unasked."""
         if self._thread is not None:
             self._ask(lambda: self._log_returned(number, placement))
+
+    def use_of(self, gpu: Gpu, loop: EventLoop) -> "Future[MemoryUse | None]":
+        """A future of a GPU's memory; None where the driver does not say, or without NVIDIA's library. It stays open as
+        long as the driver does not answer."""
+        future: Future[MemoryUse | None] = loop.future()
+        if self._nvml is None:
+            resolve(future, None)
+            return future
+        answers: list[MemoryUse | None] = []
+        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+        def tell() -> None:  # in the thread
+            answers.append(self._use(gpu))
+            os.eventfd_write(bell, 1)
+
+        def arrived() -> None:
+            loop.forget(bell)
+            os.close(bell)
+            resolve(future, answers[0])
+
+        loop.on_readable(bell, arrived)
+        self._ask(tell)
+        return future
 
     def close(self) -> None:
         """End the thread after its pending measurements, or after a second without an answer from a GPU."""
@@ -83,9 +115,14 @@ class GpuMemory:
 
     def _used_bytes(self, gpu: Gpu) -> int | None:
         """Bytes in use on a GPU; None where the driver does not say."""
+        use = self._use(gpu)
+        return None if use is None else use.used_nbytes
+
+    def _use(self, gpu: Gpu) -> MemoryUse | None:
         nvml = self._nvml
         try:
-            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).used)
+            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+            return MemoryUse(int(memory.used), int(memory.total))
         except nvml.NVMLError as error:
             _log.warning("GPU %d does not tell how much of its memory is in use: %s", gpu.id, error)
             return None

@@ -28,6 +28,7 @@ from shoal.supervisor.event_loop import Future, first, reject, resolve, shared
 from shoal.supervisor.failure_domains import contained, own_error, report
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache, warn_of_no_tensors
+from shoal.supervisor.models.gpu_limits import refuse_full_gpus
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.roster import Roster
@@ -103,6 +104,13 @@ class ServedVersion:
             version.name_groups()
         else:
             self._finish(None)
+        if options.model_load_gpu_limit:
+            placements = place(version.config, self._context.machine)
+            await refuse_full_gpus(
+                self.title, placements, dict(options.model_load_gpu_limit), self._context.gpu_memory, self._context.loop
+            )
+            if self.loaded.done():  # it was unloaded meanwhile, or its time is over
+                return
         _, self.instances = self._enrol(version.config)
         version.num_instances = len(self.instances)
         self.changed()

@@ -90,6 +90,10 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
             "--host-policy=gpu_0,numa-node=1 --host-policy=cpu,cpu-cores=0-1 --host-policy=gpu_0,cpu-cores=4-5",
             {"host_policy": {"gpu_0": HostPolicy(1, (4, 5)), "cpu": HostPolicy(None, (0, 1))}},
         ),
+        (
+            "--model-load-gpu-limit=0:0.8 --model-load-gpu-limit=1:1",
+            {"model_load_gpu_limit": ((0, 0.8), (1, 1.0))},
+        ),
         ("--min-supported-compute-capability=7.5", {"min_supported_compute_capability": 7.5}),
         ("--reuse-http-port --reuse-grpc-port=1", {"reuse_http_port": True, "reuse_grpc_port": True}),
         (
@@ -174,7 +178,6 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
         ("--cuda-virtual-address-size=0:64", "Shoal keeps no such memory pool"),
         ("--enable-peer-access=true", "backends decide for themselves about access between GPUs"),
         ("--buffer-manager-thread-count=2", "tensors are gathered by the worker that runs them"),
-        ("--model-load-gpu-limit=0:0.5", "GPU memory is not watched while a model loads"),
         ("--repoagent-directory=x", "repository agents are not there yet"),
         ("--sagemaker-thread-count=1", "its requests are answered by the threads that --http-thread-count sets"),
         ("--vertex-ai-thread-count=1", "its requests are answered by the threads that --http-thread-count sets"),

@@ -118,6 +118,15 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
             )
             for text in ("gpu_0", "gpu_0,numa-node", "gpu_0,numa-node=", ",numa-node=0", "numa-node=0")
         ),
+        *(
+            (
+                values.GPU_LIMIT,
+                text,
+                "--model-load-gpu-limit option format is '<device_id>:<fraction>', a fraction from 0 to 1. "
+                f"Got {text}",
+            )
+            for text in ("0.8", "0:", ":0.8", "a:0.8", "0:1.1", "0:-0.1", "0:nan", "-1:0.5")
+        ),
         (values.HOST_POLICY, "p,numa-node=a", "Parsing 'numa-node' value: Can't parse 'a' to integer"),
         (values.HOST_POLICY, "p,cores=1", "there is no host policy setting 'cores'; there are numa-node and cpu-cores"),
         *(

@@ -15,6 +15,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from scripts.gpu_check.finding import PLAYED
 from tests.end_to_end.asking import infer
 from tests.end_to_end.server import SAMPLES, Server, serving, serving_to_the_end
 
@@ -174,3 +175,29 @@ def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(server: S
         reasons = {model["name"]: model.get("reason", "") for model in client.get_model_repository_index()}
     sentence = "instance group on_gpu_0 of model on_gpu has kind KIND_GPU but no GPUs are available"
     assert reasons == {"plain": "", "coroutine": "", "together": "", "on_gpu": f"Invalid argument: {sentence}"}
+
+
+# --- a GPU that only NVIDIA's library, played, tells of ---
+
+
+def test_a_full_gpu_takes_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / "model" / "config.pbtxt").write_text(
+        'backend: "identity" input { name: "X" data_type: TYPE_FP32 dims: 1 } '
+        'output { name: "Y" data_type: TYPE_FP32 dims: 1 } instance_group { kind: KIND_GPU }'
+    )
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PLAYED), os.environ.get("PYTHONPATH")))),
+        "PATH": os.pathsep.join((str(PLAYED), os.environ["PATH"])),
+    }
+    flags = ["--exit-on-error=false", "--model-load-gpu-limit=0:0.01"]
+    with (
+        serving_to_the_end(tmp_path, *flags, environment=environment) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        (row,) = client.get_model_repository_index()
+    assert row["state"] == "UNAVAILABLE"
+    assert row["reason"].startswith(
+        "Unavailable: model 'model' version 1 is not loaded on GPU 0: 1024 of 81920 MiB of its memory are in use, more "
+        "than --model-load-gpu-limit=0:0.01 allows."
+    )

@@ -34,7 +34,7 @@ class Nvml:
         used_mib = self.used_mib.pop(0)
         if used_mib is None:
             raise NVMLError("Not Supported")
-        return SimpleNamespace(used=used_mib << 20)
+        return SimpleNamespace(used=used_mib << 20, total=80 << 30)
 
 
 @pytest.fixture(autouse=True)
