@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.errors import error_response, pretty, refusal_of
 from shoal.frontend.torchserve.parameters import boolean, integer
@@ -40,7 +40,12 @@ def _scale(ask: Ask, name: str, version: str | None, least: int, most: int, *, i
         if refusal_of(error).kind != "ModelNotFoundException":
             raise
         # It may be a model of a repository, whose versions are numbers.
-        ask("scale", {"model": name, "version": number_of(version), "count": least, "wait": is_synchronous})
+        try:
+            ask("scale", {"model": name, "version": number_of(version), "count": least, "wait": is_synchronous})
+        except NotFoundError:
+            if version:  # it may be the version that is not found
+                raise
+            raise error from None
 
 
 def _counts(parameters: Mapping[str, str]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.response import Response
+from shoal.frontend.torchserve.customized import customized_metadata
 from shoal.frontend.torchserve.errors import pretty
 from shoal.frontend.torchserve.models import (
     default_version,
@@ -81,7 +82,13 @@ def describe(call: HandlerCall) -> Response:
     wanted = [each for each in known if each.text == call.version] if call.version else _default(call, known)
     if not wanted:
         raise version_not_found(call.name, call.version or "")
-    return pretty(200, [_description(call, each) for each in wanted])
+    described = [_description(call, each) for each in wanted]
+    if not boolean(dict(parse_qsl(call.query)).get("customized", "")):
+        return pretty(200, described)
+    metadata, headers = customized_metadata(call, wanted[0].entry)
+    response = pretty(200, [{**described[0], "customizedMetadata": metadata}, *described[1:]])
+    chosen = {name.lower() for name, _ in headers}
+    return response._replace(headers=(*(each for each in response.headers if each[0].lower() not in chosen), *headers))
 
 
 class _Version(NamedTuple):

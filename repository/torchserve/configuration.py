@@ -57,6 +57,15 @@ def handler_of(request: StoreRequest, manifest: Manifest | None, settings: Store
     return request.handler or (manifest and manifest.handler) or settings.default_service_handler
 
 
+#: Settings of an archive's YAML file that TorchServe heeds and Shoal does not.
+_NO_EFFECT = {
+    "sequenceBatching": "requests of a sequence go to any worker; with one worker they meet",
+    "continuousBatching": "a request is handled once, and may be answered in parts",
+    "torchrun": "one process runs the handler",
+    "parallelType": "one process runs the handler, and has one GPU",
+}
+
+
 def configuration(
     request: StoreRequest, facts: ArchiveFacts, settings: StoreSettings, machine: Machine
 ) -> tuple[dict[str, Any], list[str]]:
@@ -79,6 +88,9 @@ def configuration(
         least = MAX_INSTANCES
     if response_s * 1000 > MAX_MS:
         warnings.append(f"responseTimeout of model '{facts.name}' is {response_s} s; an hour is the most, and counts")
+    warnings += [
+        f"{key} of model '{facts.name}' has no effect: {reason}" for key, reason in _NO_EFFECT.items() if yaml.get(key)
+    ]
     parameters: dict[str, Any] = {
         **settings.environment,
         "execution_timeout_ms": min(response_s * 1000, MAX_MS),

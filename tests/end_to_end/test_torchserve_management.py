@@ -19,6 +19,16 @@ NO_WORKER = (
 ZERO = " registered with 0 initial workers. Use scale workers API to add workers for the model."
 
 
+#: Says `ok`, or what it is where it is asked for that.
+HANDLER = """
+def handle(data, context):
+    if data and context.get_request_header(0, "describe") == "True":
+        context.set_response_header(0, "X-Told", "yes")
+        return [{"inputs": [data == [{}], context.model_name]}]
+    return data and ["ok"] * len(data)
+"""
+
+
 def write_archive(store: Path, name: str, version: str, file: str = "") -> None:
     """An archive whose handler gives back what it gets."""
     manifest = {
@@ -27,7 +37,7 @@ def write_archive(store: Path, name: str, version: str, file: str = "") -> None:
     }  # fmt: skip
     with zipfile.ZipFile(store / (file or f"{name}.mar"), "w") as archive:
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
-        archive.writestr("handler.py", "def handle(data, context):\n    return data and ['ok'] * len(data)\n")
+        archive.writestr("handler.py", HANDLER)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +78,7 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("GET", "/models", "", 200, {"models": []}),
     ("GET", "/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
     ("GET", "/models/a/all", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
-    ("PUT", "/models/a", "", 404, None),
+    ("PUT", "/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
     ("DELETE", "/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
     ("PUT", "/models/a/1.0/set-default", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
     ("GET", "/v1/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
@@ -123,11 +133,43 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("PUT", "/models/c/1.0?min_worker=0&synchronous=TRUE", "", 200,
      status("Workers scaled to 0 for model: c, version: 1.0")),
     ("PUT", "/models/c?min_worker=0", "", 202, status(PROCESSING)),
+    ("PUT", "/models/c?min_worker=x&max_worker=0", "", 400, LESS),
+    ("PUT", "/models/c?min_worker=0&model_version=1.0&number_gpu=1&timeout=3", "", 202, status(PROCESSING)),
+    ("PUT", "/models/c?min_worker=0&model_version=9", "", 404,
+     fault(404, "ModelVersionNotFoundException", "Model version: 9 does not exist for model: c")),
+    ("PUT", "/models/c/1.0/set-default", "", 200,
+     status('Default version successfully updated for model "c" to "1.0"')),
+    ("POST", "/models/c/1.0/set-default", "", 405, NOT_ALLOWED),
+    ("DELETE", "/models/c/1.0/set-default", "", 405, NOT_ALLOWED),
+    ("GET", "/models/c?customized=false", "", 200, None),
+    ("GET", "/models/c?customized=true", "", 503, fault(503, "ServiceUnavailableException",
+     'Model "c" has no worker to serve describe request. Please use scale workers API to add workers.')),
+    ("GET", "/models/c/all?customized=true", "", 200, None),
+    ("GET", "/v1/models/c", "", 404, None),
+    ("OPTIONS", "/models/c", "", 405, NOT_ALLOWED),
+    ("PATCH", "/models/c", "", 405, NOT_ALLOWED),
+    ("PUT", "/models", "", 405, NOT_ALLOWED),
+    ("PUT", "/v1/models/c", "", 405, NOT_ALLOWED),
+    ("GET", "/ping", "", 404, NOT_FOUND),
+    ("GET", "/metrics", "", 404, NOT_FOUND),
+    ("GET", "/models/", "", 404, NOT_FOUND),
+    ("GET", "/models/c/1.0/more", "", 404, NOT_FOUND),
+    ("POST", "/models?url=file:///nowhere/none.mar", "", 400, None),
+    ("POST", "/models?url=ftp://host/none.mar", "", 404,
+     fault(404, "ModelNotFoundException",
+           "Given URL ftp://host/none.mar does not match any allowed URL(s)")),
+    ("POST", "/models?url=b.mar&model_name=d&synchronous=false", "", 200, status('Model "d" Version: 1.0' + ZERO)),
+    ("POST", "/models?url=b.mar&model_name=d&batch_size=x", "", 409,
+     fault(409, "ConflictStatusException", "Model version 1.0 is already registered for model d")),
+    ("DELETE", "/models/d?timeout=1", "", 200, status('Model "d" unregistered')),
+    ("DELETE", "/models/d", "", 404, fault(404, "ModelNotFoundException", "Model not found: d")),
     ("DELETE", "/models/c/1.0?synchronous=true", "", 200, status('Model "c" unregistered')),
+    ("PUT", "/models/c?min_worker=1", "", 404, fault(404, "ModelNotFoundException", "Model not found: c")),
 ]  # fmt: skip
 
 
 def test_calls_in_their_order(served: TorchServe) -> None:
+    assert len(CALLS) >= 80
     for number, (method, path, body, code, expected) in enumerate(CALLS):
         headers = {"Content-Type": "application/json"} if body else {}
         reply = served.manage(method, path, body.encode() or None, headers)
@@ -153,11 +195,18 @@ def test_an_archive_is_registered_scaled_and_asked(served: TorchServe) -> None:
         assert (reply.status, reply.body) == (200, b"ok"), reply.body
     (told,) = served.manage("GET", "/models/b").json
     (worker,) = told["workers"]
-    assert (told["minWorkers"], told["maxWorkers"]) == (1, 1)
+    assert (told["minWorkers"], told["maxWorkers"], "customizedMetadata" in told) == (1, 1, False)
+    reply = served.manage("GET", "/models/b/1.0?customized=True")
+    (customized,) = reply.json
+    assert customized["customizedMetadata"] == {"inputs": [True, "b"]}
+    assert (customized["modelName"], reply.headers["X-Told"]) == ("b", "yes")
     assert (worker["status"], told["modelUrl"], told["modelVersion"]) == ("READY", "b.mar", "1.0")
     assert served.manage("PUT", "/models/b?min_worker=0&max_worker=2&synchronous=true").status == 200
     (told,) = served.manage("GET", "/models/b").json
     assert (told["minWorkers"], told["maxWorkers"], told["workers"]) == (0, 2, [])
+    sentence = 'Model "b" has no worker to serve describe request. Please use scale workers API to add workers.'
+    reply = served.manage("GET", "/models/b?customized=true")
+    assert reply.json == fault(503, "ServiceUnavailableException", sentence)
     gone = served.manage("DELETE", "/models/b")
     assert (gone.status, gone.json) == (200, status('Model "b" unregistered'))
     assert served.ask("POST", "/predictions/b", b"x").json["type"] == "ModelNotFoundException"

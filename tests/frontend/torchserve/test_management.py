@@ -82,7 +82,9 @@ def test_numbers_that_make_no_sense(transport: Any, query: str, message: str) ->
 )
 def test_refusals_have_torchserve_s_shape(transport: Any, raised: ShoalError, code: int, kind: str) -> None:
     transport.answers |= {"scale": raised, "ts_scale": NOT_OF_THE_STORE}
-    assert scale_workers(transport.ask, "m", None, "") == error(code, kind, "no")
+    assert scale_workers(transport.ask, "m", "1", "") == error(code, kind, "no")
+    known = "Model not found: m" if code == 404 else "no"
+    assert scale_workers(transport.ask, "m", None, "") == error(code, kind, known)
 
 
 def test_a_version_that_is_no_number(transport: Any) -> None:

@@ -167,6 +167,14 @@ GROUPS = [
 ]
 
 
+def test_settings_without_effect_are_told(store: TorchServeStore, caplog: pytest.LogCaptureFixture) -> None:
+    yaml = "sequenceBatching: true\ncontinuousBatching: true\ntorchrun: {nproc-per-node: 2}\nparallelType: tp\n"
+    mar(store.settings.directory / "a.mar", {"c.yaml": yaml}, configFile="c.yaml")
+    store.register(StoreRequest("a.mar"))
+    told = [each.partition(" of model 'echo' has no effect: ")[0] for each in caplog.messages]
+    assert {"sequenceBatching", "continuousBatching", "torchrun", "parallelType"} <= set(told)
+
+
 @pytest.mark.parametrize(("gpus", "workers", "yaml", "expected"), GROUPS)
 def test_workers_are_spread_over_the_gpus(
     gpus: tuple[int, ...], workers: int, yaml: str, expected: list[Any], store: TorchServeStore

@@ -1,0 +1,39 @@
+"""What a handler says of its model: GET /models/M?customized=true asks its describe path. Runs on the road."""
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from shoal.frontend.call import HandlerCall
+from shoal.frontend.response import Headers
+from shoal.frontend.torchserve.errors import refused
+from shoal.frontend.torchserve.predictions import Asked, answered, description, element_of, new_id, prepare
+from shoal.star.models import ModelEntry
+
+
+class CustomizedMetadata(NamedTuple):
+    """The metadata that a handler has returned, {} where that is no JSON object, and the headers that it has set."""
+
+    metadata: dict[str, Any]
+    headers: Headers
+
+
+def customized_metadata(call: HandlerCall, entry: ModelEntry | None) -> CustomizedMetadata:
+    """Ask the handler of a version. Raises ShoalError: it fails, or there is no worker (`entry` None)."""
+    if entry is None:
+        missing = "has no worker to serve describe request. Please use scale workers API to add workers."
+        raise refused(503, "ServiceUnavailableException", f'Model "{call.name}" {missing}')
+    assert call.transport is not None, "a description is made on the road"
+    request_id = new_id()
+    described = description(Asked(), "", {}, request_id, describe=True)
+    reply = call.transport.infer(prepare(entry, request_id, described, element_of([])))
+    try:
+        answer = answered(reply.response, reply.block)
+        body = bytes(answer.body)
+    finally:
+        reply.release()
+    try:
+        told: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        told = {}
+    return CustomizedMetadata(told if isinstance(told, dict) else {}, answer.headers)
