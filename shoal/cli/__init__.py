@@ -40,8 +40,10 @@ _VERBS = {
     "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
     "top": _Verb("show what the models of a running server do, again and again", "shoal.cli.top:top"),
     "explain": _Verb("say why a model's last batches had their size", "shoal.cli.explain:explain"),
+    "logs": _Verb("print the last lines of a running server's log file, and those that come", "shoal.cli.logs:logs"),
     "doctor": _Verb("say what of this machine and installation a server would suffer from", "shoal.cli.doctor:doctor"),
     "fleet": _Verb("write the configuration of a balancer in front of several servers", "shoal.cli.fleet:fleet"),
+    "completion": _Verb("print what makes bash, zsh or fish complete commands", "shoal.cli.completion:completion"),
     "build-engine": _Verb("build a TensorRT engine from an ONNX file", "shoal.cli.build_engine:build_engine"),
     "install-systemd": _Verb(
         "write the unit that runs this server as a service of systemd", "shoal.cli.install_systemd:install"
@@ -82,6 +84,8 @@ TRITONS_DEFAULTS: dict[str, Any] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `shoal`; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        arguments = _asked_by_shell()
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         verbs = "\n".join(f"  {name:<16} {verb.text}" for name, verb in _VERBS.items())
         print(_HELP.format(verbs=verbs), end="")
@@ -105,6 +109,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code
+
+
+def _asked_by_shell() -> list[str]:
+    """The verb whose parser answers the shell (completing.py); where the verb itself is asked for, that is answered."""
+    from shoal.cli.completing import ASKING, answer_verbs, verb_asked
+
+    verb = verb_asked(_VERBS, os.environ)
+    if verb is None:
+        answer_verbs(_VERBS)  # ends the process
+        return []
+    os.environ[ASKING] = "2"  # the parser's words begin behind `shoal`
+    return [verb]
 
 
 def tritonserver(argv: Sequence[str] | None = None) -> int:

@@ -83,6 +83,11 @@ class RemoteServer:
             raise self._not_a_model_server()
         return rows
 
+    def log_settings(self) -> Row:
+        """The settings of the server's log."""
+        found: Row = self._ask("GET", "/v2/logging", dict)
+        return found
+
     def model_statistics(self, model: str, version: str = "") -> Row:
         """The statistics of a model version, the only one or the first, as `statistics` lists them."""
         found: Row = self._ask("GET", f"{_served(model, version)}/stats", dict)

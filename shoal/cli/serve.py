@@ -7,6 +7,7 @@ the supervisor's process, before anything else.
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -91,6 +92,8 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
             "Please provide one or the other."
         )
+    if "reload" in texts and texts.setdefault("model-control-mode", ["poll"])[-1].lower() != "poll":
+        raise CommandLineError("--reload looks for changes itself: leave out --model-control-mode")
     given: dict[str, list[Any]] = {}
     warnings: list[str] = []
     for flag in FLAGS:
@@ -114,14 +117,28 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises CommandLineError."""
+    """An ArgumentParser that raises CommandLineError, and answers a shell that completes a command."""
+
+    def parse_args(  # type: ignore[override]  # of its two forms, the one that is used
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Like `ArgumentParser.parse_args`; ends the process after its answer where a shell asks."""
+        self.answer_shell()
+        return super().parse_args(args, namespace)
+
+    def answer_shell(self) -> None:
+        """Answer, and end the process, where the command was run by a shell that completes it."""
+        if "_ARGCOMPLETE" in os.environ:
+            from shoal.cli import completing
+
+            completing.answer(self)
 
     def error(self, message: str) -> NoReturn:
         """Raise CommandLineError, in place of printing the message and exiting."""
         raise CommandLineError(message)
 
 
-def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
+def _parser(prog: str, defaults: ServerOptions) -> Parser:
     """An ArgumentParser with getopt_long's rules, and for --help; values stay texts."""
     parser = Parser(
         prog=prog,
@@ -172,8 +189,9 @@ def _printed(value: Any) -> str:
     return str(value) if isinstance(value, (str, int, float)) else ""
 
 
-def _read(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, list[str]]:
+def _read(parser: Parser, argv: Sequence[str]) -> dict[str, list[str]]:
     """Flag name → the texts given for it, in order; only flags that were given."""
+    parser.answer_shell()
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         raise CommandLineError(_unknown(unknown[0]))

@@ -64,6 +64,14 @@ def test_the_two_commands_differ_in_who_is_let_in_and_in_what_is_installed(
     )
 
 
+def test_reload_is_polling_every_second(started: list[ServerOptions], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", ".", "--reload"]) == 7
+    assert main(["serve", ".", "--reload", "--model-control-mode=poll"]) == 7
+    assert [(each.model_control_mode, each.repository_poll_secs) for each in started] == [("poll", 1)] * 2
+    assert main(["serve", ".", "--reload", "--model-control-mode=explicit"]) == 1
+    assert "--reload looks for changes itself: leave out --model-control-mode" in capsys.readouterr().err
+
+
 def test_a_wrong_command_line_starts_nothing_and_exits_with_1(
     started: list[ServerOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,12 +1,13 @@
 """`shoal serve model.onnx`: files and directories of models answer under their names, without a repository."""
 
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import tritonclient.http as triton
 
-from tests.end_to_end.server import SAMPLES, serving_to_the_end
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, serving_to_the_end
 
 DOUBLE = """
 import numpy as np
@@ -33,7 +34,7 @@ def test_files_and_a_model_s_directory_are_served(tmp_path: Path) -> None:
     (tmp_path / "double.py").write_text(DOUBLE)
     (tmp_path / "beside.py").write_text("FACTOR = 2\n")
     paths = [tmp_path / "numbers.onnx", tmp_path / "double.py", SAMPLES / "add_sub"]
-    with serving_to_the_end((), paths=paths) as server, triton.InferenceServerClient(server.url) as client:
+    with serving_to_the_end((), "--reload", paths=paths) as server, triton.InferenceServerClient(server.url) as client:
         assert f"'{tmp_path}/numbers.onnx' is served as model 'numbers'\n" in server.log.decode()
         assert {row["name"] for row in client.get_model_repository_index()} == {"numbers", "double", "add_sub"}
         image = triton.InferInput("image", [1, 64], "FP32")
@@ -46,3 +47,9 @@ def test_files_and_a_model_s_directory_are_served(tmp_path: Path) -> None:
         doubled = client.infer("double", [x]).as_numpy("Y")
         assert doubled is not None
         assert doubled.tolist() == [2, 4]
+        # --reload: what is edited is loaded again, and the old one serves until then.
+        (tmp_path / "beside.py").write_text("FACTOR = 3\n")
+        end = time.monotonic() + DEADLINE_S
+        while doubled is None or doubled.tolist() != [3, 6]:
+            assert time.monotonic() < end
+            doubled = client.infer("double", [x]).as_numpy("Y")

@@ -1,0 +1,60 @@
+"""The answer to a shell that completes a command of `shoal` (completion.py).
+
+By argcomplete: the shell runs the command itself, which then prints what may follow instead of doing anything. So flags
+are those of the installed version, and models those of the running server.
+"""
+
+import argparse
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer
+
+#: By this variable a shell asks; its value is the number of the first word that a parser gets, from 1.
+ASKING = "_ARGCOMPLETE"
+#: Verbs whose argument is a model of a running server.
+_OF_MODELS = ("infer", "bench", "models", "load", "unload", "scale", "explain")
+#: The most seconds that a Tab waits for a server (ours).
+_TIMEOUT_S = 1.0
+_DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def verb_asked(verbs: Collection[str], environ: Mapping[str, str]) -> str | None:
+    """The verb that stands before the word that is being completed; None if the verb itself is."""
+    from argcomplete.lexers import split_line
+
+    *_, words, _ = split_line(environ["COMP_LINE"], int(environ["COMP_POINT"]))
+    return words[1] if len(words) > 1 and words[1] in verbs else None
+
+
+def answer_verbs(verbs: Collection[str]) -> None:
+    """Answer the shell that asks for a verb; ends the process."""
+    parser = argparse.ArgumentParser(prog="shoal")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("verb", choices=list(verbs))
+    answer(parser)
+
+
+def answer(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell that asks for an argument of a verb; ends the process."""
+    import argcomplete
+
+    if parser.prog.partition(" ")[2] in _OF_MODELS:
+        for action in parser._actions:
+            if action.dest in ("model", "what"):
+                action.completer = _models  # type: ignore[attr-defined]  # argcomplete's own place for it
+    argcomplete.autocomplete(parser, print_suppressed=True)
+
+
+def _models(prefix: str, **_: Any) -> list[str]:
+    """The names of the models of the running server; none where no server answers."""
+    try:
+        server = RemoteServer(os.environ.get("SHOAL_URL") or _DEFAULT_URL, timeout_s=_TIMEOUT_S, headers={})
+        try:
+            names = sorted({str(row["name"]) for row in server.index()})
+        finally:
+            server.close()
+    except (NoResponseError, RefusedError, ValueError, KeyError):
+        return []
+    return [name for name in names if name.startswith(prefix)]

@@ -1,0 +1,89 @@
+"""The verb `logs`: the last lines of a running server's log file, and those that come."""
+
+import argparse
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from shoal.cli.operate import EXIT_DONE, OperatingParser, operate
+from shoal.cli.remote import RefusedError, RemoteServer
+from shoal.cli.request_arguments import count
+from shoal.cli.serve import CommandLineError
+
+_DESCRIPTION = """\
+Print the last lines of the file that a server of this machine logs to (--log-file), and with --follow those that come,
+until Ctrl-C. A server without one logs to its terminal, or under systemd to the journal: journalctl -u shoal."""
+
+_EXAMPLES = """\
+  shoal logs
+  shoal logs --lines 1000 | grep ^E          # errors
+  shoal logs --follow
+
+Options of this verb:
+  --lines <count>        how many of the last lines (default: 20)
+  --follow, -f           go on with what is written from now on
+"""
+#: Between two looks at the file (ours), in s.
+_INTERVAL_S = 0.2
+
+
+def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> int:
+    """Print lines; returns the exit code."""
+    parser = OperatingParser("logs", "[options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
+    parser.add_argument("--lines", type=count, default=20, help=argparse.SUPPRESS)
+    parser.add_argument("--follow", "-f", action="store_true", help=argparse.SUPPRESS)
+
+    def show(arguments: argparse.Namespace, server: RemoteServer) -> str:
+        path = _file_of(server)
+        try:
+            with path.open("rb") as file:
+                last = [_text(line) for line in deque(file, maxlen=arguments.lines)]
+                if not arguments.follow:
+                    return json.dumps({"log_file": str(path), "lines": last}) if arguments.json else "\n".join(last)
+                for line in last:
+                    print(line, flush=True)
+                for data in coming(file, sleep):
+                    print(_text(data), flush=True)
+        except OSError as error:
+            raise CommandLineError(f"The server logs to {path}, which cannot be read here: {error.strerror}") from None
+        raise AssertionError("a file that is followed has no end")
+
+    try:
+        return operate(parser, argv, environ, show)
+    except KeyboardInterrupt:
+        return EXIT_DONE
+
+
+def coming(file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:
+    """The lines that are written to a file after its position; one that was cut short is read from its beginning."""
+    rest = b""
+    while True:
+        if os.fstat(file.fileno()).st_size < file.tell():  # logrotate's copytruncate
+            file.seek(0)
+        line = rest + file.readline()
+        if line.endswith(b"\n"):
+            rest = b""
+            yield line
+        else:
+            rest = line
+            sleep(_INTERVAL_S)
+
+
+def _file_of(server: RemoteServer) -> Path:
+    """The server's log file. Raises RefusedError if it has none."""
+    path = server.log_settings().get("log_file")
+    if not path:
+        raise RefusedError(
+            200,
+            f"The server at {server.url} writes no log file: start it with --log-file=<path>. Under systemd, "
+            "journalctl -u shoal has its log.",
+        )
+    return Path(str(path))
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\n")
