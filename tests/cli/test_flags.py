@@ -38,7 +38,7 @@ SHOAL = """
     max-request-bytes max-control-bytes max-expansion max-upload-mib upload-timeout-secs min-upload-rate
     listen-backlog http-process-count
     allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
-    environment-cache-directory latency-target cpu-fallback models ui
+    environment-cache-directory latency-target cpu-fallback models ui reload
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
 torchserve-management-port torchserve-metrics-address torchserve-metrics-port
 allow-torchserve-grpc torchserve-grpc-inference-address torchserve-grpc-inference-port
