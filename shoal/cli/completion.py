@@ -31,9 +31,9 @@ def completion(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _print(given: argparse.Namespace) -> int:
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
     if given.shell is None:
         raise CommandLineError(f"Which shell? One of {', '.join(SHELLS)}.")
-    print(argcomplete.shellcode(["shoal"], shell=given.shell))
+    print(shellcode(["shoal"], shell=given.shell))
     return EXIT_DONE
