@@ -16,7 +16,7 @@ ASKING = "_ARGCOMPLETE"
 #: Verbs whose argument is a model of a running server.
 _OF_MODELS = ("infer", "bench", "models", "load", "unload", "scale", "explain")
 #: The most seconds that a Tab waits for a server (ours).
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 10.0
 _DEFAULT_URL = "http://127.0.0.1:8000"
 
 
