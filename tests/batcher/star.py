@@ -19,6 +19,7 @@ from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import DONE, PROGRESS_WORD, B, Geometry, P, pack_ref
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
+from tests.batcher.last_store import watched
 
 GEOMETRY = Geometry(ring_capacity=64, slab_nbytes=16 * layout.UNIT)
 WALL_OFFSET_NS = 1_000_000_000_000
@@ -44,6 +45,7 @@ class End:
         self.owner = owner
         self.own, own_view = make_segment(kind, owner, geometry)
         link, link_view = make_segment(layout.LINK, owner, link_geometry)
+        link.words = watched(link.words)
         self.writer = RingWriter(self.own, link_view)
         self.reader = RingReader(self.own, link_view)
         self.bell = Doorbell.create()

@@ -1,9 +1,6 @@
 """Clients, a worker and batchers that die: what a test of takeovers has them do, one step after the other."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest.mock import patch
+from collections.abc import Sequence
 
 from shoal.reasons import Reason
 from shoal.shm.counters import CELL
@@ -22,41 +19,13 @@ from shoal.shm.layout import (
     P,
     pack_ref,
 )
-from shoal.shm.ring import RingReader, RingWriter
+from tests.batcher.last_store import dying
 from tests.batcher.star import CLIENT, HEADER, MODEL, WORKER, End, Star, ask, cell
 
 #: The requests that all clients together may send.
 MOST_REQUESTS = 12
 #: The first of the blocks in which the first client's requests are answered one by one; further clients' follow.
 ONE_BY_ONE = 1000
-
-
-class DiedError(Exception):
-    """The batcher is dead."""
-
-
-@contextmanager
-def dying(number: int) -> Iterator[None]:
-    """The batcher dies right after its store of this number that others can see, if it comes to that."""
-    left = [number]
-
-    def watched(store: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            result = store(*args)
-            left[0] -= 1
-            if not left[0]:
-                raise DiedError
-            return result
-
-        return call
-
-    with ExitStack() as undo:
-        for owner, name in ((RingWriter, "publish"), (RingWriter, "mark"), (RingReader, "acknowledge")):
-            undo.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
-        try:
-            yield
-        except DiedError:
-            return
 
 
 def output_block(item: tuple[int, ...]) -> int:

@@ -19,9 +19,10 @@ from shoal.shm.layout import (
     B,
     pack_ref,
 )
+from tests.batcher.last_store import dying
 from tests.batcher.late_play import LATE, LatePlay, star_of_two
 from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, replies
-from tests.batcher.takeover_play import BATCHING, answer, dying, output_block
+from tests.batcher.takeover_play import BATCHING, answer, output_block
 
 ORDERED = {
     "name": "m",

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, DONE, READY, REQUEST, B
+from tests.batcher.last_store import dying
 from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, WORKER, End, Star, one_of_each, replies
-from tests.batcher.takeover_play import dying
 
 BATCHING = {"control_input": [], "state": [], "max_sequence_idle_microseconds": 1000, "iterative_sequence": False}
 START, END, IDLE_NS = 1, 2, 1_000_000

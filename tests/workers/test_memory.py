@@ -8,7 +8,6 @@ import pytest
 
 from shoal.messages.shared import Acknowledged, LedgerCounted, LedgerWanted
 from shoal.shm.layout import DONE, HAVE, RESPONSE, LayoutError
-from shoal.shm.ring import RingReader
 from shoal.workers.answers import Answers
 from shoal.workers.loop import Loop
 from shoal.workers.memory import ALONE
@@ -123,21 +122,21 @@ def test_an_unknown_record_ends_the_worker(batcher: Batcher) -> None:
 # -- looks from several threads ---------------------------------------------------------------------------------------
 
 
-class Slow:
-    """A ring's reader that notices two in it at once."""
+class SlowWords:
+    """The words at a ring's end that is read, which notice two readers at once."""
 
-    def __init__(self, reader: RingReader) -> None:
-        self._reader = reader
+    def __init__(self, words: memoryview) -> None:
+        self.words = words
         self._both = threading.Barrier(2)
         self.have_met = False
 
-    def drain(self) -> Sequence[tuple[int, ...]]:
+    def __getitem__(self, index: int) -> int:
         try:
             self._both.wait(0.1)
             self.have_met = True
         except threading.BrokenBarrierError:
             self._both.reset()
-        return self._reader.drain()
+        return self.words[index]
 
 
 def test_threads_that_look_whether_a_request_is_cancelled_take_turns(batcher: Batcher) -> None:
@@ -145,10 +144,11 @@ def test_threads_that_look_whether_a_request_is_cancelled_take_turns(batcher: Ba
 
     class Looking(Returning):
         def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-            self.slow = memory._reader = Slow(memory._reader)  # type: ignore[assignment]
+            reader = memory._reader
+            self.slow = reader._peer_words = SlowWords(reader._peer_words)  # type: ignore[assignment]
             with ThreadPoolExecutor(2) as pool:
                 assert list(pool.map(Request.is_cancelled, requests)) == [False, False]
-            memory._reader = self.slow._reader
+            reader._peer_words = self.slow.words
             super().execute(requests, answers)
 
     backend = Looking(lambda inputs: {"OUTPUT0": inputs["INPUT0"]})

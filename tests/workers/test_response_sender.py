@@ -4,7 +4,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -307,10 +306,9 @@ def race(make_batcher: Callable[..., Batcher], num_requests: int, num_threads: i
     assert loop._memory.count()["blocks_acquired"] == loop._memory.count()["blocks_released"]
 
 
-def test_nobody_hears_a_warm_up() -> None:
+def test_nobody_hears_a_warm_up(batcher: Batcher) -> None:
     answers = Answers(2, OutputLayouts(Signature.from_config(CONFIG)))
-    request: Any = type("", (), {"position": 1})
-    sender = answers.sender(request)
+    sender = answers.sender(started(batcher, num_requests=2).requests[1])
     assert isinstance(sender, WarmupResponseSender)
     sender.send(output(1), final=False)
     assert sender.is_open

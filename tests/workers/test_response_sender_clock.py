@@ -1,15 +1,17 @@
 """Senders and the execution limit: which batch's clock a response restarts; how long a client may hold others up."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from shoal.errors import UnavailableError
+from shoal.shm.layout import WANT
 from shoal.workers.answers import Answers
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import WINDOW
-from tests.workers.sending import output, started
+from tests.workers.sending import RESPONSE, output, started
 from tests.workers.worker_harness import Batcher, rows
 
 
@@ -17,17 +19,25 @@ from tests.workers.worker_harness import Batcher, rows
 def test_a_client_that_reads_late_is_given_up_while_it_keeps_the_instance_from_others(
     make_batcher: Callable[..., Batcher], monkeypatch: pytest.MonkeyPatch, *, is_executing: bool
 ) -> None:
-    """It reads a response whenever the model waits, each time two seconds later, by a clock that the test moves."""
-    now_s, waits_s = [1000.0], list[float]()
-    monkeypatch.setattr("shoal.workers.response_sender.time.monotonic", lambda: now_s[0])
+    """It reads a response two seconds after the model has begun to wait, by a clock that each WANT moves."""
+    now_s, unread, num_wants, num_read = 1000.0, deque[int](), 0, 0
+    monkeypatch.setattr("shoal.workers.response_sender.time.monotonic", lambda: now_s)
 
-    def wait_for(_attempt: Callable[[], Any], _batch: int, wait_s: float) -> bool | None:
-        waits_s.append(wait_s)
-        now_s[0] += 2.0
-        return wait_s >= 2.0 or None
+    def ring() -> None:
+        nonlocal now_s, num_wants, num_read
+        for kind, _, _, _, ref, *_ in batcher.reader.drain():
+            if kind == RESPONSE:
+                unread.append(ref)
+            elif kind == WANT:
+                now_s += 0.25
+                num_wants += 1
+                if num_wants % 8 == 0:
+                    num_read += 1
+                    batcher.free(unread.popleft())
+                batcher.worker_bell.ring()
 
     def send_on(sender: Any) -> None:
-        monkeypatch.setattr(sender._memory, "wait_for", wait_for)
+        sender._memory.ring = ring
         for _ in range(WINDOW + 30):
             sender.send(output(1), final=False)
 
@@ -35,10 +45,11 @@ def test_a_client_that_reads_late_is_given_up_while_it_keeps_the_instance_from_o
     if is_executing:
         backend = started(batcher, also=lambda requests, answers: send_on(answers.sender(requests[0])))
         assert "has not read 32 responses of the request for too long" in str(backend.raised)
-        assert waits_s == [10.0 - 0.75 * number for number in range(12)]
+        # Each read costs 2 s of the 10 s and gives 1.25 s back, so the twelfth, after 1.75 s, is not waited for.
+        assert (num_read, num_wants) == (11, 11 * 8 + 7)
     else:
         send_on(started(batcher).senders[0])
-        assert waits_s == [10.0] * 30
+        assert num_read == 30
 
 
 def moved_ns(batcher: Batcher) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,12 +42,20 @@ def loaded(directory: Path, configuration: dict[str, Any]) -> EmbeddingBackend:
     return backend
 
 
-class Placed(Answers):
-    """Keeps what the backend placed, and for whom."""
+class Placed:
+    """Answers that keep what the backend placed, and for whom. They stand before real ones: a compiled class could not
+    be inherited from."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answers, name)
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+        """The real answers' method."""
         self.positions = [request.position for request in requests]
-        self.outputs = super().place(requests, shapes)
+        self.outputs = self._answers.place(requests, shapes)
         return self.outputs
 
 
@@ -71,8 +79,8 @@ def ask(
             body += data
         header = request_header("", refs, list(outputs[position] if outputs else ()), {})
         opened.append(reader.open(position, memoryview(bytes(body)).toreadonly(), header))
-    answers = Placed(len(requests), OutputLayouts(signature))
-    backend.execute(opened, answers)
+    answers = Placed(Answers(len(requests), OutputLayouts(signature)))
+    backend.execute(opened, cast(Answers, answers))
     return answers
 
 
