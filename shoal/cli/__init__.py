@@ -34,6 +34,7 @@ _VERBS = {
     "bench": _Verb(
         "load a model of a running server, and show throughput and latencies", "shoal.cli.bench.command:bench"
     ),
+    "tune": _Verb("search the settings with the most throughput under a latency goal", "shoal.cli.tune.command:tune"),
     "models": _Verb("list the models of a running server, or the instances of one", "shoal.cli.models:models"),
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),

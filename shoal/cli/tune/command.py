@@ -1,0 +1,277 @@
+"""The verb `tune`: the settings of a model with the most throughput under a latency goal, found by trials."""
+
+import argparse
+import difflib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.bench import arguments as values
+from shoal.cli.operate import EXIT_NO_ANSWER, EXIT_REFUSED, seconds
+from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer
+from shoal.cli.request_arguments import count, name_and_value
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal.cli.run_inputs import RunRequest
+    from shoal.cli.tune.search import Point, Settings, Trial
+
+EXIT_MISSED = 4
+#: Of a trial (ours): short, since a search has many, and its noise is allowed for (search.LEAST_GAIN).
+_LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S = 20, 4, 15.0, 60.0
+_USAGE = "shoal tune <model> --model-repository <directory> --goal p99=20ms [options]"
+_HELP = """\
+Search the number of instances, the batch size and the queue delay with which a model answers the most requests under a
+latency goal. A server of its own, on a free port, loads the model from the repository with one setting after the other,
+and is loaded as by `shoal bench`; the repository stays as it is. The result is a table of all trials, and the change of
+config.pbtxt as a diff.
+
+Examples:
+  shoal tune digits --model-repository model_repository --goal p99=20ms
+  shoal tune digits --model-repository model_repository --goal p95=5ms --budget 600 --svg digits.svg
+  shoal tune digits --model-repository models --goal p99=20ms --apply     # write it, and have the server load it
+
+The search:
+  --model-repository <directory>  where the model lies (default: model_repository)
+  --goal <goal>               the latency that must be kept: p99=20ms, p50=800us
+  --budget <seconds>          begin no trial after so long (default: 120)
+  --trials <count>            try so many settings at most
+  --concurrency <most>        the most requests at a time (default: 64)
+  --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4)
+
+The requests, as of `shoal bench`:
+  <input>=<value>, --data <file>, --sample zeros|ones|random, --shape <input>:<size>,…, --batch-size <rows>
+
+The result:
+  --apply                     write config.pbtxt, and have the server at --url load the model with it; if it refuses,
+                              the file is what it was
+  --url <url>                 of that server (default: $SHOAL_URL, or http://127.0.0.1:8000); it needs
+                              --model-control-mode=explicit
+  --svg <file>                write a picture of all trials
+  --help                      print this and exit
+
+Run it on the machine that will serve, with nothing else on it. Exit codes: 0 done; 1 the command is wrong; 2 the model
+or the change was refused; 3 no answer; 4 no setting meets the goal.
+"""
+
+
+def tune(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Search, print, and apply; returns the exit code."""
+    from shoal.cli.bench.transport import LostError
+
+    try:
+        return run_verb(_parser(), argv, _HELP, lambda given: _tune(given, environ))
+    except (LostError, NoResponseError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_NO_ANSWER
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+    except ShoalError as error:
+        print(f"{error.words}: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="shoal tune", usage=_USAGE, add_help=False)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    parser.add_argument("--model-repository", type=Path, default=Path("model_repository"))
+    parser.add_argument("--goal", type=values.latency_goal)
+    parser.add_argument("--budget", type=seconds, default=120.0)
+    parser.add_argument("--trials", type=count, default=1000)
+    parser.add_argument("--concurrency", type=count, default=64)
+    parser.add_argument("--window", type=seconds, default=0.4)
+    parser.add_argument("--data", "--input-data", type=Path)
+    parser.add_argument("--sample", choices=("zeros", "ones", "random"), default="random")
+    parser.add_argument("--shape", action="append", default=[], type=values.shape)
+    parser.add_argument("--batch-size", type=count, default=1)
+    parser.add_argument("--apply", action="store_true")
+    parser.add_argument("--url")
+    parser.add_argument("--svg", type=Path)
+    return parser
+
+
+def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    if given.model is None or given.goal is None:
+        raise CommandLineError("Which model, and which goal? As in: shoal tune digits --goal p99=20ms")
+    if not (given.model_repository / given.model).is_dir():
+        raise CommandLineError(f"There is no model '{given.model}' in {given.model_repository} (--model-repository).")
+    from shoal.cli.tune import report, search
+    from shoal.cli.tune.trial_server import trial_server
+
+    trials: list[Trial] = []
+    with trial_server(given.model_repository, given.model) as server:
+        config = server.model_config(given.model)
+        requests = _requests(given, config)
+        start = search.settings_of(config)
+        space = search.space_of(config, given.goal.most_ms, len(os.sched_getaffinity(0)))
+        end_s: float = time.monotonic() + given.budget
+
+        def is_over() -> bool:
+            return time.monotonic() >= end_s
+
+        def is_enough() -> bool:
+            return is_over() or len(trials) >= given.trials
+
+        try_out = partial(_try_out, given, server, config, requests, trials, is_over)
+        for trial in search.search(start, space, try_out, is_enough):
+            trials.append(trial)
+            print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
+    best = search.winner(trials)
+    text, path = _config_text(given)
+    changed = _changed_text(text, config, start, best.settings)
+    print(report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials)))
+    if given.svg is not None:
+        try:
+            given.svg.write_text(report.svg(given.model, trials, best, given.goal))
+        except OSError as error:
+            raise CommandLineError(f"--svg: cannot write {given.svg}: {error.strerror}") from None
+    if best.best is None:
+        return EXIT_MISSED
+    if changed == text:
+        return EXIT_DONE
+    old, new = text.splitlines(keepends=True), changed.splitlines(keepends=True)
+    print("\n" + "".join(difflib.unified_diff(old, new, str(path), str(path))), end="")
+    if given.apply:
+        _apply(given, environ, path, text, changed)
+    return EXIT_DONE
+
+
+def _requests(given: argparse.Namespace, config: Mapping[str, Any]) -> "list[RunRequest]":
+    from shoal.cli.run_inputs import InputError, read_requests
+
+    if config.get("model_transaction_policy", {}).get("decoupled"):
+        raise CommandLineError(f"Model '{given.model}' streams (decoupled): tune measures models that answer once.")
+    if config.get("ensemble_scheduling"):
+        raise CommandLineError(f"Model '{given.model}' is an ensemble: tune the models of its steps.")
+    try:
+        shapes, rows = dict(given.shape), given.batch_size
+        return read_requests(dict(config), given.inputs, given.data, given.sample, shapes=shapes, rows=rows)
+    except InputError as error:
+        raise CommandLineError(str(error)) from None
+
+
+def _try_out(
+    given: argparse.Namespace,
+    server: RemoteServer,
+    config: Mapping[str, Any],
+    requests: "Sequence[RunRequest]",
+    earlier: "Sequence[Trial]",
+    is_over: Callable[[], bool],
+    settings: "Settings",
+) -> "Trial":
+    """Load the model with the settings, and look for the most throughput under the goal."""
+    from shoal.cli.tune import search
+    from shoal.cli.tune.trial_server import load
+
+    wanted = search.applied(config, settings)
+    try:
+        load(server, given.model, wanted)
+    except RefusedError as error:
+        if not earlier:
+            raise  # the model's own configuration
+        return search.Trial(settings, refusal=str(error))
+    measure = partial(_measure, given, server, wanted, requests)
+    # The level that was best before is where to begin.
+    best = max(earlier, key=lambda trial: trial.score, default=None)
+    first = best.best.concurrency if best is not None and best.best is not None else min(4, given.concurrency)
+    points = search.climb(measure, given.goal.most_ms, first, given.concurrency, is_over)
+    return search.trial_of(settings, points, given.goal.most_ms)
+
+
+def _measure(
+    given: argparse.Namespace,
+    server: RemoteServer,
+    config: Mapping[str, Any],
+    requests: "Sequence[RunRequest]",
+    concurrency: int,
+) -> "Point":
+    """One level of load."""
+    from shoal.cli.bench.measurement import Level, Plan, measure
+    from shoal.cli.bench.targets import target
+    from shoal.cli.tune.search import Point
+    from shoal.model_config.signature import Signature
+
+    plan = Plan(given.window / 2, given.window, _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S)
+    with ExitStack() as stack:
+        asked = stack.enter_context(closing(target(server.url, None, given.model, "", plan.timeout_s)))
+        transport = stack.enter_context(closing(asked.connect(Signature.from_config(dict(config)), requests)))
+        (found,) = measure([asked], [transport], Level(concurrency), plan)
+    whole = found.whole
+    latency_ms = whole.percentile_ms(given.goal.percent)
+    return Point(concurrency, whole.requests_per_s, latency_ms, whole.num_errors)
+
+
+def _config_text(given: argparse.Namespace) -> tuple[str, Path]:
+    """The text of the model's config.pbtxt, "" where it has none, and its path."""
+    path: Path = given.model_repository / given.model / "config.pbtxt"
+    try:
+        return path.read_text(), path
+    except FileNotFoundError:
+        return "", path
+
+
+def _changed_text(text: str, config: Mapping[str, Any], start: "Settings", best: "Settings") -> str:
+    """The configuration's text with the best settings; only what differs is changed. Raises CommandLineError."""
+    from shoal.cli.tune.pbtxt_edit import inside, replaced
+
+    wanted: dict[str, str | None] = {}
+    try:
+        if best.max_batch != start.max_batch:
+            wanted["max_batch_size"] = f"max_batch_size: {best.max_batch}"
+        if best.delay_us is None and start.delay_us is not None:
+            wanted["dynamic_batching"] = None
+        elif best.delay_us is not None and (best.delay_us, best.max_batch) != (start.delay_us, start.max_batch):
+            delay = f"max_queue_delay_microseconds: {best.delay_us}"
+            within = replaced(
+                inside(text, "dynamic_batching"),
+                {"preferred_batch_size": None, "max_queue_delay_microseconds": delay},
+            )
+            body = "".join(f"  {line.strip()}\n" for line in within.splitlines() if line.strip())
+            wanted["dynamic_batching"] = f"dynamic_batching {{\n{body}}}"
+        if best.instances != start.instances:
+            kind = config["instance_group"][0].get("kind", "KIND_CPU")
+            group = _group(text)
+            group = replaced(
+                group, {"count": f"count: {best.instances}"} | ({} if group else {"kind": f"kind: {kind}"})
+            )
+            body = "".join(f"    {line.strip()}\n" for line in group.splitlines() if line.strip())
+            wanted["instance_group"] = f"instance_group [\n  {{\n{body}  }}\n]"
+        return replaced(text, wanted)
+    except ValueError as error:
+        raise CommandLineError(f"config.pbtxt cannot be changed: {error}") from None
+
+
+def _group(text: str) -> str:
+    """The inside of the only instance group; "" where the text has none."""
+    from shoal.cli.tune.pbtxt_edit import inside
+
+    within = inside(text, "instance_group").strip()
+    return within[1:-1].strip() if within.startswith("{") and within.endswith("}") else within
+
+
+def _apply(given: argparse.Namespace, environ: Mapping[str, str], path: Path, text: str, changed: str) -> None:
+    """Write the configuration, and have the running server load it. Raises RefusedError or NoResponseError, after the
+    file is as it was."""
+    url = given.url or environ.get("SHOAL_URL") or "http://127.0.0.1:8000"
+    try:
+        with closing(RemoteServer(url, timeout_s=600, headers={})) as server:
+            path.write_text(changed)
+            try:
+                server.load(given.model)
+            except (RefusedError, NoResponseError):
+                path.write_text(text) if text else path.unlink()
+                raise
+    except ValueError as error:
+        raise CommandLineError(str(error)) from None
+    except OSError as error:
+        raise CommandLineError(f"--apply: cannot write {path}: {error.strerror}") from None
+    print(f"\nWritten to {path}, and loaded by {url}.")

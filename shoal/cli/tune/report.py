@@ -1,0 +1,92 @@
+"""What tune found: a line for each trial, an explanation, a picture. Pure."""
+
+from collections.abc import Sequence
+
+from shoal.cli.bench import picture
+from shoal.cli.bench.arguments import Goal
+from shoal.cli.bench.report import ms
+from shoal.cli.models import table
+from shoal.cli.tune.search import LEAST_GAIN, Trial
+
+_HEAD = ["", "INSTANCES", "MAX BATCH", "DELAY", "REQUESTS/S", "AT ONCE", "LATENCY"]
+
+
+def line(trial: Trial, goal: Goal) -> str:
+    """A trial in words."""
+    if trial.refusal:
+        return f"{trial.settings}: refused: {trial.refusal}"
+    if trial.best is None:
+        return f"{trial.settings}: misses {goal.text}"
+    best = trial.best
+    return (
+        f"{trial.settings}: {best.requests_per_s:,.1f} requests/s, {best.concurrency} at once, "
+        f"p{goal.percent:g} {ms(best.latency_ms)}"
+    )
+
+
+def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int) -> str:
+    """A table of the trials, best first, and what they say."""
+    start = trials[0]
+    rows = []
+    for trial in sorted(trials, key=lambda each: -each.score):
+        settings, point = trial.settings, trial.best
+        delay = "-" if settings.delay_us is None else f"{settings.delay_us} µs"
+        found = ["-", "-", "refused" if trial.refusal else f"misses {goal.text}"]
+        if point is not None:
+            found = [f"{point.requests_per_s:,.1f}", str(point.concurrency), ms(point.latency_ms)]
+        mark = "best" if trial is best else "now" if trial is start else ""
+        rows.append([mark, str(settings.instances), str(settings.max_batch), delay, *found])
+    lines = [table(_HEAD, rows), ""]
+    if num_left > 0:
+        lines.append(f"{num_left} of the combinations were not tried: they are off the way, or --budget was over.")
+    return "\n".join(lines + explained(trials, best, goal))
+
+
+def explained(trials: Sequence[Trial], best: Trial, goal: Goal) -> list[str]:
+    """Why these settings: what each change from the configuration's own is worth, as far as it was measured."""
+    start = trials[0]
+    if best.best is None:
+        least = min((p.latency_ms for t in trials for p in t.points if p.latency_ms is not None), default=None)
+        return [f"No setting meets {goal.text}: the least p{goal.percent:g} was {ms(least)}."]
+    if best is start:
+        return [f"The configuration is best as it is: nothing gained more than {LEAST_GAIN:.0%}, which is noise."]
+    gain = f"{best.score / start.score:.2f} times as many requests/s" if start.score else f"{goal.text} is met"
+    found = [f"{best.settings}: {gain} (now: {start.settings})."]
+    by_settings = {trial.settings: trial for trial in trials}
+    for name, title in (("instances", "instances"), ("max_batch", "a largest batch"), ("delay_us", "a queue delay")):
+        now, new = getattr(start.settings, name), getattr(best.settings, name)
+        if now == new:
+            continue
+        without = next((t for s, t in by_settings.items() if _differ(s, best) == {name: now}), None)
+        if without is not None and without.score:
+            change = best.score / without.score - 1
+            worth = f"{change:+.0%} requests/s" if abs(change) > LEAST_GAIN else "within the noise"
+            found.append(f"  {title}: {_said(name, now)} → {_said(name, new)}, all else equal: {worth}.")
+        else:
+            found.append(f"  {title}: {_said(name, now)} → {_said(name, new)}.")
+    return found
+
+
+def _differ(settings: object, best: Trial) -> dict[str, object]:
+    names = ("instances", "max_batch", "delay_us")
+    return {n: getattr(settings, n) for n in names if getattr(settings, n) != getattr(best.settings, n)}
+
+
+def _said(name: str, value: object) -> str:
+    if name != "delay_us":
+        return str(value)
+    return "no batching" if value is None else f"{value} µs"
+
+
+def svg(model: str, trials: Sequence[Trial], best: Trial, goal: Goal) -> str:
+    """A picture of all levels of all trials; the configuration's own and the best are lines."""
+
+    def points(trial: Trial) -> list[tuple[float, float, str]]:
+        inside = sorted(trial.points, key=lambda point: point.concurrency)
+        return [(p.requests_per_s, p.latency_ms or 0.0, f"{trial.settings}, {p.concurrency} at once") for p in inside]
+
+    others = [point for trial in trials if trial not in (trials[0], best) for point in points(trial)]
+    series = [picture.Series("others", others, is_line=False), picture.Series("now", points(trials[0]))]
+    if best is not trials[0]:
+        series.append(picture.Series("best", points(best)))
+    return picture.svg(f"Model {model}: p{goal.percent:g} against throughput", series, goal.most_ms)

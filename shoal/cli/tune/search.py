@@ -1,0 +1,174 @@
+"""What is tried, and what is best: pure policy, to which a trial is a function."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+#: A setting must gain more than this share to be preferred (ours): less is the noise of short windows.
+LEAST_GAIN = 0.03
+#: Queue delays that are tried, in µs; beside the configuration's own, and up to a part of the goal.
+DELAYS_US = (0, 100, 500, 1000, 2000, 5000, 10_000, 20_000)
+_MOST_OF_GOAL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is tuned. `delay_us` None: no dynamic batching."""
+
+    instances: int
+    max_batch: int
+    delay_us: int | None
+
+    def __str__(self) -> str:
+        batching = "no batching" if self.delay_us is None else f"batches of {self.max_batch}, delay {self.delay_us} µs"
+        return f"{self.instances} instance{'s' * (self.instances != 1)}, {batching}"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A level of load under some settings. `latency_ms` is the percentile of the goal; None where none succeeded."""
+
+    concurrency: int
+    requests_per_s: float
+    latency_ms: float | None
+    num_errors: int = 0
+
+    def meets(self, goal_ms: float) -> bool:
+        """Whether the goal is met, and nothing failed."""
+        return self.latency_ms is not None and self.latency_ms <= goal_ms and not self.num_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Settings, all levels at which they were measured, and the best that meets the goal; None if none does."""
+
+    settings: Settings
+    points: Sequence[Point] = field(default_factory=tuple)
+    best: Point | None = None
+    refusal: str = ""  # the server's sentence, where it does not load the model with these settings
+
+    @property
+    def score(self) -> float:
+        """Requests a second under the goal; 0 where it is missed."""
+        return 0.0 if self.best is None else self.best.requests_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The values of each setting that are tried."""
+
+    instances: Sequence[int]
+    max_batch: Sequence[int]
+    delay_us: Sequence[int | None]
+
+    @property
+    def num_settings(self) -> int:
+        """The number of combinations; without batches, their size does not count."""
+        num_delays = sum(delay is not None for delay in self.delay_us)
+        num_without = len(self.delay_us) - num_delays
+        return len(self.instances) * (num_delays * len(self.max_batch) + num_without)
+
+
+def settings_of(config: Mapping[str, Any]) -> Settings:
+    """The settings of a finished configuration."""
+    batching = config.get("dynamic_batching")
+    delay_us = None if batching is None else int(batching.get("max_queue_delay_microseconds", 0))
+    instances = sum(int(group["count"]) for group in config["instance_group"])
+    return Settings(instances, int(config["max_batch_size"]), delay_us)
+
+
+def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space:
+    """The values that are tried of a model: what the configuration has is always among them.
+
+    Instances by doubling up to twice the cores, where there is one instance group; batch sizes by halving, and delays,
+    where the model takes batches and its scheduler is not one for sequences.
+    """
+    own = settings_of(config)
+    counts = [1 << power for power in range(20) if 1 << power <= 2 * num_cores]
+    instances = sorted({*counts, own.instances}) if len(config["instance_group"]) == 1 else [own.instances]
+    if own.max_batch < 2 or config.get("sequence_batching") is not None:
+        return Space(instances, [own.max_batch], [own.delay_us])
+    batches = [own.max_batch >> power for power in range(5) if own.max_batch >> power >= 2]
+    within = [delay for delay in DELAYS_US if delay / 1000 <= goal_ms * _MOST_OF_GOAL]
+    delays: list[int | None] = [None, *sorted({*within, *([] if own.delay_us is None else [own.delay_us])})]
+    return Space(instances, batches, delays)
+
+
+def search(
+    start: Settings, space: Space, try_out: Callable[[Settings], Trial], is_over: Callable[[], bool]
+) -> Iterator[Trial]:
+    """Try settings, one dimension after the other from the best so far, until none gains or the time is over.
+
+    The configuration's own come first. Delays and batches are tried together with each other by a second round.
+    """
+    known: dict[Settings, Trial] = {start: try_out(start)}
+    yield known[start]
+    best = known[start]
+    while True:
+        before = best
+        for name in ("delay_us", "instances", "max_batch"):
+            for value in getattr(space, name):
+                settings = replace(best.settings, **{name: value})
+                if settings.delay_us is None and name == "max_batch":
+                    continue  # has no effect without batches
+                if settings in known:
+                    continue
+                if is_over():
+                    return
+                known[settings] = trial = try_out(settings)
+                yield trial
+            best = winner([best, *(known[each] for each in _line(best.settings, space, name) if each in known)])
+        if best is before:
+            return
+
+
+def _line(settings: Settings, space: Space, name: str) -> list[Settings]:
+    return [replace(settings, **{name: value}) for value in getattr(space, name)]
+
+
+def winner(trials: Sequence[Trial]) -> Trial:
+    """The best trial: the first, unless another gains more than noise."""
+    best = max(trials, key=lambda trial: trial.score)
+    return best if best.score > trials[0].score * (1 + LEAST_GAIN) else trials[0]
+
+
+def climb(
+    measure: Callable[[int], Point], goal_ms: float, first: int, most: int, is_over: Callable[[], bool]
+) -> list[Point]:
+    """Levels of concurrency: doubled from `first` while that gains under the goal, or halved until it is met."""
+    points = [measure(first)]
+    if not points[0].meets(goal_ms):
+        while points[-1].concurrency > 1 and not points[-1].meets(goal_ms) and not is_over():
+            points.append(measure(points[-1].concurrency // 2))
+        return points
+    while points[-1].concurrency < most and not is_over():
+        points.append(measure(min(most, points[-1].concurrency * 2)))
+        last, one = points[-1], points[-2]
+        if not last.meets(goal_ms) or last.requests_per_s < one.requests_per_s * (1 + LEAST_GAIN):
+            break
+    if len(points) == 2 and points[1].requests_per_s < points[0].requests_per_s * (1 + LEAST_GAIN):
+        # More gains nothing: less may give as much.
+        while points[-1].concurrency > 1 and not is_over():
+            points.append(measure(min(point.concurrency for point in points) // 2 or 1))
+            if points[-1].requests_per_s < max(point.requests_per_s for point in points):
+                break
+    return points
+
+
+def trial_of(settings: Settings, points: Sequence[Point], goal_ms: float) -> Trial:
+    """The trial with its best point."""
+    good = [point for point in points if point.meets(goal_ms)]
+    return Trial(settings, tuple(points), max(good, key=lambda point: point.requests_per_s, default=None))
+
+
+def applied(config: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """A finished configuration with these settings."""
+    changed: dict[str, Any] = {**config, "max_batch_size": settings.max_batch}
+    batching = {**(config.get("dynamic_batching") or {})}
+    batching.pop("preferred_batch_size", None)
+    changed.pop("dynamic_batching", None)
+    if settings.delay_us is not None:
+        changed["dynamic_batching"] = {**batching, "max_queue_delay_microseconds": settings.delay_us}
+    if len(config["instance_group"]) == 1:
+        changed["instance_group"] = [{**config["instance_group"][0], "count": settings.instances}]
+    return changed

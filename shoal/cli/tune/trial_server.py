@@ -1,0 +1,67 @@
+"""A server of its own for trials: the model's repository, a free port, and one model that is loaded again and again."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.bench.transport import LostError
+from shoal.cli.remote import RemoteServer
+
+#: The most seconds that a server may take to load the model, and to stop (ours).
+START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 30.0
+_LOOK_S = 0.05
+_STARTED = "Started HTTPService at "
+
+
+@contextmanager
+def trial_server(repository: Path, model: str) -> Iterator[RemoteServer]:
+    """A server that has loaded the model, and that is stopped at the end. Raises LostError if it does not start.
+
+    It reads the repository, and changes nothing there: each trial's configuration comes with its load.
+    """
+    flags = ["--model-control-mode=explicit", f"--load-model={model}", "--http-port=0"]
+    flags += ["--allow-grpc=false", "--allow-metrics=false", f"--model-repository={repository}"]
+    program = "from shoal.cli import main; raise SystemExit(main())"
+    with tempfile.TemporaryDirectory(prefix="shoal-tune-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            command = [sys.executable, "-c", program, "serve", *flags, f"--client-socket={folder}/socket"]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            server = RemoteServer(_url(process, log), timeout_s=START_TIMEOUT_S, headers={})
+            try:
+                yield server
+            finally:
+                server.close()
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Where the server listens, once it does. Raises LostError with the end of its log if it does not start."""
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end_s:
+        text = log.read_text(errors="replace")
+        _, found, rest = text.partition(_STARTED)
+        if found and "\n" in rest:
+            return "http://" + rest.partition("\n")[0].strip('"')
+        if process.poll() is not None:
+            break
+        time.sleep(_LOOK_S)
+    raise LostError(f"The server for the trials did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def load(server: RemoteServer, model: str, config: Mapping[str, Any]) -> None:
+    """Load the model with a configuration. Raises RefusedError if it cannot be loaded."""
+    server.load(model, json.dumps(config))

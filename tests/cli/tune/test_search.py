@@ -1,0 +1,138 @@
+"""The search of `shoal tune`, on models that are formulas: it finds the best, or nearly, with few trials."""
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from shoal.cli.bench.arguments import latency_goal
+from shoal.cli.tune import report
+from shoal.cli.tune.search import (
+    Point,
+    Settings,
+    Space,
+    Trial,
+    applied,
+    climb,
+    search,
+    settings_of,
+    space_of,
+    trial_of,
+    winner,
+)
+
+CONFIG = {
+    "name": "m",
+    "max_batch_size": 32,
+    "dynamic_batching": {"preferred_batch_size": [32], "max_queue_delay_microseconds": 300, "preserve_ordering": True},
+    "instance_group": [{"name": "m_0", "count": 1, "kind": "KIND_CPU"}],
+}
+
+
+def queueing(cost_ms: float, row_ms: float, cores: int) -> Callable[[Settings, int], Point]:
+    """A model whose batch takes `cost_ms` and `row_ms` for each row; more instances than cores gain nothing."""
+
+    def measure(settings: Settings, concurrency: int) -> Point:
+        servers = min(settings.instances, cores)
+        rows = 1.0
+        if settings.delay_us is not None:
+            rows = min(settings.max_batch, max(1.0, concurrency / servers))
+        took_ms = cost_ms + row_ms * rows + (settings.delay_us or 0) / 1000 * (rows > 1)
+        took_ms *= max(1.0, settings.instances / cores)
+        per_s = min(servers * rows, concurrency) / took_ms * 1000
+        return Point(concurrency, per_s, concurrency / per_s * 1000)
+
+    return measure
+
+
+def tried(measure: Callable[[Settings, int], Point], goal_ms: float, most: int = 1000) -> list[Trial]:
+    trials: list[Trial] = []
+
+    def try_out(settings: Settings) -> Trial:
+        best = max(trials, key=lambda trial: trial.score, default=None)
+        first = best.best.concurrency if best is not None and best.best is not None else 4
+        points = climb(lambda level: measure(settings, level), goal_ms, first, 64, lambda: False)
+        return trial_of(settings, points, goal_ms)
+
+    for trial in search(settings_of(CONFIG), space_of(CONFIG, goal_ms, 4), try_out, lambda: len(trials) >= most):
+        trials.append(trial)
+    return trials
+
+
+@pytest.mark.parametrize("goal_ms", [2.0, 10.0, 50.0, 500.0])
+@pytest.mark.parametrize(("cost_ms", "row_ms"), [(1, 0.01), (0.1, 1), (5, 0.5), (0.05, 0.05)])
+def test_the_best_is_within_a_tenth_of_all_combinations(cost_ms: float, row_ms: float, goal_ms: float) -> None:
+    measure = queueing(cost_ms, row_ms, cores=4)
+    space = space_of(CONFIG, goal_ms, 4)
+    every = [
+        measure(Settings(*values), level)
+        for values in product(space.instances, space.max_batch, space.delay_us)
+        for level in (1, 2, 4, 8, 16, 32, 64)
+    ]
+    most = max((point.requests_per_s for point in every if point.meets(goal_ms)), default=0.0)
+    trials = tried(measure, goal_ms)
+    assert winner(trials).score >= 0.9 * most
+    assert len(trials) < space.num_settings / 2
+
+
+def test_the_first_trial_is_what_is_there_and_the_end_is_kept() -> None:
+    measure = queueing(5, 0.5, cores=4)
+    trials = tried(measure, 100, most=3)
+    assert len(trials) == 3
+    assert trials[0].settings == Settings(1, 32, 300)
+    assert len({trial.settings for trial in trials}) == 3
+
+
+def test_noise_changes_nothing() -> None:
+    one, other = (Trial(Settings(1, 8, delay), (), Point(4, rate, 1)) for delay, rate in ((0, 100), (100, 102)))
+    assert winner([one, other]) is one
+    better = Trial(Settings(2, 8, 0), (), Point(4, 104, 1))
+    assert winner([one, other, better]) is better
+
+
+def test_the_space_is_the_models() -> None:
+    assert space_of(CONFIG, 4, 2) == Space([1, 2, 4], [32, 16, 8, 4, 2], [None, 0, 100, 300, 500, 1000, 2000])
+    no_batches = {**CONFIG, "max_batch_size": 0, "dynamic_batching": None}
+    assert space_of(no_batches, 4, 1) == Space([1, 2], [0], [None])
+    sequences = {**CONFIG, "sequence_batching": {}, "dynamic_batching": None}
+    assert space_of(sequences, 4, 1).delay_us == [None]
+    groups = {**CONFIG, "instance_group": [{"count": 2}, {"count": 1}]}
+    assert space_of(groups, 4, 8).instances == [3]
+    assert space_of(CONFIG, 4, 2).num_settings == 3 * (6 * 5 + 1)
+
+
+def test_settings_are_applied_to_the_configuration_and_nothing_else_is_changed() -> None:
+    changed = applied(CONFIG, Settings(3, 16, 500))
+    assert changed == {
+        "name": "m",
+        "max_batch_size": 16,
+        "dynamic_batching": {"max_queue_delay_microseconds": 500, "preserve_ordering": True},
+        "instance_group": [{"name": "m_0", "count": 3, "kind": "KIND_CPU"}],
+    }
+    assert "dynamic_batching" not in applied(CONFIG, Settings(1, 32, None))
+
+
+def test_the_climb_halves_until_the_goal_is_met() -> None:
+    points = climb(lambda level: Point(level, 100.0, 3.0 * level), 7, 16, 64, lambda: False)
+    assert [point.concurrency for point in points] == [16, 8, 4, 2]
+    assert trial_of(Settings(1, 1, None), points, 7).best == Point(2, 100, 6)
+    failing = climb(lambda level: Point(level, 100.0, 1.0, num_errors=1), 7, 4, 64, lambda: False)
+    assert [point.concurrency for point in failing] == [4, 2, 1]
+    assert trial_of(Settings(1, 1, None), failing, 7).best is None
+
+
+def test_the_explanation_says_what_each_change_is_worth() -> None:
+    goal = latency_goal("p99=20ms")
+    start = Trial(Settings(1, 8, None), (Point(4, 100, 5),), Point(4, 100, 5))
+    one = Trial(Settings(1, 8, 500), (Point(4, 150, 9),), Point(4, 150, 9))
+    both = Trial(Settings(2, 8, 500), (Point(8, 240, 12),), Point(8, 240, 12))
+    text = report.as_text([start, one, both], both, goal, num_left=4)
+    assert text.splitlines()[1].split() == ["best", "2", "8", "500", "µs", "240.0", "8", "12.00", "ms"]
+    assert "2.40 times as many requests/s (now: 1 instance, no batching)." in text
+    assert "  instances: 1 → 2, all else equal: +60% requests/s." in text
+    assert "  a queue delay: no batching → 500 µs." in text
+    assert "4 of the combinations were not tried" in text
+    assert "best as it is" in report.explained([start], start, goal)[0]
+    missed = Trial(Settings(1, 8, None), (Point(1, 10, 50),))
+    assert report.explained([missed], missed, goal) == ["No setting meets p99=20ms: the least p99 was 50.00 ms."]
+    assert report.svg("m", [start, one, both], both, goal).count("<circle") == 3
