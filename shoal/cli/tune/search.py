@@ -89,9 +89,9 @@ def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space
     if own.max_batch < 2 or config.get("sequence_batching") is not None:
         return Space(instances, [own.max_batch], [own.delay_us])
     batches = [own.max_batch >> power for power in range(5) if own.max_batch >> power >= 2]
-    within = [delay for delay in DELAYS_US if delay / 1000 <= goal_ms * _MOST_OF_GOAL]
-    delays: list[int | None] = [None, *sorted({*within, *([] if own.delay_us is None else [own.delay_us])})]
-    return Space(instances, batches, delays)
+    within = {delay for delay in DELAYS_US if delay / 1000 <= goal_ms * _MOST_OF_GOAL}
+    delays = within if own.delay_us is None else within | {own.delay_us}
+    return Space(instances, batches, [None, *sorted(delays)])
 
 
 def search(
