@@ -1,6 +1,6 @@
-"""A request as its handler gets it, and the kinds of handlers: those that wait, and those that change the server.
-Pure."""
+"""A request as its handler gets it, handlers that wait, and routes to them. Pure."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,9 +40,8 @@ Ask = Callable[[str, dict[str, Any], float], Any]
 #: process that takes longer hangs (ours).
 ANSWER_S = 10.0
 Handler = Callable[[HandlerCall], Response]
-#: Handlers that wait in a way that only the road can, and handlers that change the server.
+#: Handlers that wait in a way that only the road can.
 BLOCKING: set[Handler] = set()
-ADMINISTRATIVE: set[Handler] = set()
 
 
 def blocking(handler: Handler) -> Handler:
@@ -51,11 +50,9 @@ def blocking(handler: Handler) -> Handler:
     return handler
 
 
-def administrative(handler: Handler) -> Handler:
-    """Mark a handler that changes the server (models, settings, regions): not open to every caller (local_callers.py).
-    The road answers it, which knows the caller's address."""
-    ADMINISTRATIVE.add(handler)
-    return blocking(handler)
+#: Parts of a route's pattern: what may be left out, a named part, and any other.
+_OPTIONAL = re.compile(r"\(\?:(?:[^()]|\([^()]*\))*\)\?|/\?")
+_NAMED, _OTHER = re.compile(r"\(\?P<(\w+)>[^()]*\)"), re.compile(r"\[\^/\]\+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +62,15 @@ class Route:
     pattern: str
     methods: dict[str, Handler]
     group: str
+
+    @property
+    def path(self) -> str:
+        """The pattern as people write it, without what may be left out: `/v2/models/{name}/infer`. The table of doors
+        has it (access/doors.py)."""
+        readable = _OTHER.sub("{}", _NAMED.sub(r"{\1}", _OPTIONAL.sub("", self.pattern)))
+        return readable.replace("\\.", ".")
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the name in a path is a model's, and not that of a region of shared memory or of a file."""
+        return self.group not in ("shared-memory", "page")

@@ -3,10 +3,12 @@
 Lanes use it in their only thread, the roads behind a lock (transport.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shoal import fault, log
+from shoal.api_keys import ApiKey, KeyRing
 from shoal.frontend import tracing
 from shoal.frontend.regions import Regions
 from shoal.frontend.state import ServerState
@@ -43,6 +45,7 @@ class FrontEnd:
             on(to_client.ServerStopping, self._stop),
             on(LogChanged, self._configure_log),
             on(to_client.TraceSettingsChanged, self._change_tracing),
+            on(to_client.ApiKeysChanged, self._change_api_keys),
             on(to_client.RegionRegistered, state.regions.add),
             on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name)),
             # only the acknowledgement matters, which comes from this process's own loop
@@ -64,6 +67,9 @@ class FrontEnd:
 
     def _change_tracing(self, message: to_client.TraceSettingsChanged) -> None:
         self.state.tracing = tracing.changed(self.state.tracing, message, self.state.models.names)
+
+    def _change_api_keys(self, message: to_client.ApiKeysChanged) -> None:
+        self.state.api_keys = key_ring(message.keys)
 
     def settle(self, seq: int) -> None:
         """Apply messages until every model and segment is known; from then on this process answers that it is ready."""
@@ -92,9 +98,16 @@ def join(name: str) -> FrontEnd:
     settings["torchserve"] = TorchServeSettings(**settings["torchserve"])
     settings["upload_budget"] = UploadBudget(settings.pop("max_upload_bytes"))
     are_allowed = settings.pop("allow_client_shm")
+    keys = settings["api_keys"]
+    settings["api_keys"] = None if keys is None else key_ring(keys)
     settings["regions"] = Regions(are_allowed=are_allowed, max_string_bytes=settings["http_max_input_size"])
     table = CounterTableView(SegmentView.attach(welcome.counters))
     state = ServerState(**settings, log_settings=welcome.log, counters=table, models=place.models)
     front_end = FrontEnd(state, place)
     front_end.settle(seq)
     return front_end
+
+
+def key_ring(rows: Sequence[Sequence[Any]]) -> KeyRing:
+    """The keys in a message of the supervisor."""
+    return KeyRing([ApiKey(name, digest, tuple(scopes), tuple(models)) for name, digest, scopes, models in rows])

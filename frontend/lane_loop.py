@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.front_end import FrontEnd
-from shoal.messages.to_client import TO_CLIENT
+from shoal.messages.to_client import TO_CLIENT, ApiKeysChanged
 from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
@@ -96,6 +96,10 @@ class Lane(ABC, Generic[ConnectionT]):
     def _begin_to_stop(self) -> None:
         """Begin to stop: accept no more connections, and close idle ones after LINGER_S."""
 
+    @abstractmethod
+    def _forget_admitted(self) -> None:
+        """Forget what was admitted by an API key: requests that are recognised by their bytes are authorised anew."""
+
     def _on_other(self, fd: int, event: int) -> None:
         """Handle an event of a descriptor that a subclass has registered beside its connections'."""
 
@@ -172,6 +176,8 @@ class Lane(ABC, Generic[ConnectionT]):
         if isinstance(message, REPLIES_FIRST):
             self._deliver()
         self._front_end.apply(message, seq)
+        if isinstance(message, ApiKeysChanged):
+            self._forget_admitted()
 
     def _drain_wakeup(self) -> None:
         with suppress(BlockingIOError):

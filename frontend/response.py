@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InvalidArgumentError, ShoalError, UnauthenticatedError, UnavailableError
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -21,6 +21,8 @@ JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Lengt
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: For a response to a request of which the rest was not, or cannot be, read: where the next one begins is unknown.
 CLOSE: Headers = (("Connection", "close"),)
+#: For a response with the status 401, which must say what is expected (RFC 9110, section 11.6.1).
+CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)
 
 
 class Response(NamedTuple):
@@ -47,6 +49,8 @@ def error_response(error: ShoalError, headers: Headers = ()) -> Response:
     """A response for an error: the body is exactly `{"error":"TEXT"}`, the status is that of the error's class."""
     if error.retry_after_s:
         headers = (*headers, ("Retry-After", str(error.retry_after_s)))
+    if isinstance(error, UnauthenticatedError):
+        headers = (*headers, *CHALLENGE)
     return error_json(error.http_status, str(error), headers)
 
 

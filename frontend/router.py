@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.call import ADMINISTRATIVE, BLOCKING, Handler, HandlerCall, Route
+from shoal.frontend.access.doors import Scope, scopes_of
+from shoal.frontend.access.restrictions import refusal
+from shoal.frontend.call import BLOCKING, Handler, HandlerCall, Route
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
-from shoal.frontend.restrictions import refusal
 from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.routes import ROUTES, SMALL_BODIES, model_is_ready
 from shoal.frontend.state import ServerState
@@ -32,6 +33,8 @@ class RouteMatch(NamedTuple):
     name: str
     version: str | None
     query: str
+    scope: Scope = Scope.ADMIN  # what the caller must be allowed to do
+    model: str = ""  # the model that the caller must be allowed to do it with; "" for all of them
 
     @property
     def is_inference(self) -> bool:
@@ -53,17 +56,12 @@ class RouteMatch(NamedTuple):
     @property
     def is_blocking(self) -> bool:
         """Whether the handler may wait, so that only the road may call it."""
-        return self.handler in BLOCKING
+        return self.handler in BLOCKING or self.scope is Scope.ADMIN
 
     @property
     def has_small_body(self) -> bool:
         """Whether the request asks or loads no model, so that its body is bounded by --max-control-bytes."""
         return self.handler in SMALL_BODIES
-
-    @property
-    def is_administrative(self) -> bool:
-        """Whether the handler changes the server, which not every caller may (local_callers.py)."""
-        return self.handler in ADMINISTRATIVE
 
     def asks_model(self, state: ServerState) -> bool:
         """Whether the handler must wait because the model itself decides on its readiness (model_is_ready), so that
@@ -81,11 +79,15 @@ def _not_allowed(methods: Sequence[str]) -> Response:
 
 
 class Router:
-    """The routes of one endpoint; `unmatched` is the response for a path that none of them matches, `not_allowed` makes
-    that for a method other than those that it is given, `refuse` that for a name that no model can have."""
+    """The routes of one endpoint, whose doors are those of `api` (access/doors.py).
+
+    `unmatched` is the response for a path that none of them matches, `not_allowed` makes that for a method other than
+    those that it is given, `refuse` that for a name that no model can have.
+    """
 
     def __init__(
         self,
+        api: str,
         routes: Sequence[Route],
         unmatched: Response,
         not_allowed: Callable[[Sequence[str]], Response] = _not_allowed,
@@ -94,6 +96,7 @@ class Router:
         self._unmatched = unmatched
         self._not_allowed = not_allowed
         self._refuse = refuse
+        self._scopes = {each.pattern: scopes_of(api, each.path, each.methods) for each in routes}
         self._fixed = {route.pattern: route for route in routes if re.fullmatch("[a-z0-9/]+", route.pattern)}
         self._variable = tuple((_compiled(each.pattern), each) for each in routes if each.pattern not in self._fixed)
 
@@ -124,13 +127,17 @@ class Router:
         if matched is None:
             return self._unmatched
         route, name, version = matched
-        handler = route.methods.get("GET" if method == "HEAD" else method)
+        method = "GET" if method == "HEAD" else method
+        handler = route.methods.get(method)
         if handler is None:
             return self._not_allowed(tuple(route.methods))
         try:
-            return RouteMatch(handler, decode_name(name), version, target.partition("?")[2])
+            decoded = decode_name(name)
         except InvalidArgumentError as error:
             return self._refuse(error)
+        scope = self._scopes[route.pattern][method]
+        model = decoded if route.names_model else ""
+        return RouteMatch(handler, decoded, version, target.partition("?")[2], scope, model)
 
     def _match(self, raw_path: str) -> tuple[Route, str, str | None] | None:
         route = self._fixed.get(raw_path)
@@ -192,4 +199,4 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 #: Triton's HTTP API.
-HTTP = Router(ROUTES, error_json(404, "Not Found"))
+HTTP = Router("http", ROUTES, error_json(404, "Not Found"))

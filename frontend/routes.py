@@ -1,6 +1,6 @@
 """The table of Triton's HTTP paths, methods and handlers. Pure."""
 
-from shoal.frontend.call import HandlerCall, Route, administrative, blocking
+from shoal.frontend.call import HandlerCall, Route, blocking
 from shoal.frontend.page.figures import access, figures
 from shoal.frontend.page.files import file, index_page, page_methods
 from shoal.frontend.page.metrics import metrics
@@ -29,25 +29,25 @@ _MODEL = "/v2/models/(?P<name>[^/]+)" + _VERSION
 _REPOSITORY_MODEL = "/v2/repository/models/(?P<name>[^/]+)"
 _REGION = "(?:/region/(?P<name>[^/]+))?"
 _INDEX = {"POST": blocking(lambda call: index(call.state, call.ask, call.body))}
-_LOAD = {"POST": administrative(lambda call: load(call.state, call.ask, call.name, call.body))}
-_UNLOAD = {"POST": administrative(lambda call: unload(call.state, call.ask, call.name, call.body))}
+_LOAD = {"POST": blocking(lambda call: load(call.state, call.ask, call.name, call.body))}
+_UNLOAD = {"POST": blocking(lambda call: unload(call.state, call.ask, call.name, call.body))}
 _INSTANCES = {
     "GET": blocking(lambda call: instances(call.ask, call.name, call.version)),
-    "POST": administrative(lambda call: scale(call.state, call.ask, call.name, call.version, call.body)),
+    "POST": blocking(lambda call: scale(call.state, call.ask, call.name, call.version, call.body)),
 }
 _BATCHES = {"GET": blocking(lambda call: batches(call.ask, call.name, call.version))}
-_WORKERS = {"PUT": administrative(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
+_WORKERS = {"PUT": blocking(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
 _SYSTEM = f"/v2/systemsharedmemory{_REGION}"
 _CUDA = f"/v2/cudasharedmemory{_REGION}"
-_REGISTER = {"POST": administrative(lambda call: register(call.state, call.ask, call.name, call.body))}
-_UNREGISTER = {"POST": administrative(lambda call: unregister(call.state, call.ask, "system", call.name))}
+_REGISTER = {"POST": blocking(lambda call: register(call.state, call.ask, call.name, call.body))}
+_UNREGISTER = {"POST": blocking(lambda call: unregister(call.state, call.ask, "system", call.name))}
 _TRACE = {
     "GET": blocking(lambda call: trace_settings(call.state, call.ask, call.name)),
-    "POST": administrative(lambda call: change_trace_settings(call.state, call.ask, call.name, call.body)),
+    "POST": blocking(lambda call: change_trace_settings(call.state, call.ask, call.name, call.body)),
 }
 _LOGGING = {
     "GET": lambda call: log_settings(call.state),
-    "POST": administrative(lambda call: change_log_settings(call.state, call.ask, call.body)),
+    "POST": blocking(lambda call: change_log_settings(call.state, call.ask, call.body)),
 }
 
 _PAGE = page_methods(index_page)
@@ -87,12 +87,12 @@ ROUTES = (
     Route(f"{_CUDA}/status", {"GET": lambda call: regions(call.state, "cuda", call.name)}, "shared-memory"),
     Route(
         f"{_CUDA}/register",
-        {"POST": administrative(lambda call: register_cuda(call.state, call.name))},
+        {"POST": blocking(lambda call: register_cuda(call.state, call.name))},
         "shared-memory",
     ),
     Route(
         f"{_CUDA}/unregister",
-        {"POST": administrative(lambda call: unregister(call.state, call.ask, "cuda", call.name))},
+        {"POST": blocking(lambda call: unregister(call.state, call.ask, "cuda", call.name))},
         "shared-memory",
     ),
     # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
@@ -100,7 +100,7 @@ ROUTES = (
     Route("/ui", _PAGE, PAGE),
     Route("/ui/figures", page_methods(figures), "statistics"),
     Route("/ui/metrics", page_methods(metrics), "statistics"),
-    Route("/ui/access", {"POST": administrative(access)}, "model-repository"),
+    Route("/ui/access", {"POST": blocking(access)}, "model-repository"),
     Route(r"/ui/(?P<name>[a-z_]+\.[a-z]+)", page_methods(file), PAGE),
     Route(r"/openapi\.json", page_methods(document), "metadata"),
 )

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shoal.api_keys import KeyRing
+from shoal.frontend.access.restrictions import Restrictions
 from shoal.frontend.regions import Regions
-from shoal.frontend.restrictions import Restrictions
 from shoal.frontend.reused import Reused
 from shoal.frontend.upload_budget import UploadBudget
 from shoal.grpc_settings import GrpcSettings
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class ServerState(KnownServer):
     """The settings, and what changes while the server runs: the models, their counters, `log_settings`, `tracing`,
-    `regions`."""
+    `regions`, `api_keys`."""
 
     http_max_input_size: int = 64 << 20  # Triton's default
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
@@ -45,6 +46,7 @@ class ServerState(KnownServer):
     allow_remote_admin: bool = False
     has_page: bool = False  # the page at / (frontend/page)
     grpc_port: int = 0  # which the page names; 0: there is no gRPC
+    api_keys: KeyRing | None = None  # None = no request needs a key
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000

@@ -7,6 +7,8 @@
     ├── InvalidArgumentError   INVALID_ARG      400   3 INVALID_ARGUMENT
     │   └── NoModelError                                                     of the repository alone
     ├── UnavailableError       UNAVAILABLE      503   14 UNAVAILABLE
+    │   ├── UnauthenticatedError                401  16 UNAUTHENTICATED      no API key, or one that is not known
+    │   ├── PermissionDeniedError               403   7 PERMISSION_DENIED    the caller may not, others may
     │   ├── ConnectionLostError                                              of clients, as is the next
     │   └── TimedOutError
     ├── UnsupportedError       UNSUPPORTED      501   12 UNIMPLEMENTED
@@ -76,6 +78,18 @@ class UnavailableError(ShoalError):
     """The server or model is not ready, full, late or stopping. Another attempt may succeed later."""
 
     code, wire, http_status, grpc_status, words = "UNAVAILABLE", 5, 503, 14, "Unavailable"
+
+
+class UnauthenticatedError(UnavailableError):
+    """The request has no API key, or one that is not known. Triton has no code for that, HTTP and gRPC have one."""
+
+    http_status, grpc_status = 401, 16
+
+
+class PermissionDeniedError(UnavailableError):
+    """The caller may not do this, though others may. Triton has no code for that, HTTP and gRPC have one."""
+
+    http_status, grpc_status = 403, 7
 
 
 class ConnectionLostError(UnavailableError):

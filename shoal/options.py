@@ -70,6 +70,7 @@ class ServerOptions:
 
     # The server.
     id: str = "triton"  # name in GET /v2; Triton's, since clients' tests compare it
+    api_keys: str = ""  # file of the keys that requests need (api_keys.py), read again when it changes; "": none; ours
     announcement: str = ""  # a line for stdout once the server serves, which TorchServe's launchers wait for
     exit_timeout_secs: int = 30  # s from SIGTERM to dropping open requests; Triton's
 

@@ -13,6 +13,7 @@ from shoal.process import set_title
 from shoal.repository.cloud_cache import take_slot
 from shoal.repository.slots import take_store_slot
 from shoal.supervisor.descriptors import check_limit, raise_limit
+from shoal.supervisor.key_file import read_keys
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.listeners import bind, passed_sockets
@@ -47,6 +48,7 @@ def run(options: ServerOptions) -> int:
     try:
         check_limit()
         machine = find_machine(options, os.environ, server_cores())
+        api_keys = read_keys(options.api_keys) if options.api_keys else None
         listeners = bind(options, passed)
         slots = {
             place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
@@ -55,4 +57,4 @@ def run(options: ServerOptions) -> int:
     except (OSError, ShoalError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
-    return Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot).run()
+    return Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot, api_keys).run()

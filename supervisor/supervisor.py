@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 from shoal import log
 from shoal import metric_families as families
+from shoal.api_keys import ApiKey
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
@@ -34,6 +35,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.instance_context import InstanceContext
+from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.client_regions import ClientRegions
@@ -69,6 +71,7 @@ from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
+from shoal.supervisor.watched_files import WatchedFiles
 from shoal.tracer.command_line import understand
 
 _log = logging.getLogger(__name__)
@@ -90,6 +93,7 @@ class Supervisor:
         slots: Mapping[CloudUrl, Slot],
         machine: Machine,
         store_slot: Slot | None = None,
+        api_keys: tuple[ApiKey, ...] | None = None,
     ) -> None:
         self._options = options
         self._loop = EventLoop()
@@ -125,7 +129,9 @@ class Supervisor:
         self._model_control = ModelControl(
             self._loop, options, self._repository, self._models, self._registrations.is_registered
         )
-        self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners)
+        self._key_file = KeyFile(options.api_keys, self._star, api_keys)
+        self._watched_keys = WatchedFiles(self._loop, [options.api_keys], self._key_file.reload)
+        self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners, self._key_file)
         self._batchers = Batchers(
             self._loop,
             self._zygotes,
@@ -255,6 +261,7 @@ class Supervisor:
         self._zygotes.give_way()
         self._batchers.start_standby()
         SilentFrontEnds(self._loop, self._star).watch()
+        self._watched_keys.watch()
         self._guests.start(self._front_ends.port)
         await shared(started)
         self._is_serving = True
@@ -388,6 +395,7 @@ class Supervisor:
     def _send_settings(self, client: Participant) -> None:
         self._tracing.send_to(client)
         self._regions.send_to(client)
+        self._key_file.send_to(client)
 
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)

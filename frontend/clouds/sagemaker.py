@@ -8,15 +8,16 @@ SageMaker expects: 404, 409 and 507 (upon which it unloads other models) have a 
 import logging
 import os.path
 import re
+from collections.abc import Mapping
 
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend import read_json as door
-from shoal.frontend.call import Handler, HandlerCall, Route, administrative
+from shoal.frontend.call import Handler, HandlerCall, Route, blocking
 from shoal.frontend.clouds.binary_content import answered_by_content_type
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
 from shoal.frontend.road.inference import generate, generate_stream, infer
-from shoal.frontend.router import Router
+from shoal.frontend.router import RouteMatch, Router
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.health import live, ready
 from shoal.repository.identifier import is_model_name
@@ -141,14 +142,23 @@ def _is_ready(state: ServerState, name: str) -> bool:
     return any(entry.ready for entry in state.models.ready_entries(name))
 
 
-_MODELS = {"GET": _refusing(_models), "POST": administrative(_refusing(_load))}
-_MODEL = {"GET": _refusing(_model), "DELETE": administrative(_refusing(_unload))}
+_INVOCATIONS = _refusing(_invocations)
+_MODELS = {"GET": _refusing(_models), "POST": blocking(_refusing(_load))}
+_MODEL = {"GET": _refusing(_model), "DELETE": blocking(_refusing(_unload))}
 
 ROUTES = (
     Route("/ping", {"GET": _ping}, "health"),
-    Route("/invocations", {"POST": _refusing(_invocations)}, "inference"),
+    Route("/invocations", {"POST": _INVOCATIONS}, "inference"),
     Route("/models/?", _MODELS, "model-repository"),
     Route("/models/(?P<name>[^/]+)", _MODEL, "model-repository"),
     Route("/models/(?P<name>[^/]+)/invoke", {"POST": _refusing(_invoke)}, "inference"),
 )
-SAGEMAKER = Router(ROUTES, unmatched=Response(400))
+SAGEMAKER = Router("sagemaker", ROUTES, unmatched=Response(400))
+
+
+def admit_sagemaker(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> RouteMatch | Response:
+    """The handler for a request, or its refusal (see router.Admit)."""
+    found = SAGEMAKER.admit(state, method, target, headers)
+    if isinstance(found, RouteMatch) and found.handler is _INVOCATIONS:
+        return found._replace(model=state.sagemaker_default_model)
+    return found

@@ -83,6 +83,22 @@ class GrpcLane(Lane[GrpcConnection]):
         self._listeners: dict[int, CallSocket] = {}  # by descriptor
         self._deadlines = Deadlines()
 
+    def _forget_admitted(self) -> None:
+        for connection in self._connections.values():
+            connection.known = connection.headers = None
+            for call in list(connection.calls.values()):
+                if isinstance(call, StreamCall):
+                    self._authorise_anew(connection, call)
+
+    def _authorise_anew(self, connection: GrpcConnection, call: StreamCall) -> None:
+        """End a stream whose key is not admitted any more: its further messages would need no other."""
+        opening = open_call(self._state, connection.service, call.opening.metadata, connection.peer)
+        if isinstance(opening, Opening):
+            call.opening = opening
+        elif isinstance(opening, RefusedCall):
+            call.refuse(*opening)
+            self.has_output(connection)
+
     # --- connections come and go ---
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
@@ -272,7 +288,7 @@ class GrpcLane(Lane[GrpcConnection]):
         return no_answer(self._place.request_timeout_s)
 
     def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
-        return GrpcCall(self._state, None, opening.metadata, connection.peer)
+        return GrpcCall(self._state, None, opening.metadata, connection.peer, key=opening.key)
 
     def free(self, block: Block) -> None:
         self._port.slab.free(block.ref)

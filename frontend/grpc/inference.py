@@ -72,6 +72,7 @@ class Inference:
             offset,
             is_stream=is_stream,
             deadline_ns=deadline_ns(opening, deadline_s),
+            key=opening.key,
         )
         self._wait(asker, number, asked, opening, begun_s)
         return number, asked

@@ -7,6 +7,7 @@ Triton's is submission.py, TorchServe's torchserve/predictions.py. One thread, t
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
+from shoal.api_keys import ApiKey
 from shoal.errors import ShoalError
 from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.submission import MessageTemplate
@@ -51,12 +52,14 @@ class InferenceProtocol(Protocol):
         *,
         is_stream: bool,
         deadline_ns: int = 0,
+        key: ApiKey | None = None,
     ) -> tuple[int, Asked]:
         """Submit the request in a message; visible to the batcher at the port's next flush. Returns the request's
         number, and the argument for `response` with its replies.
 
         `message` lies in `block` from `offset` on, or in private memory if `block` is None. The block is the port's
-        from now on. Raises ShoalError if the request is refused; the block is freed then.
+        from now on. Raises ShoalError if the request is refused, as one for a model that `key` is not
+        for; the block is freed then.
         """
         ...
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shoal.api_keys import ApiKey
 from shoal.errors import ShoalError
 from shoal.frontend.grpc.framing import parse_timeout, refusal, response_encoding
 from shoal.frontend.grpc.inference_protocol import InferenceProtocol
@@ -21,6 +22,7 @@ class Opening(NamedTuple):
     encoding: str  # of the call's compressed messages
     response_encoding: str  # of the model's responses; that of all others is "identity"
     protocol: InferenceProtocol
+    key: ApiKey | None = None  # the caller's, if it needs one
 
 
 class Service(NamedTuple):
@@ -51,7 +53,7 @@ def open_call(
     try:
         timeout_s = None if timeout is None else parse_timeout(timeout)
         method = find(headers[":path"], service.methods)
-        check_access(method, state, headers, peer)
+        key = check_access(method, state, headers, peer)
     except ShoalError as error:
         return RefusedCall(error.grpc_status, str(error))
     except ValueError as error:
@@ -59,4 +61,4 @@ def open_call(
     level, accepted = state.grpc.infer_response_compression_level, headers.get("grpc-accept-encoding", "")
     encoding = headers.get("grpc-encoding", "identity")
     compressed = response_encoding(level, accepted)
-    return Opening(method, headers, timeout_s, encoding, compressed, service.protocol)
+    return Opening(method, headers, timeout_s, encoding, compressed, service.protocol, key)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.frontend.access.authorisation import check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.service import GrpcCall, refuse_while_exiting
 from shoal.frontend.header_forwarding import forwarded_metadata
@@ -28,6 +29,7 @@ def model_infer(
     """Answer a ModelInferRequest; `run` is the transport's infer. Raises ShoalError if it is refused or fails."""
     refuse_while_exiting(call.state)
     request, raws = infer.parse(message)
+    check_model(call.key, request.model_name)
     forwarded = forwarded_metadata(call.state.grpc.header_forward_pattern, call.metadata)
 
     def attempt(entry: ModelEntry) -> Rendered:

@@ -8,22 +8,32 @@ for questions to the supervisor; front-end processes.
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
+from shoal.api_keys import ApiKey
+from shoal.errors import (
+    InternalError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ShoalError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from shoal.frontend.access.audit import AUDIT
+from shoal.frontend.access.authorisation import authorise, check_model
+from shoal.frontend.access.doors import Scope, scope_of
+from shoal.frontend.access.restrictions import missing
+from shoal.frontend.access.tokens import REFUSAL as REFUSAL_OF_TOKEN
+from shoal.frontend.access.tokens import Tokens
 from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
-from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.model_name import check_name
-from shoal.frontend.restrictions import missing
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.tokens import REFUSAL as REFUSAL_OF_TOKEN
-from shoal.frontend.torchserve.tokens import Tokens
 from shoal.frontend.v2 import log_settings, shared_memory, trace_settings
 from shoal.frontend.v2.model_repository import load_model, repository_name_unsupported, rows, unload_model
 from shoal.star.file_overrides import PREFIX
@@ -52,6 +62,7 @@ class GrpcCall(NamedTuple):
     metadata: Mapping[str, str]
     peer: str
     deadline_ns: int = 0  # the client's deadline, monotonic; 0 = none; unused on lanes
+    key: ApiKey | None = None  # the caller's, if it needs one
 
     @property
     def road(self) -> "Transport":
@@ -78,14 +89,6 @@ def _always(_state: ServerState, _request: bytes | memoryview) -> bool:
     return True
 
 
-class Access(Enum):
-    """The callers that an rpc is open to (local_callers.py)."""
-
-    ALL = "reads or infers"
-    ADMINISTRATORS = "changes the server"
-    ADMINISTRATORS_WITH_SETTINGS = "changes the server where the request has settings, else reads them"
-
-
 class Method(NamedTuple):
     """An rpc. `group` is the name by which access to it can be restricted; `handler` is None if it is no unary call."""
 
@@ -94,14 +97,19 @@ class Method(NamedTuple):
     handler: Handler | None
     group: str  # "" = unrestricted
     waits: Waits = _never
-    access: Access = Access.ALL
+    model_field: str = ""  # the field of the request that names the model; "" = it has none
     token: str = ""  # the key of TorchServe's that its calls must have, where the server has keys; "" = none
+    api: str = "grpc"  # of the table of doors
 
+    @property
+    def name(self) -> str:
+        """The rpc's name, without its service."""
+        return self.path.rpartition("/")[2]
 
-class NotAllowedError(UnavailableError):
-    """The caller may not make this call, though others may. Triton has no code for that, gRPC has PERMISSION_DENIED."""
-
-    grpc_status = 7
+    @property
+    def scope(self) -> Scope:
+        """What the caller must be allowed to do."""
+        return scope_of(self.api, self.name)
 
 
 def find(path: str, methods: "Mapping[str, Method] | None" = None) -> Method:
@@ -115,28 +123,29 @@ def find(path: str, methods: "Mapping[str, Method] | None" = None) -> Method:
     return method
 
 
-def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> None:
-    """Raise UnavailableError for a caller who lacks the metadata that the method needs, NotAllowedError for one who
-    has not the key that it needs, or may not change the server. Keys are in lower case."""
+def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> ApiKey | None:
+    """The API key of a caller, if the method needs one. Raises UnavailableError for one who lacks the metadata that the
+    method needs, UnauthenticatedError or PermissionDeniedError for one who may not call it. Metadata keys are in lower
+    case."""
     restrictions = state.grpc.restricted_protocol
-    if restrictions and (key := missing(restrictions, method.group, metadata)):
-        raise UnavailableError(f"This protocol is restricted, expecting header '{key}'")
+    if restrictions and (name := missing(restrictions, method.group, metadata)):
+        raise UnavailableError(f"This protocol is restricted, expecting header '{name}'")
     if method.token and not _tokens(state.torchserve.token_file).admits(
         method.token, metadata, datetime.now().astimezone()
     ):
-        raise NotAllowedError(str(REFUSAL_OF_TOKEN))
-    if method.access is Access.ADMINISTRATORS:
-        _check_administrator(state, metadata, peer)
+        raise PermissionDeniedError(str(REFUSAL_OF_TOKEN))
+    scope = method.scope
+    try:
+        return authorise(state, scope, metadata, peer, None)
+    except (UnauthenticatedError, PermissionDeniedError) as error:
+        if scope is Scope.ADMIN:
+            AUDIT.refused(method.path, peer, error.grpc_status)
+        raise
 
 
 @cache
 def _tokens(path: str) -> Tokens:
     return Tokens(path)
-
-
-def _check_administrator(state: ServerState, metadata: Mapping[str, str], peer: str) -> None:
-    if not may_administer(state, peer, metadata):
-        raise NotAllowedError(REFUSAL)
 
 
 def refuse_while_exiting(state: ServerState) -> None:
@@ -153,12 +162,40 @@ def shutting_down() -> UnavailableError:
 def run(method: Method, call: GrpcCall, request: bytes | memoryview) -> bytes:
     """Answer a unary call that `check_access` has passed; request and answer are messages' bytes. Raises ShoalError
     if it is refused."""
-    assert method.handler is not None, "whoever serves it has a way of its own"
+    assert method.handler is not None, "lane and road serve a stream, or an inference, each in its own way"
     parsed = parse(method.request, request)
-    if method.access is Access.ADMINISTRATORS_WITH_SETTINGS and parsed.settings:
-        _check_administrator(call.state, call.metadata, call.peer)
-    answer: bytes = method.handler(call, parsed).SerializeToString()
+    scope = method.scope
+    if scope is Scope.SETTINGS:
+        scope = Scope.ADMIN if parsed.settings else Scope.READ
+    model = getattr(parsed, method.model_field) if method.model_field else ""
+    if call.key is not None or scope is Scope.ADMIN:
+        _authorise_message(method, scope, call, model)
+    if scope is not Scope.ADMIN:
+        answer: bytes = method.handler(call, parsed).SerializeToString()
+        return answer
+    status = InternalError.grpc_status
+    try:
+        answer = method.handler(call, parsed).SerializeToString()
+        status = 0
+    except ShoalError as error:
+        status = error.grpc_status
+        raise
+    finally:
+        AUDIT.answered(f"{method.name} of model '{model}'" if model else method.name, call.key, call.peer, status)
     return answer
+
+
+def _authorise_message(method: Method, scope: Scope, call: GrpcCall, model: str) -> None:
+    """Check what only the message of a call shows: its model, and whether it changes settings."""
+    try:
+        if scope is not Scope.OPEN:
+            key = authorise(call.state, scope, call.metadata, call.peer, None)
+            if scope is not Scope.KNOWN:
+                check_model(key, model)
+    except (UnauthenticatedError, PermissionDeniedError) as error:
+        if scope is Scope.ADMIN:
+            AUDIT.refused(method.path, call.peer, error.grpc_status)
+        raise
 
 
 def parse(message: type[Message], data: bytes | memoryview) -> Message:
@@ -379,11 +416,9 @@ def _log_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
 # The table
 
 
-def _method(
-    name: str, handler: Handler | None, group: str, asks: Waits = _never, access: Access = Access.ALL
-) -> Method:
+def _method(name: str, handler: Handler | None, group: str, asks: Waits = _never, model: str = "") -> Method:
     request = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name].input_type
-    return Method(f"/{SERVICE}/{name}", getattr(pb, request.name), handler, group, asks, access)
+    return Method(f"/{SERVICE}/{name}", getattr(pb, request.name), handler, group, asks, model)
 
 
 METHODS = {
@@ -391,24 +426,24 @@ METHODS = {
     for method in (
         _method("ServerLive", _server_live, "health"),
         _method("ServerReady", _server_ready, "health"),
-        _method("ModelReady", _model_ready, "health", _model_ready_waits),
+        _method("ModelReady", _model_ready, "health", _model_ready_waits, "name"),
         _method("ServerMetadata", _server_metadata, "metadata"),
-        _method("ModelMetadata", _model_metadata, "metadata"),
-        _method("ModelInfer", None, "inference"),
-        _method("ModelStreamInfer", None, "inference"),
-        _method("ModelConfig", _model_config, "model-config"),
-        _method("ModelStatistics", _model_statistics, "statistics"),
+        _method("ModelMetadata", _model_metadata, "metadata", model="name"),
+        _method("ModelInfer", None, "inference", model="model_name"),
+        _method("ModelStreamInfer", None, "inference", model="model_name"),
+        _method("ModelConfig", _model_config, "model-config", model="name"),
+        _method("ModelStatistics", _model_statistics, "statistics", model="name"),
         _method("RepositoryIndex", _repository_index, "model-repository", _always),
-        _method("RepositoryModelLoad", _repository_model_load, "model-repository", _always, Access.ADMINISTRATORS),
-        _method("RepositoryModelUnload", _repository_model_unload, "model-repository", _always, Access.ADMINISTRATORS),
+        _method("RepositoryModelLoad", _repository_model_load, "model-repository", _always, "model_name"),
+        _method("RepositoryModelUnload", _repository_model_unload, "model-repository", _always, "model_name"),
         _method("SystemSharedMemoryStatus", _system_regions, "shared-memory"),
-        _method("SystemSharedMemoryRegister", _register_system, "shared-memory", _always, Access.ADMINISTRATORS),
-        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", _always, Access.ADMINISTRATORS),
+        _method("SystemSharedMemoryRegister", _register_system, "shared-memory", _always),
+        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", _always),
         _method("CudaSharedMemoryStatus", _cuda_regions, "shared-memory"),
-        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", _never, Access.ADMINISTRATORS),
-        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", _never, Access.ADMINISTRATORS),
-        _method("TraceSetting", _trace_setting, "trace", _always, Access.ADMINISTRATORS_WITH_SETTINGS),
-        _method("LogSettings", _log_settings, "logging", _log_settings_waits, Access.ADMINISTRATORS_WITH_SETTINGS),
+        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", _never),
+        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", _never),
+        _method("TraceSetting", _trace_setting, "trace", _always, "model_name"),
+        _method("LogSettings", _log_settings, "logging", _log_settings_waits),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
         *[Method(path, reflection.Request, None, "") for path in reflection.PATHS],
     )

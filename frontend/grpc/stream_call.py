@@ -61,15 +61,15 @@ class StreamCall:
 
     __slots__ = (
         "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
-        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_protocol",
-        "_stream_id", "_waits_for",
+        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_order", "_protocol", "_stream_id", "_waits_for",
+        "opening",
     )  # fmt: skip
 
     def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
         self._connection = connection
         self._stream_id = stream_id
-        self._opening = opening
+        self.opening = opening
         self._protocol = opening.protocol
         self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
         # Changed as the stream goes on.
@@ -185,7 +185,7 @@ class StreamCall:
         lane = self._lane
         try:
             number, asked = lane.inference.ask(
-                self, self._opening, received, self._connection.begun_s, self._deadline_s, is_stream=True
+                self, self.opening, received, self._connection.begun_s, self._deadline_s, is_stream=True
             )
         except ShoalError as error:
             if isinstance(error, NoRoomError) and lane.parking.may_wait(error.model, received):
@@ -262,7 +262,7 @@ class StreamCall:
                 self._send(ready)
 
     def _send(self, answer: OutgoingMessage) -> None:
-        connection, encoding = self._connection, self._opening.response_encoding
+        connection, encoding = self._connection, self.opening.response_encoding
         http2 = connection.http2
         if answer.kept_bytes:
             connection.keep_waiting(-answer.kept_bytes)
@@ -287,7 +287,7 @@ class StreamCall:
 
     def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> None:
         """Answer a request with an error or, where the protocol has it so, end the whole stream with it."""
-        if self._protocol.ends_with_error(self._opening.method.path, self._opening.metadata):
+        if self._protocol.ends_with_error(self.opening.method.path, self.opening.metadata):
             self._stop()
             self._finish(error.grpc_status, str(error))
             return
@@ -314,6 +314,11 @@ class StreamCall:
 
     # --- other ends of the call ---
 
+    def refuse(self, status: int, message: str) -> None:
+        """End the stream with an error, although it was let in."""
+        self._stop()
+        self._finish(status, message)
+
     def end_idle(self) -> None:
         if not (self._open or self._backlog or len(self._order)):
             self._stop()
@@ -326,7 +331,7 @@ class StreamCall:
     def expire(self, now_s: float) -> None:
         if now_s >= self._deadline_s:
             self._stop()
-            self._finish(*self._lane.too_late(self._opening))
+            self._finish(*self._lane.too_late(self.opening))
             self._lane.has_output(self._connection)
             return
         late = [number for number, each in self._open.items() if now_s >= each.deadline_s]

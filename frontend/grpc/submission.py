@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from struct import Struct
 from typing import NamedTuple
 
+from shoal.api_keys import ApiKey
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError
+from shoal.frontend.access.authorisation import check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
@@ -122,16 +124,20 @@ class GrpcSubmission:
         *,
         is_stream: bool,
         deadline_ns: int = 0,
+        key: ApiKey | None = None,
     ) -> tuple[int, SubmittedMessage]:
         """Submit a ModelInferRequest; visible to the batcher at the port's next flush. Returns the request's number,
         and the argument for `response` with its replies.
 
         `message` lies in `block` from `offset` on (see `message_offset`), or in private memory if `block` is None. The
-        block is the port's from now on. Raises ShoalError if the request is refused; the block is freed then.
+        block is the port's from now on. Raises ShoalError if the request is refused, as one for a model that `key` is
+        not for; the block is freed then.
         """
         start_ns = time.monotonic_ns()
         try:
             pattern = self._header_forward_pattern
+            if key is not None and not key.covers_all:
+                check_model(key, infer.parse_skeleton(wire.split(message)).model_name)
             if block is None and not pattern and type(message) is bytes:
                 submitted = self._submit_as_latest(message, start_ns, deadline_ns, is_stream=is_stream)
                 if submitted is not None:

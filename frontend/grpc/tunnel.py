@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 import orjson
 
 from shoal.errors import InternalError, ShoalError
+from shoal.frontend.access.doors import Scope
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.road_inference import model_infer
@@ -82,16 +83,16 @@ def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
 
 def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
     """Admit a lane's request (see router.Admit): whatever its path, the handler reads it first."""
-    return RouteMatch(_answer, target, None, "")
+    return RouteMatch(_answer, target, None, "", Scope.OPEN)  # `_answer` authorises
 
 
 def _answer(call: HandlerCall) -> Response:
     length = int.from_bytes(call.body[:_LENGTH_BYTES], "big")
     peer, metadata, encoding, deadline_ns = orjson.loads(call.body[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns)
     try:
         method = find(call.name, _METHODS)
-        check_access(method, call.state, metadata, peer)
+        key = check_access(method, call.state, metadata, peer)
+        grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns, key)
         message = decompress(encoding, call.body[_LENGTH_BYTES + length :], call.state.max_request_bytes)
         if method.handler is not None:
             return Response(200, (), (run(method, grpc_call, message),))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from shoal.frontend.access.authorisation import CREDENTIALS
 from shoal.frontend.response import Response
 from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.v2.compression import preferred_encoding
@@ -33,7 +34,7 @@ SINGLE_FIELDS = frozenset(
 )
 #: Fields on whose values depends what a lane does with a request. (Values of others may be forwarded to the model, be
 #: demanded by a restriction of the API, or name a trace.)
-MEANINGFUL_FIELDS = ROAD_FIELDS | SINGLE_FIELDS | {"connection", "accept-encoding"}
+MEANINGFUL_FIELDS = ROAD_FIELDS | SINGLE_FIELDS | CREDENTIALS | {"connection", "accept-encoding"}
 #: All bytes that the value of a field may have.
 VALUE_BYTES = bytes([0x09, *range(0x20, 0x7F)])
 

@@ -64,6 +64,11 @@ class HttpLane(Lane[HttpConnection]):
             if connection.stage is READING:
                 connection.deadline_s = min(connection.deadline_s, self.now_s + LINGER_S)
 
+    def _forget_admitted(self) -> None:
+        self._triton.forget_known()
+        for connection in self._connections.values():
+            connection.known = None
+
     # --- connections come and go ---
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:

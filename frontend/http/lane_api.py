@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import ShoalError
+from shoal.frontend.access.authorisation import is_authorised
 from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_head import Head, parse_head
 from shoal.frontend.http.submission import HEADER_BYTES, Submission, body_offset
@@ -95,6 +96,8 @@ class TritonApi(Submission):
         if HTTP.restricted(self._state, head.path, head.headers):
             # The road refuses or admits it; requests admitted here are known by their whole head only.
             return True
+        if self._state.api_keys is not None and not may_pass(self._state, head):
+            return True  # which refuses it
         if isinstance(head.found, Response) and head.content_length:
             return True  # the body is not read: the road can close without losing the answer
         if not head.is_infer:
@@ -123,6 +126,12 @@ class TritonApi(Submission):
     def refusal(self, _connection: HttpConnection, error: ShoalError) -> Response:
         """Implements `LaneApi.refusal`."""
         return error_response(error)
+
+
+def may_pass(state: ServerState, head: Head) -> bool:
+    """Whether the caller may have what it asks for, as far as API keys decide on it."""
+    found = head.found
+    return isinstance(found, Response) or is_authorised(state, found.scope, head.headers, "", found.model)
 
 
 def prepared_of(asked: Any) -> PreparedRequest:

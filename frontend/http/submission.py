@@ -98,6 +98,10 @@ class Submission:
                 return known, values
         return None
 
+    def forget_known(self) -> None:
+        """Forget all known requests: a key by which one was admitted may not be admitted any more."""
+        self._known.entries.clear()
+
     def submit_known(self, known: KnownRequest, values: Sequence[bytes]) -> tuple[int, Submitted] | None:
         """Put a request that `find` found into shared memory.
 

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from flask import Flask, request
 from flask import Response as FlaskResponse
 
+from shoal.api_keys import ApiKey
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.clouds.sagemaker import SAGEMAKER
+from shoal.frontend.access.audit import AUDIT
+from shoal.frontend.access.authorisation import authorise, is_authorised
+from shoal.frontend.access.doors import Scope, scope_of
+from shoal.frontend.clouds.sagemaker import admit_sagemaker
 from shoal.frontend.clouds.vertex_ai import admit_vertex_ai
 from shoal.frontend.header_forwarding import forwarded
-from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, error_json, error_response
 from shoal.frontend.road.body import ControlBodyTooLongError, Environ, has_body, read_body
@@ -92,15 +95,17 @@ def make_endpoints(
 ) -> dict[str, Endpoint]:
     """The endpoints by their names; `count` counts a response of TorchServe's protocol by its status."""
     metrics = MetricsListener(state, transport)
+    scope = scope_of("metrics", "GET /metrics")
 
-    def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> Response:
-        return metrics.answer(method, path_of(target))
+    def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
+        path = path_of(target)
+        return RouteMatch(lambda _call: metrics.answer(method, path), "", None, "", scope)
 
     return {
         "http": Endpoint(HTTP.admit),
         "metrics": Endpoint(admit_metrics, preview=_without_body),
         "grpc": Endpoint(_admit_grpc),
-        "sagemaker": Endpoint(SAGEMAKER.admit),
+        "sagemaker": Endpoint(admit_sagemaker),
         "vertex-ai": Endpoint(
             partial(admit_vertex_ai, metrics=admit_metrics), preview=partial(admit_vertex_ai, metrics=_without_body)
         ),
@@ -121,7 +126,7 @@ def body_limit(
     found = (endpoint.preview or endpoint.admit)(state, method, target, headers)
     if headers.get("transfer-encoding", "chunked").lower() != "chunked":  # body.py refuses others
         return None
-    if isinstance(found, Response) or (found.is_administrative and not may_administer(state, address, headers)):
+    if isinstance(found, Response) or not is_authorised(state, found.scope, headers, address, found.model):
         return None
     return _limit(found, state, endpoint)
 
@@ -150,11 +155,37 @@ def _serve(
         return _closed(endpoint.refuse(error))
     headers = _headers(environ)
     found = endpoint.admit(state, method, target, headers)
-    if not isinstance(found, Response) and found.is_administrative:
-        found = found if may_administer(state, environ.get("REMOTE_ADDR", ""), headers) else error_json(403, REFUSAL)
+    key: ApiKey | None = None
+    if not isinstance(found, Response):
+        try:
+            key = authorise(state, found.scope, headers, environ.get("REMOTE_ADDR", ""), found.model)
+        except ShoalError as error:
+            if found.scope is Scope.ADMIN:
+                AUDIT.refused(_audited(environ), environ.get("REMOTE_ADDR", ""), error.http_status)
+            found = endpoint.refuse(error)
     if isinstance(found, Response):
         # The body was not read, and could not be told from the next request.
         return _closed(found) if has_body(environ) else found
+    response = _answer(state, transport, endpoint, environ, headers, found, unreadable)
+    if found.scope is Scope.ADMIN:
+        AUDIT.answered(_audited(environ), key, environ.get("REMOTE_ADDR", ""), response.status)
+    return response
+
+
+def _audited(environ: Environ) -> str:
+    """A request's method and path, for the audit log."""
+    return f"{environ['REQUEST_METHOD']} {path_of(_target(environ))}"
+
+
+def _answer(
+    state: ServerState,
+    transport: "Transport",
+    endpoint: Endpoint,
+    environ: Environ,
+    headers: Mapping[str, str],
+    found: RouteMatch,
+    unreadable: tuple[type[Exception], ...],
+) -> Response:
     begun_ns = time.monotonic_ns()
     try:
         body = _read(environ, found, state, endpoint, unreadable)

@@ -7,7 +7,8 @@ The kind is found from a request's head, before it gets a thread. Pure: bytes in
 import re
 from enum import Enum
 
-from shoal.frontend.call import ADMINISTRATIVE, BLOCKING
+from shoal.frontend.access.doors import Scope
+from shoal.frontend.call import BLOCKING
 from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.router import HTTP, RouteMatch
 from shoal.frontend.routes import model_is_ready
@@ -40,7 +41,7 @@ def work_of(head: bytes, *, is_tunnel: bool) -> Work:
     if isinstance(found, RouteMatch):
         if found.handler in _MODELS:
             return Work.REQUEST
-        is_quick = found.handler not in ADMINISTRATIVE and (found.handler not in BLOCKING or method == "GET")
+        is_quick = found.scope is not Scope.ADMIN and (found.handler not in BLOCKING or method == "GET")
         return Work.READING if is_quick else Work.ADMINISTRATION
     found = _TORCHSERVE.resolve(method, target)
     if isinstance(found, RouteMatch) and found.handler in PREDICTIONS:

@@ -9,8 +9,16 @@ Pure. Front-end processes.
 
 import orjson
 
-from shoal.errors import CancelledError, InternalError, InvalidArgumentError, ShoalError, UnavailableError
-from shoal.frontend.response import JSON_CONTENT, Headers, Response
+from shoal.errors import (
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ShoalError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from shoal.frontend.response import CHALLENGE, JSON_CONTENT, Headers, Response
 from shoal.reasons import ModelGoneError, QueueFullError, WorkerDiedError
 from shoal.torchserve_errors import TorchServeFault, torchserve_fault
 
@@ -68,6 +76,8 @@ def refusal_of(error: ShoalError, model: str = "", version: str | None = None) -
     sentence = str(error)
     if (fault := torchserve_fault(sentence)) is not None:
         return fault
+    if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
+        return TorchServeFault(error.http_status, "InvalidKeyException", sentence)
     if isinstance(error, WorkerDiedError):
         return TorchServeFault(507 if error.was_killed else 500, _INTERNAL, "Worker died.")
     if isinstance(error, (QueueFullError, ModelGoneError)) and model:
@@ -89,7 +99,8 @@ def refusal_response(fault: TorchServeFault, headers: Headers = ()) -> Response:
 
 def error_response(error: ShoalError, model: str = "", version: str | None = None) -> Response:
     """The response for an error, see `refusal_of`."""
-    return refusal_response(refusal_of(error, model, version))
+    headers = CHALLENGE if isinstance(error, UnauthenticatedError) else ()
+    return refusal_response(refusal_of(error, model, version), headers)
 
 
 def pretty(status: int, value: object, headers: Headers = ()) -> Response:

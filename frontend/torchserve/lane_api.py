@@ -16,9 +16,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from shoal.errors import ShoalError, UnavailableError
+from shoal.frontend.access.tokens import Tokens
 from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_head import MAX_KEPT_HEAD, Head
-from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, Place
+from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, Place, may_pass
 from shoal.frontend.http.submission import response_head
 from shoal.frontend.prepared import PreparedRequest, submit_block
 from shoal.frontend.response import Headers, Response
@@ -40,7 +41,6 @@ from shoal.frontend.torchserve.predictions import (
     spelled_headers,
 )
 from shoal.frontend.torchserve.routes import router_of
-from shoal.frontend.torchserve.tokens import Tokens
 from shoal.memo import Memo
 from shoal.options import SLAB_PARTS
 from shoal.request import TensorRef
@@ -107,6 +107,8 @@ class TorchServeApi:
         found = head.found
         if self._has_tokens and not self._tokens.admits("inference", head.headers, datetime.now().astimezone()):
             return True  # which refuses it
+        if self._state.api_keys is not None and not may_pass(self._state, head):
+            return True
         if isinstance(found, Response):
             return head.content_length > 0  # the body is not read: the road can close without losing the answer
         if not head.is_infer:

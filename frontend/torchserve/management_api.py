@@ -1,6 +1,6 @@
 """TorchServe's management API: models are registered, listed, described, scaled and unregistered. Runs on the road."""
 
-from shoal.frontend.call import Route, administrative, blocking
+from shoal.frontend.call import Route, blocking
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.torchserve.model_list import describe, is_served, models
 from shoal.frontend.torchserve.registration import register, set_default, unregister
@@ -9,14 +9,14 @@ _NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
 
 #: In the order in which they are tried.
 MANAGEMENT_ROUTES = (
-    Route("/models", {"GET": blocking(models), "POST": administrative(register)}, "model-repository"),
-    Route(f"/models/{_NAME}/{_VERSION}/set-default", {"PUT": administrative(set_default)}, "model-repository"),
+    Route("/models", {"GET": blocking(models), "POST": blocking(register)}, "model-repository"),
+    Route(f"/models/{_NAME}/{_VERSION}/set-default", {"PUT": blocking(set_default)}, "model-repository"),
     Route(
         f"/models/{_NAME}(?:/{_VERSION})?",
         {
             "GET": blocking(describe),
-            "PUT": administrative(lambda call: scale_workers(call.ask, call.name, call.version, call.query)),
-            "DELETE": administrative(unregister),
+            "PUT": blocking(lambda call: scale_workers(call.ask, call.name, call.version, call.query)),
+            "DELETE": blocking(unregister),
         },
         "model-repository",
     ),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from shoal.errors import ShoalError
+from shoal.frontend.access.tokens import REFUSAL, Tokens
 from shoal.frontend.response import Response
 from shoal.frontend.road.body import BodyTooLongError
 from shoal.frontend.router import RouteMatch
@@ -12,7 +13,6 @@ from shoal.frontend.torchserve.common_headers import closing, common_headers, co
 from shoal.frontend.torchserve.errors import error_response
 from shoal.frontend.torchserve.predictions import new_id
 from shoal.frontend.torchserve.routes import router_of
-from shoal.frontend.torchserve.tokens import REFUSAL, Tokens
 
 #: The response to a body that is too long: without a body, as TorchServe's.
 TOO_LONG = Response(413)

@@ -32,6 +32,7 @@ def router_of(apis: Sequence[str]) -> Router:
         Route("/api-description", {**any_method(describe), "OPTIONS": describe}, "metadata"),
     )
     return Router(
+        "torchserve",
         [*described, *routes],
         refusal_response(RESOURCE_NOT_FOUND),
         not_allowed=lambda _methods: refusal_response(METHOD_NOT_ALLOWED),

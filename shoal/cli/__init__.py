@@ -42,6 +42,7 @@ _VERBS = {
     "top": _Verb("show what the models of a running server do, again and again", "shoal.cli.top:top"),
     "explain": _Verb("say why a model's last batches had their size", "shoal.cli.explain:explain"),
     "logs": _Verb("print the last lines of a running server's log file, and those that come", "shoal.cli.logs:logs"),
+    "key": _Verb("make an API key, and the entry for the file of --api-keys", "shoal.cli.key:key"),
     "doctor": _Verb("say what of this machine and installation a server would suffer from", "shoal.cli.doctor:doctor"),
     "fleet": _Verb("write the configuration of a balancer in front of several servers", "shoal.cli.fleet:fleet"),
     "completion": _Verb("print what makes bash, zsh or fish complete commands", "shoal.cli.completion:completion"),

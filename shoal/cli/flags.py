@@ -85,6 +85,12 @@ _REUSE = "let other servers listen at this port, too; connections go to one or t
 
 SERVER = (
     honour("id", TEXT, "name of the server in GET /v2"),
+    honour(
+        "api-keys",
+        ANY_TEXT,
+        "file of API keys, one of which every request but those about health needs: docs/security.md; read again when "
+        "it changes",
+    ),
     honour("exit-timeout-secs", integer(0), "seconds to finish what is in flight after SIGTERM, before exit code 1"),
 )
 LOGGING = (

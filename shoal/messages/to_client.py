@@ -37,6 +37,7 @@ class FrontEndSettings(TypedDict):
     allow_remote_admin: bool
     has_page: bool
     grpc_port: int  # 0: there is no gRPC
+    api_keys: list[Any] | None  # as ApiKeysChanged has them; None: no request needs a key
     allow_client_shm: bool
     allow_gpu_metrics: bool
     allow_cpu_metrics: bool
@@ -140,6 +141,12 @@ class TraceSettingsChanged(Message):
     outlet: Fd | None  # the socket on which traces go to the tracer, always one and the same; None: no traces
 
 
+class ApiKeysChanged(Message):
+    """The API keys that are admitted from now on, with their digests: fields of ApiKey (shoal/api_keys.py)."""
+
+    keys: list[Any]
+
+
 class RegionRegistered(Message):
     """A region of clients' shared memory that requests over HTTP and gRPC may name."""
 
@@ -170,6 +177,7 @@ ToClient: TypeAlias = (
     | TraceSettingsChanged
     | RegionRegistered
     | RegionUnregistered
+    | ApiKeysChanged
     | shared.LedgerWanted
     | shared.LogChanged
     | shared.Ping

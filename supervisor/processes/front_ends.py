@@ -19,6 +19,7 @@ from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
 from shoal.options import MIB, ServerOptions, torchserve_apis, torchserve_grpc_apis
 from shoal.supervisor.event_loop import EventLoop, Future, shared
+from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.processes.arbiter import Arbiter
 from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
@@ -48,11 +49,13 @@ class FrontEnds:
         log_settings: LogSettings,
         control_address: str,
         listeners: Listeners,
+        key_file: KeyFile,
     ) -> None:
         self._loop = loop
         self._options = options
         self._log_settings = log_settings
         self._listeners = listeners
+        self._key_file = key_file
         # Front ends join for as long as the arbiters live, which is longer than the sockets are open here. The road's
         # endpoint for gRPC has no address: the road trusts what arrives there, and only lanes may reach it.
         self._endpoints = {
@@ -205,6 +208,7 @@ class FrontEnds:
             allow_remote_admin=options.allow_remote_admin,
             has_page=options.ui,
             grpc_port=self._listeners["grpc"].getsockname()[1] if "grpc" in self._listeners else 0,
+            api_keys=self._key_file.rows,
             allow_client_shm=options.allow_client_shm,
             allow_gpu_metrics=options.allow_gpu_metrics,
             allow_cpu_metrics=options.allow_cpu_metrics,

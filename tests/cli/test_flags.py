@@ -37,7 +37,7 @@ SHOAL = """
     model-load-timeout-secs model-execution-timeout-secs grpc-max-connections
     max-request-bytes max-control-bytes max-expansion max-upload-mib upload-timeout-secs min-upload-rate
     listen-backlog http-process-count
-    allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
+    api-keys allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
     environment-cache-directory latency-target cpu-fallback models ui reload
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
 torchserve-management-port torchserve-metrics-address torchserve-metrics-port

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shoal.frontend.access.doors import Scope
 from shoal.frontend.response import Response
 from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.routes import PAGE, ROUTES
@@ -199,7 +200,7 @@ def test_which_requests_wait_and_which_change_the_server(
 ) -> None:
     found = HTTP.resolve(method, target)
     assert not isinstance(found, Response)
-    assert (found.is_blocking, found.is_administrative) == (is_blocking, is_administrative)
+    assert (found.is_blocking, found.scope is Scope.ADMIN) == (is_blocking, is_administrative)
 
 
 def test_every_route_has_a_group_by_which_it_can_be_restricted() -> None:

@@ -14,7 +14,7 @@ import orjson
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.messages import service as pb
-from shoal.frontend.grpc.service import Access, GrpcCall, Handler, Message, Method
+from shoal.frontend.grpc.service import GrpcCall, Handler, Message, Method
 from shoal.frontend.grpc.torchserve.errors import CallError, failed, managed, refused
 from shoal.frontend.grpc.torchserve.messages import OPEN_INFERENCE
 from shoal.frontend.state import ServerState
@@ -141,10 +141,11 @@ def _never(_state: ServerState, _request: bytes | memoryview) -> bool:
     return False
 
 
-def _method(name: str, handler: Handler, *, waits: bool) -> Method:
+def _method(name: str, handler: Handler, model: str = "", *, waits: bool) -> Method:
     path = f"/{OPEN_INFERENCE}.GRPCInferenceService/{name}"
     request = getattr(pb, f"{name}Request")
-    return Method(path, request, handler, "", _waits if waits else _never, Access.ALL, "inference")
+    asks = _waits if waits else _never
+    return Method(path, request, handler, "", asks, model, "inference", "torchserve-grpc")
 
 
 METHODS: Mapping[str, Method] = {
@@ -153,8 +154,8 @@ METHODS: Mapping[str, Method] = {
         _method("ServerLive", _server_live, waits=False),
         _method("ServerReady", _server_ready, waits=False),
         _method("ServerMetadata", _server_metadata, waits=False),
-        _method("ModelReady", _model_ready, waits=True),
-        _method("ModelMetadata", _model_metadata, waits=True),
-        _method("ModelInfer", _model_infer, waits=True),
+        _method("ModelReady", _model_ready, "name", waits=True),
+        _method("ModelMetadata", _model_metadata, "name", waits=True),
+        _method("ModelInfer", _model_infer, "model_name", waits=True),
     )
 }

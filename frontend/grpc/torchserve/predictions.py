@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.api_keys import ApiKey
 from shoal.errors import ShoalError
+from shoal.frontend.access.authorisation import check_model
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.road_inference import Rendered
@@ -74,6 +76,7 @@ class TorchServePredictions:
         *,
         is_stream: bool,
         deadline_ns: int = 0,
+        key: ApiKey | None = None,
     ) -> tuple[int, SubmittedPrediction]:
         """Implements `InferenceProtocol.submit`. Raises RoadOnlyError for what only the road can answer."""
         start_ns = time.monotonic_ns()
@@ -83,6 +86,7 @@ class TorchServePredictions:
             if block is not None:  # its bytes are copied
                 self._port.slab.free(block.ref)
         model, version = request.model_name, request.model_version
+        check_model(key, model)
         try:
             entry = look_up(self._state, model, version)
             if not is_stream and entry.is_decoupled:
@@ -187,6 +191,7 @@ def predictions(call: GrpcCall, message: bytes | memoryview, transport: "Transpo
     """Answer a PredictionsRequest, see road_inference.model_infer: parts are joined."""
     request = read(call.state, message)
     model, version = request.model_name, request.model_version
+    check_model(call.key, model)
     asked = HandlerCall(call.state, transport, call.metadata, memoryview(b""), model, version or None, "")
     try:
         prepared = _prepared(request, find_version(asked, model))

@@ -13,7 +13,7 @@ import orjson
 
 from shoal.errors import ShoalError
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.grpc.service import Access, GrpcCall, Message, Method, Waits
+from shoal.frontend.grpc.service import GrpcCall, Message, Method
 from shoal.frontend.grpc.torchserve import open_inference
 from shoal.frontend.grpc.torchserve.errors import CallError, managed
 from shoal.frontend.grpc.torchserve.messages import MANAGEMENT, Empty, PredictionsRequest, inference, management
@@ -124,12 +124,15 @@ def _always(_state: ServerState, _request: bytes | memoryview) -> bool:
 
 
 def _inference(path: str, request: type[Message], handler: Any) -> Method:
-    return Method(path, request, handler, "", _never, Access.ALL, "inference")
+    model = "" if path == PING else "model_name"
+    return Method(path, request, handler, "", _never, model, "inference", "torchserve-grpc")
 
 
-def _management(name: str, handler: Any, access: Access = Access.ADMINISTRATORS, waits: Waits = _always) -> Method:
+def _management(name: str, handler: Any) -> Method:
     path = f"/{MANAGEMENT}.ManagementAPIsService/{name}"
-    return Method(path, management[f"{name}Request"], handler, "", waits, access, "model-repository")
+    model = "" if name == "ListModels" else "model_name"
+    request = management[f"{name}Request"]
+    return Method(path, request, handler, "", _always, model, "model-repository", "torchserve-grpc")
 
 
 _APIS: Mapping[str, Mapping[str, Method]] = {
@@ -145,8 +148,8 @@ _APIS: Mapping[str, Mapping[str, Method]] = {
     "management": {
         each.path: each
         for each in (
-            _management("DescribeModel", _managing(describe, _fields("customized")), Access.ALL),
-            _management("ListModels", _managing(models, _fields("limit", "next_page_token")), Access.ALL),
+            _management("DescribeModel", _managing(describe, _fields("customized"))),
+            _management("ListModels", _managing(models, _fields("limit", "next_page_token"))),
             _management("RegisterModel", _register),
             _management(
                 "ScaleWorker", _managing(_scale, _fields("min_worker", "max_worker", "synchronous"), is_text=True)

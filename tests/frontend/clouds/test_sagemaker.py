@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import AlreadyExistsError, InternalError, NotFoundError, ShoalError, UnavailableError
+from shoal.frontend.access.doors import Scope
 from shoal.frontend.clouds.sagemaker import SAGEMAKER
 from shoal.frontend.response import Response
 from shoal.frontend.router import answer
@@ -207,4 +208,4 @@ def test_who_loads_and_unloads_changes_what_is_served(state: ServerState) -> Non
     for method, path, changes in (("POST", "/models", True), ("DELETE", "/models/H", True), ("GET", "/models", False)):
         found = SAGEMAKER.admit(state, method, path, {})
         assert not isinstance(found, Response)
-        assert found.is_administrative is changes
+        assert (found.scope is Scope.ADMIN) is changes

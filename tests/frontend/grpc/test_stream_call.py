@@ -116,7 +116,7 @@ def test_an_answer_that_waits_for_another_model_is_copied_and_leaves_in_its_orde
 
 
 def test_what_is_compressed_is_a_copy_and_free_before_it_leaves(stream: Stream) -> None:
-    stream.call._opening = stream.call._opening._replace(response_encoding="gzip")
+    stream.call.opening = stream.call.opening._replace(response_encoding="gzip")
     stream.answer(1, memoryview(bytes(NBYTES)))
     assert stream.lane.released == [(1, PART)]
 

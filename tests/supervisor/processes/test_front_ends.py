@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.listeners import bind
 from tests.supervisor.clock import ClockLoop
@@ -22,7 +23,9 @@ class Running:
         options = dataclasses.replace(OPTIONS, **ports, **changes)
         self._clock = clock
         self.listeners = bind(dataclasses.replace(options, grpc_use_ssl=False))  # tries no files
-        self.front_ends = FrontEnds(EventLoop(clock), options, {}, "@nobody", self.listeners)
+        unused: Any = None
+        key_file = KeyFile("", unused, None)
+        self.front_ends = FrontEnds(EventLoop(clock), options, {}, "@nobody", self.listeners, key_file)
 
     @property
     def processes(self) -> dict[str, int]:

@@ -1,11 +1,11 @@
-"""frontend/restrictions.py: which header opens which part of the API, and what those without it are told."""
+"""frontend/access/restrictions.py: which header opens which part of the API, and what those without it are told."""
 
 import json
 from typing import Any
 
 import pytest
 
-from shoal.frontend.restrictions import refusal
+from shoal.frontend.access.restrictions import refusal
 from shoal.frontend.state import ServerState
 
 RESTRICTIONS = {"logging": ("Admin-Key", "sécret"), "trace": ["k", "v"]}

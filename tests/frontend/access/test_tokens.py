@@ -1,4 +1,4 @@
-"""frontend/torchserve/tokens.py: which requests a key file admits."""
+"""frontend/access/tokens.py: which requests a key file admits."""
 
 import json
 from datetime import datetime, timedelta, timezone
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.frontend.torchserve.tokens import Tokens
+from shoal.frontend.access.tokens import Tokens
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=timezone.utc)
 

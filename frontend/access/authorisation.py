@@ -1,0 +1,92 @@
+"""The decision whether a request may pass its door: by its API key where there are any, else by where it comes from.
+
+Lanes and the road ask before they read a body. A model that only the message names is checked once that is parsed
+(`check_model`). Pure; front-end processes.
+"""
+
+from collections.abc import Mapping
+
+from shoal.api_keys import ApiKey
+from shoal.errors import PermissionDeniedError, UnauthenticatedError
+from shoal.frontend.access.doors import Scope
+from shoal.frontend.access.local_callers import REFUSAL, may_administer
+from shoal.frontend.state import ServerState
+
+_BEARER = "bearer "
+#: The fields of a request that may have its key, in lower case.
+CREDENTIALS = frozenset({"authorization", "x-api-key"})
+#: By the scope of a door, the scopes of keys that open it.
+_OPENED_BY: Mapping[Scope, frozenset[str]] = {
+    Scope.KNOWN: frozenset({"infer", "admin", "metrics"}),
+    Scope.READ: frozenset({"infer", "admin"}),
+    Scope.SETTINGS: frozenset({"infer", "admin"}),
+    Scope.INFER: frozenset({"infer"}),
+    Scope.METRICS: frozenset({"metrics"}),
+    Scope.ADMIN: frozenset({"admin"}),
+}
+
+
+def authorise(
+    state: ServerState, scope: Scope, headers: Mapping[str, str], address: str, model: str | None
+) -> ApiKey | None:
+    """Let a request pass, or raise UnauthenticatedError or PermissionDeniedError; returns its key, if it needs one.
+
+    `headers` have names in lower case, `address` is the peer's; `model` is the model that is asked for, "" for all
+    models, None where only the message has it.
+    """
+    if scope is Scope.OPEN:
+        return None
+    if state.api_keys is None:
+        if scope is Scope.ADMIN and not may_administer(state, address, headers):
+            raise PermissionDeniedError(REFUSAL)
+        return None
+    text = credential(headers)
+    if not text:
+        raise UnauthenticatedError("this needs an API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
+    key = state.api_keys.find(text)
+    if key is None:
+        raise UnauthenticatedError("this API key is not known, or not any more")
+    check_scope(key, scope)
+    if model is not None and scope is not Scope.KNOWN:
+        check_model(key, model)
+    return key
+
+
+def check_scope(key: ApiKey, scope: Scope) -> None:
+    """Raise PermissionDeniedError where a key does not open a door."""
+    needed = _OPENED_BY[scope]
+    if needed.isdisjoint(key.scopes):
+        raise PermissionDeniedError(
+            f"API key '{key.name}' has the scope {', '.join(key.scopes)}; this needs {' or '.join(sorted(needed))}"
+        )
+
+
+def check_model(key: ApiKey | None, model: str) -> None:
+    """Raise PermissionDeniedError where a key is not for this model; "" is all models."""
+    if key is None or key.covers_all:
+        return
+    if not model:
+        raise PermissionDeniedError(f"API key '{key.name}' is for some models, and this is about all of them")
+    if not key.covers(model):
+        raise PermissionDeniedError(f"API key '{key.name}' is not for model '{model}'")
+
+
+def is_authorised(state: ServerState, scope: Scope, headers: Mapping[str, str], address: str, model: str) -> bool:
+    """Whether a request may pass, see `authorise`."""
+    try:
+        authorise(state, scope, headers, address, model)
+    except (UnauthenticatedError, PermissionDeniedError):
+        return False
+    return True
+
+
+def credential(headers: Mapping[str, str]) -> str:
+    """The key that a request has sent; "" for none. Raises UnauthenticatedError for two that differ.
+
+    A field that was sent twice is joined by commas, which no key has. Authorization of another scheme is not ours.
+    """
+    sent, authorization = headers.get("x-api-key", "").strip(), headers.get("authorization", "")
+    bearer = authorization[len(_BEARER) :].strip() if authorization[: len(_BEARER)].lower() == _BEARER else ""
+    if sent and bearer and sent != bearer:
+        raise UnauthenticatedError("Authorization and X-API-Key have different keys: send one")
+    return sent or bearer

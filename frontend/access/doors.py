@@ -1,0 +1,170 @@
+"""The table of doors: every route, rpc and verb by which a caller can enter, and the scope that the caller needs.
+
+A door that is not in the table is administrative, so that one that was forgotten is closed. A restriction of
+--http-restricted-api and --grpc-restricted-protocol holds beside the scope (restrictions.py). Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+
+class Scope(Enum):
+    """What a door is for. Without --api-keys all but ADMIN are open to every caller; the value is the word of docs."""
+
+    OPEN = "open"  # no key is ever needed: whether the server lives, for those that watch it
+    KNOWN = "any key"  # tells of the server, not of its models
+    READ = "read"  # tells of models: keys for inference and for administration
+    INFER = "infer"
+    METRICS = "metrics"
+    ADMIN = "admin"  # changes the server; without keys, for callers on this machine (local_callers.py)
+    SETTINGS = "read, admin with settings"  # rpcs that read settings, and change those that the request has
+
+
+_OPEN, _KNOWN, _READ, _INFER, _ADMIN = Scope.OPEN, Scope.KNOWN, Scope.READ, Scope.INFER, Scope.ADMIN
+_MODEL, _REPOSITORY = "/v2/models/{name}", "/v2/repository/models/{name}"
+
+#: Doors by API: over HTTP method and path (Route.path), "*" for any method; rpcs by name; verbs of the client socket.
+DOORS: Mapping[str, Mapping[str, Scope]] = {
+    "http": {
+        "GET /v2/health/live": _OPEN,
+        "GET /v2/health/ready": _OPEN,
+        "GET /v2/health/reasons": _READ,
+        f"GET {_MODEL}/ready": _OPEN,
+        "GET /v2": _KNOWN,
+        "GET /v2/models/stats": _READ,
+        f"GET {_MODEL}": _READ,
+        f"GET {_MODEL}/config": _READ,
+        f"GET {_MODEL}/stats": _READ,
+        f"POST {_MODEL}/infer": _INFER,
+        f"POST {_MODEL}/generate": _INFER,
+        f"POST {_MODEL}/generate_stream": _INFER,
+        "GET /v2/trace/setting": _READ,
+        "POST /v2/trace/setting": _ADMIN,
+        f"GET {_MODEL}/trace/setting": _READ,
+        f"POST {_MODEL}/trace/setting": _ADMIN,
+        "GET /v2/logging": _READ,
+        "POST /v2/logging": _ADMIN,
+        "POST /v2/repository/index": _READ,
+        f"POST {_REPOSITORY}/load": _ADMIN,
+        f"POST {_REPOSITORY}/unload": _ADMIN,
+        "POST /v2/repository/{}/models/{}/load": _KNOWN,  # always refused: Triton has no names for repositories
+        f"GET {_REPOSITORY}/instances": _READ,
+        f"POST {_REPOSITORY}/instances": _ADMIN,
+        f"GET {_REPOSITORY}/batches": _READ,
+        "PUT /models/{name}": _ADMIN,
+        # The page (frontend/page): its files tell of nothing; its figures do.
+        "* /": _OPEN,
+        "* /ui": _OPEN,
+        "* /ui/{name}": _OPEN,
+        "* /ui/figures": _READ,
+        "* /ui/metrics": _READ,
+        "POST /ui/access": _ADMIN,  # changes nothing: the page asks whether its reader may
+        "* /openapi.json": _READ,
+        "GET /v2/systemsharedmemory/status": _READ,
+        "POST /v2/systemsharedmemory/register": _ADMIN,
+        "POST /v2/systemsharedmemory/unregister": _ADMIN,
+        "GET /v2/cudasharedmemory/status": _READ,
+        "POST /v2/cudasharedmemory/register": _ADMIN,
+        "POST /v2/cudasharedmemory/unregister": _ADMIN,
+    },
+    "metrics": {"GET /metrics": Scope.METRICS},
+    "sagemaker": {
+        "GET /ping": _OPEN,
+        "POST /invocations": _INFER,
+        "GET /models": _READ,
+        "POST /models": _ADMIN,
+        "GET /models/{name}": _READ,
+        "DELETE /models/{name}": _ADMIN,
+        "POST /models/{name}/invoke": _INFER,
+    },
+    # Vertex AI's routes lead to those of http and metrics, and need what those need (clouds/vertex_ai.py).
+    "torchserve": {
+        "OPTIONS /": _KNOWN,
+        "* /api-description": _KNOWN,
+        "* /ping": _OPEN,
+        "* /predictions/{name}": _INFER,
+        "OPTIONS /predictions/{name}": _READ,
+        "* /explanations/{name}": _INFER,
+        "* /v1/models/{name}:predict": _INFER,
+        "* /v1/models/{name}:explain": _INFER,
+        "* /v2/models/{name}/infer": _INFER,
+        "* /v2/models/{name}/explain": _INFER,
+        "* /invocations": _INFER,
+        "* /models/{name}/invoke": _INFER,
+        "* /{name}/predict": _INFER,
+        "* /{name}/{version}/predict": _INFER,
+        "GET /models": _READ,
+        "POST /models": _ADMIN,
+        "PUT /models/{name}/{version}/set-default": _ADMIN,
+        "GET /models/{name}": _READ,
+        "PUT /models/{name}": _ADMIN,
+        "DELETE /models/{name}": _ADMIN,
+        "GET /v1/models/{name}": _READ,
+        "GET /metrics": Scope.METRICS,
+    },
+    "grpc": {
+        "ServerLive": _OPEN,
+        "ServerReady": _OPEN,
+        "ModelReady": _OPEN,
+        "Check": _OPEN,
+        "ServerMetadata": _KNOWN,
+        "ServerReflectionInfo": _KNOWN,
+        "ModelMetadata": _READ,
+        "ModelConfig": _READ,
+        "ModelStatistics": _READ,
+        "ModelInfer": _INFER,
+        "ModelStreamInfer": _INFER,
+        "RepositoryIndex": _READ,
+        "RepositoryModelLoad": _ADMIN,
+        "RepositoryModelUnload": _ADMIN,
+        "SystemSharedMemoryStatus": _READ,
+        "SystemSharedMemoryRegister": _ADMIN,
+        "SystemSharedMemoryUnregister": _ADMIN,
+        "CudaSharedMemoryStatus": _READ,
+        "CudaSharedMemoryRegister": _ADMIN,
+        "CudaSharedMemoryUnregister": _ADMIN,
+        "TraceSetting": Scope.SETTINGS,
+        "LogSettings": Scope.SETTINGS,
+    },
+    "torchserve-grpc": {
+        "Ping": _OPEN,
+        "Predictions": _INFER,
+        "StreamPredictions": _INFER,
+        "StreamPredictions2": _INFER,
+        "DescribeModel": _READ,
+        "ListModels": _READ,
+        "RegisterModel": _ADMIN,
+        "ScaleWorker": _ADMIN,
+        "SetDefault": _ADMIN,
+        "UnregisterModel": _ADMIN,
+        # The open inference protocol, under TorchServe's name for its service.
+        "ServerLive": _OPEN,
+        "ServerReady": _OPEN,
+        "ServerMetadata": _KNOWN,
+        "ModelReady": _OPEN,
+        "ModelMetadata": _READ,
+        "ModelInfer": _INFER,
+    },
+    # Needs no key: the file's permissions admit the server's own user alone (docs/security.md). No verb changes the
+    # server (supervisor/questions/guest_questions.py).
+    "socket": {
+        "server_metadata": _KNOWN,
+        "ready": _OPEN,
+        "is_ready": _OPEN,
+        "model_metadata": _READ,
+        "statistics": _READ,
+        "infer": _INFER,
+    },
+}
+
+
+def scope_of(api: str, door: str) -> Scope:
+    """The scope of a door of an API; ADMIN for one that is not in the table."""
+    doors = DOORS[api]
+    anyhow = f"* {door.partition(' ')[2]}"
+    return doors.get(door) or doors.get(anyhow) or Scope.ADMIN
+
+
+def scopes_of(api: str, path: str, methods: Iterable[str]) -> dict[str, Scope]:
+    """The scopes of a path's methods."""
+    return {method: scope_of(api, f"{method} {path}") for method in methods}

@@ -1,0 +1,88 @@
+"""The verb `key`: a fresh API key, printed once, and the entry for it in the file of --api-keys.
+
+The file gets the key's SHA-256: who reads the file cannot use the key. A running server reads the file again by itself.
+"""
+
+import argparse
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.api_keys import SCOPES, entry_of, new_key, parse_keys
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
+from shoal.errors import InvalidArgumentError
+
+EXIT_FAILED = 2
+
+_USAGE = "shoal key <name> [--scope <scope> …] [--model <pattern> …] [--file <file>]"
+_HELP = """\
+Make an API key. The key goes to stdout and is kept nowhere: give it to those who are to use it. Its entry for the file
+of --api-keys goes to stderr or, with --file, into that file, which is made if there is none. A server that uses the
+file needs no restart. Clients send 'Authorization: Bearer KEY', or 'X-API-Key: KEY'.
+
+Examples:
+  shoal key shop --model 'resnet*' --file keys.json   # may ask these models
+  shoal key deploy --scope admin --file keys.json     # may load, unload and configure
+  shoal key prometheus --scope metrics --file keys.json
+
+Options:
+  --scope <scope>     infer, admin or metrics; repeat it for several; infer where there is none
+  --model <pattern>   models that the key is for, as a shell's pattern; repeat it for several; * where there is none
+  --file <file>       add the entry to this file
+  --help              print this and exit
+
+Exit codes: 0 done; 1 the command is wrong; 2 the file could not be changed.
+"""
+
+
+def key(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Make a key; returns the exit code."""
+    parser = Parser(prog="shoal key", usage=_USAGE, add_help=False)
+    parser.add_argument("name")
+    parser.add_argument("--scope", action="append", choices=SCOPES)
+    parser.add_argument("--model", action="append")
+    parser.add_argument("--file")
+    return run_verb(parser, argv, _HELP, _make)
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    text = new_key()
+    entries = {arguments.name: entry_of(text, arguments.scope or ["infer"], arguments.model or ["*"])}
+    try:
+        parse_keys(json.dumps(entries).encode())
+    except InvalidArgumentError as error:
+        raise CommandLineError(str(error)) from error
+    if arguments.file is None:
+        print(json.dumps(entries, indent=2), file=sys.stderr)
+    else:
+        try:
+            _add(Path(arguments.file), entries)
+        except (OSError, InvalidArgumentError) as error:
+            print(f"'{arguments.file}' is not changed: {error}", file=sys.stderr)
+            return EXIT_FAILED
+    print(text)
+    return EXIT_DONE
+
+
+def _add(path: Path, entries: Mapping[str, Any]) -> None:
+    """Add entries to a file of keys, whole or not at all. Raises OSError, InvalidArgumentError."""
+    document: dict[str, Any] = {}
+    mode = 0o600
+    if path.exists():
+        data = path.read_bytes()
+        parse_keys(data)
+        document, mode = json.loads(data), path.stat().st_mode & 0o777
+    for name in entries:
+        if name in document:
+            raise InvalidArgumentError(f"it has a key '{name}' already")
+    real = path.resolve()
+    part = real.with_name(f".{real.name}.{secrets.token_hex(4)}")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
+        json.dump({**document, **entries}, file, indent=2)
+        file.write("\n")
+    part.replace(real)  # publishes: the file with its new entry

@@ -1,0 +1,62 @@
+"""The file of --api-keys, which the supervisor alone reads: front ends are sent the digests in it. Supervisor."""
+
+import logging
+import os
+import stat
+from typing import Any
+
+from shoal.api_keys import MAX_FILE_BYTES, ApiKey, parse_keys
+from shoal.errors import InvalidArgumentError
+from shoal.messages.to_client import ApiKeysChanged
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.star import Star
+
+_log = logging.getLogger(__name__)
+
+
+def read_keys(path: str) -> tuple[ApiKey, ...]:
+    """The keys in the file. Raises InvalidArgumentError that says what is wrong with it."""
+    try:
+        # O_NONBLOCK: a pipe in the place of the file must not stop the supervisor.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidArgumentError(f"cannot read '{path}' for --api-keys: it is no file")
+            return parse_keys(file.read(MAX_FILE_BYTES + 1))
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read '{path}' for --api-keys: {error.strerror}") from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"--api-keys={path}: {error}") from error
+
+
+class KeyFile:
+    """The keys that the server admits now; `keys` is None where no request needs one."""
+
+    def __init__(self, path: str, star: Star, keys: tuple[ApiKey, ...] | None) -> None:
+        self._path = path
+        self._star = star
+        # Changed by reload.
+        self.keys = keys
+
+    @property
+    def rows(self) -> list[Any] | None:
+        """The keys as messages have them."""
+        return None if self.keys is None else [list(key) for key in self.keys]
+
+    def reload(self) -> None:
+        """Read the file again, and send its keys to the front ends; a broken file leaves the keys that were there."""
+        try:
+            self.keys = read_keys(self._path)
+        except InvalidArgumentError as error:
+            _log.error("%s. The keys that were read before stay in force", error)
+            return
+        _log.info("%d API keys are in force, read from '%s'", len(self.keys), self._path)
+        members = [(client.member, self._message()) for client in self._star.front_ends]
+        self._star.acknowledgements.announce(members)
+
+    def send_to(self, client: Participant) -> None:
+        """Send a front end that joins the keys of now: those of its welcome may be older."""
+        if self.keys is not None:
+            client.member.send(self._message())
+
+    def _message(self) -> ApiKeysChanged:
+        return ApiKeysChanged(self.rows or [])
