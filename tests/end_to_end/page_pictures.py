@@ -2,6 +2,7 @@
 takes them anew."""
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,23 +14,30 @@ from tests.end_to_end.browser import Tab, browser
 from tests.end_to_end.server import SAMPLES, Server, serving
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
-_CLIENTS = 12
+_CLIENTS = 6
 
 
 @contextmanager
-def load(server: Server, model: str, requests: int) -> Iterator[None]:
-    """Requests to a model by several clients at once, while the block runs; at most so many."""
+def load(server: Server, model: str) -> Iterator[None]:
+    """Requests to a model by several clients at once, while the block runs."""
     body = (SAMPLES / model / "request.json").read_bytes()
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            fetch(server.http_port, f"/v2/models/{model}/infer", body)
+
     with ThreadPoolExecutor(_CLIENTS) as pool:
-        sent = [pool.submit(fetch, server.http_port, f"/v2/models/{model}/infer", body) for _ in range(requests)]
+        clients = [pool.submit(ask) for _ in range(_CLIENTS)]
         try:
             yield
         finally:
-            for each in sent:
-                each.cancel()
+            is_over.set()
+    for each in clients:
+        each.result()
 
 
-def take(chromium: Any, server: Server, folder: Path, requests: int) -> list[Path]:
+def take(chromium: Any, server: Server, folder: Path) -> list[Path]:
     """Take all pictures; their files."""
     folder.mkdir(exist_ok=True)
     taken: list[Path] = []
@@ -39,7 +47,7 @@ def take(chromium: Any, server: Server, folder: Path, requests: int) -> list[Pat
         width = tab.page.viewport_size["width"]
         tab.page.screenshot(path=taken[-1], clip={"x": 0, "y": 0, "width": width, "height": height}, full_page=True)
 
-    with load(server, "digits", requests):
+    with load(server, "digits"):
         models = Tab(chromium, server.url, viewport={"width": 1120, "height": 800}).open()
         for drawn in (".bars rect", ".spark polyline[points*=' ']"):
             models.page.locator(drawn).first.wait_for(state="attached")
@@ -59,4 +67,4 @@ def take(chromium: Any, server: Server, folder: Path, requests: int) -> list[Pat
 
 if __name__ == "__main__":
     with serving(SAMPLES, "--grpc-port=0") as started, browser() as chromium:
-        take(chromium, started, PICTURES, requests=100_000)
+        take(chromium, started, PICTURES)

@@ -186,7 +186,7 @@ def test_a_keyboard_is_enough(samples: Server, tab: Open) -> None:
 
 
 def test_the_pictures_of_the_documentation_can_be_taken(samples: Server, chromium: Any, tmp_path: Path) -> None:
-    taken = take(chromium, samples, tmp_path, requests=2000)
+    taken = take(chromium, samples, tmp_path)
     assert [path.name for path in taken] == sorted((path.name for path in PICTURES.iterdir()), reverse=True)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in taken)
 
