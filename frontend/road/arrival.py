@@ -27,6 +27,7 @@ class Framing(NamedTuple):
     length: int | None  # bytes that Content-Length announces, 0 without a body; None: chunked
     limit: int = 0  # bytes beyond which the application refuses the body
     expects_continue: bool = False  # the client waits for an interim response before it sends the body
+    chunk_limit: int = 0  # bytes of a chunk beyond which the road refuses its size, if more than `limit`
 
 
 #: The framing that a head announces; None if the request is answered, or refused, without its body.
@@ -125,7 +126,8 @@ class Arrival:
             assert self.framing is not None, "the head came first"
             self._missing = nbytes + _LINE_END
             self._num_chunks += 1
-            self.is_complete = nbytes > self.framing.limit or self._num_chunks > MAX_CHUNKS
+            most = max(self.framing.limit, self.framing.chunk_limit)
+            self.is_complete = nbytes > most or self._num_chunks > MAX_CHUNKS
         else:
             self._in_trailers = True
         return rest

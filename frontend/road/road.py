@@ -148,7 +148,9 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         if found is None:
             return None
         limit = self._application.body_limit(found, connection) if found.length != 0 else 0
-        return None if limit is None else Framing(found.length, limit, found.expects_continue)
+        if limit is None:
+            return None
+        return Framing(found.length, limit, found.expects_continue, self._application.state.max_request_bytes)
 
     def _answer(self, connection: RoadConnection) -> None:
         """Give a request that has come to a thread for its kind of work."""

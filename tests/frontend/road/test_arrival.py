@@ -91,6 +91,18 @@ def test_the_data_of_a_chunked_body_counts_and_its_framing_does_not() -> None:
     assert arrival.is_complete
 
 
+def test_a_chunk_that_only_its_endpoint_refuses_comes_up_to_the_limit() -> None:
+    """The application reads one byte more than its limit, and says then that the body is too long."""
+    arrival = Arrival(lambda _head: Framing(None, LIMIT, chunk_limit=2 * LIMIT))
+    arrival.add(CHUNKED + b"%x\r\n" % (LIMIT + 1) + bytes(LIMIT))
+    assert not arrival.is_complete
+    arrival.add(b"x")
+    assert arrival.is_complete
+    arrival = Arrival(lambda _head: Framing(None, LIMIT, chunk_limit=2 * LIMIT))
+    arrival.add(CHUNKED + b"%x\r\n" % (2 * LIMIT + 1))
+    assert arrival.is_complete
+
+
 def test_a_client_that_waits_to_be_told_to_send_is_seen() -> None:
     arrival = Arrival(judge)
     arrival.add(HEAD + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
