@@ -23,7 +23,8 @@ def test_a_change_is_found_written_and_loaded(tmp_path: Path, capsys: pytest.Cap
     with serving(repository, *only("digits")) as server:
         code = main(
             ["tune", "digits", f"--model-repository={repository}", "--goal=p50=200s", "--concurrency=2",
-             "--trials=2", "--budget=600", "--window=0.05", "--apply", f"--url={server.url}", f"--svg={picture}"]
+             "--trials=2", "--turns=1", "--budget=600", "--window=0.05", "--apply",
+             f"--url={server.url}", f"--svg={picture}"]
         )  # fmt: skip
         printed = capsys.readouterr()
         assert code == 0, printed.err
@@ -36,6 +37,7 @@ def test_a_change_is_found_written_and_loaded(tmp_path: Path, capsys: pytest.Cap
     after = config.read_text()
     assert after != before
     assert after.startswith("# Name, backend and input")  # what is not tuned stays
+    assert "Measured again in turns: " in printed.out
     assert picture.read_text().startswith("<svg")
     assert f"Written to {config}, and loaded by {server.url}." in printed.out
 

@@ -42,6 +42,8 @@ The search:
   --model-repository <directory>  where the model lies (default: model_repository)
   --goal <goal>               the latency that must be kept: p99=20ms, p50=800us
   --budget <seconds>          begin no trial after so long (default: 120)
+  --turns <count>             measure the best and the present settings again so often, in turns (default: 3; they must
+                              agree that it is better, or the configuration stays)
   --trials <count>            try so many settings at most
   --concurrency <most>        the most requests at a time (default: 64)
   --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4)
@@ -86,6 +88,7 @@ def _parser() -> Parser:
     parser.add_argument("--model-repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--goal", type=values.latency_goal)
     parser.add_argument("--budget", type=seconds, default=120.0)
+    parser.add_argument("--turns", type=count, default=3)
     parser.add_argument("--trials", type=count, default=1000)
     parser.add_argument("--concurrency", type=count, default=64)
     parser.add_argument("--window", type=seconds, default=0.4)
@@ -125,10 +128,15 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         for trial in search.search(start, space, try_out, is_enough):
             trials.append(trial)
             print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
-    best = search.winner(trials)
+        best = search.winner(trials)
+        ratios = _in_turns(given, server, config, requests, trials[0], best)
+    found = report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials))
+    if ratios:
+        found += "\n" + report.confirmation(ratios)
+        best = best if search.is_gain(ratios) else trials[0]
     text, path = _config_text(given)
     changed = _changed_text(text, config, start, best.settings)
-    print(report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials)))
+    print(found)
     if given.svg is not None:
         try:
             given.svg.write_text(report.svg(given.model, trials, best, given.goal))
@@ -208,6 +216,36 @@ def _measure(
     whole = found.whole
     latency_ms = whole.percentile_ms(given.goal.percent)
     return Point(concurrency, whole.requests_per_s, latency_ms, whole.num_errors)
+
+
+def _in_turns(
+    given: argparse.Namespace,
+    server: RemoteServer,
+    config: Mapping[str, Any],
+    requests: "Sequence[RunRequest]",
+    start: "Trial",
+    best: "Trial",
+) -> list[float]:
+    """The throughput of the best settings as shares of the configuration's own, measured in turns, each at its level.
+
+    Without turns, or where there is nothing to compare, none. A turn in which the goal is missed counts as 0.
+    """
+    from shoal.cli.tune import search
+    from shoal.cli.tune.trial_server import load
+
+    if best is start or start.best is None or best.best is None:
+        return []
+    ratios = []
+    for _ in range(given.turns):
+        rates = []
+        for trial in (start, best):
+            assert trial.best is not None
+            wanted = search.applied(config, trial.settings)
+            load(server, given.model, wanted)
+            point = _measure(given, server, wanted, requests, trial.best.concurrency)
+            rates.append(point.requests_per_s if trial is start or point.meets(given.goal.most_ms) else 0.0)
+        ratios.append(rates[1] / max(rates[0], 1e-9))
+    return ratios
 
 
 def _config_text(given: argparse.Namespace) -> tuple[str, Path]:

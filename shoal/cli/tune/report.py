@@ -1,12 +1,13 @@
 """What tune found: a line for each trial, an explanation, a picture. Pure."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from shoal.cli.bench import picture
 from shoal.cli.bench.arguments import Goal
 from shoal.cli.bench.report import ms
 from shoal.cli.models import table
-from shoal.cli.tune.search import LEAST_GAIN, Trial
+from shoal.cli.tune.search import LEAST_GAIN, Trial, is_gain
 
 _HEAD = ["", "INSTANCES", "MAX BATCH", "DELAY", "REQUESTS/S", "AT ONCE", "LATENCY"]
 
@@ -40,6 +41,17 @@ def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int) 
     if num_left > 0:
         lines.append(f"{num_left} of the combinations were not tried: they are off the way, or --budget was over.")
     return "\n".join(lines + explained(trials, best, goal))
+
+
+def confirmation(ratios: Sequence[float]) -> str:
+    """What the turns of the best and the present settings say."""
+    measured = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+    if is_gain(ratios):
+        return f"Measured again in turns: {median(ratios):.2f} times the throughput of now (each turn: {measured})."
+    return (
+        f"Measured again in turns it is no better ({measured}, times the throughput of now under the goal): the "
+        "configuration stays as it is. A quieter machine, or a longer --window, says more."
+    )
 
 
 def explained(trials: Sequence[Trial], best: Trial, goal: Goal) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 #: A setting must gain more than this share to be preferred (ours): less is the noise of short windows.
@@ -130,6 +131,11 @@ def winner(trials: Sequence[Trial]) -> Trial:
     """The best trial: the first, unless another gains more than noise."""
     best = max(trials, key=lambda trial: trial.score)
     return best if best.score > trials[0].score * (1 + LEAST_GAIN) else trials[0]
+
+
+def is_gain(ratios: Sequence[float]) -> bool:
+    """Whether the median of ratios that were measured in turns is more than noise."""
+    return median(ratios) > 1 + LEAST_GAIN
 
 
 def climb(

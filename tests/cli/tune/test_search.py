@@ -90,6 +90,13 @@ def test_noise_changes_nothing() -> None:
     assert winner([one, other, better]) is better
 
 
+def test_turns_decide() -> None:
+    assert report.confirmation([2.0, 0.5, 1.5]) == (
+        "Measured again in turns: 1.50 times the throughput of now (each turn: 0.50, 1.50, 2.00)."
+    )
+    assert report.confirmation([2.0, 0.0, 1.03]).startswith("Measured again in turns it is no better (0.00, 1.03, 2.00")
+
+
 def test_the_space_is_the_models() -> None:
     assert space_of(CONFIG, 4, 2) == Space([1, 2, 4], [32, 16, 8, 4, 2], [None, 0, 100, 300, 500, 1000, 2000])
     no_batches = {**CONFIG, "max_batch_size": 0, "dynamic_batching": None}
