@@ -11,6 +11,7 @@ from shoal.supervisor.memory.gpu_memory import GpuMemory
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.rate_limits import RateLimits
 from shoal.supervisor.models.readiness import Readiness
+from shoal.supervisor.processes.gpu_quarantine import GpuQuarantine
 from shoal.supervisor.processes.oom_kills import OomKills
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
@@ -32,4 +33,5 @@ class InstanceContext:
     oom_kills: OomKills = field(default_factory=OomKills)
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
     rate_limits: RateLimits = field(default_factory=RateLimits)
+    quarantine: GpuQuarantine = field(default_factory=GpuQuarantine)
     descriptors: Descriptors = field(default_factory=Descriptors)

@@ -17,7 +17,7 @@ from shoal.messages.message import MessageError
 from shoal.messages.to_worker import ConfigFinished, StopWorker
 from shoal.model_config.execution_timeout import execution_timeout_ms, load_timeout_s
 from shoal.placement import Placement
-from shoal.process import pin_threads
+from shoal.process import EXIT_DEVICE_LOST, pin_threads
 from shoal.reasons import Reason
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
@@ -224,7 +224,24 @@ class Instance:
         now_s, has_completed = context.loop.now_s(), worker.progress is not None and worker.progress.has_completed
         worker.participant = worker.progress = None
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
-        return self._restarts.died(now_s, served_s, has_completed=has_completed)
+        verdict = self._restarts.died(now_s, served_s, has_completed=has_completed)
+        return self._heed_quarantine(verdict, now_s, is_loss=code == EXIT_DEVICE_LOST and not has_completed)
+
+    def _heed_quarantine(self, verdict: Verdict, now_s: float, *, is_loss: bool) -> Verdict:
+        """The verdict on a worker's end, unless its GPU is in quarantine for longer. `is_loss`: it has lost the GPU."""
+        gpu, quarantine = self.placement.gpu, self._context.quarantine
+        if gpu is None:
+            return verdict
+        begins = is_loss and quarantine.lost(gpu.uuid, self.version.name, now_s)
+        left_s = quarantine.left_s(gpu.uuid, now_s)
+        if begins:
+            _log.error(
+                "GPU %d (%s) is in quarantine for %g s: workers of several models have lost it before completing a batch",
+                gpu.id, gpu.uuid, left_s,
+            )  # fmt: skip
+        if left_s <= verdict.pause_s:
+            return verdict
+        return Verdict(left_s, is_failed=True, why=f"it has to wait for GPU {gpu.id}, which is in quarantine,")
 
     def _note(self, error: ShoalError, verdict: Verdict) -> None:
         """Log what follows a worker's end; after too many ends the instance is FAILED."""
@@ -233,8 +250,7 @@ class Instance:
             return
         self.state, self.is_failed = InstanceState.FAILED, True
         _log.error(
-            "%s; it has died too often without completing a batch and is FAILED, it is tried again in %g s",
-            error, verdict.pause_s,
+            "%s; %s and is FAILED, it is tried again in %g s", error, verdict.why, verdict.pause_s,
         )  # fmt: skip
         with contained(self):
             self._on_state(self)

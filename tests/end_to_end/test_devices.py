@@ -180,19 +180,21 @@ def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(server: S
 # --- a GPU that only NVIDIA's library, played, tells of ---
 
 
+def played() -> dict[str, str]:
+    """The variables of a server to which the played library and nvidia-smi tell of a GPU."""
+    paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PATH": os.environ["PATH"]}
+    return {name: os.pathsep.join(filter(None, (str(PLAYED), path))) for name, path in paths.items()}
+
+
 def test_a_full_gpu_takes_no_model(tmp_path: Path) -> None:
     (tmp_path / "model" / "1").mkdir(parents=True)
     (tmp_path / "model" / "config.pbtxt").write_text(
         'backend: "identity" input { name: "X" data_type: TYPE_FP32 dims: 1 } '
         'output { name: "Y" data_type: TYPE_FP32 dims: 1 } instance_group { kind: KIND_GPU }'
     )
-    environment = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(PLAYED), os.environ.get("PYTHONPATH")))),
-        "PATH": os.pathsep.join((str(PLAYED), os.environ["PATH"])),
-    }
     flags = ["--exit-on-error=false", "--model-load-gpu-limit=0:0.01"]
     with (
-        serving_to_the_end(tmp_path, *flags, environment=environment) as server,
+        serving_to_the_end(tmp_path, *flags, environment=played()) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         (row,) = client.get_model_repository_index()
@@ -201,3 +203,23 @@ def test_a_full_gpu_takes_no_model(tmp_path: Path) -> None:
         "Unavailable: model 'model' version 1 is not loaded on GPU 0: 1024 of 81920 MiB of its memory are in use, more "
         "than --model-load-gpu-limit=0:0.01 allows."
     )
+
+
+def test_a_gpu_that_several_models_lose_again_and_again_is_in_quarantine(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.py").write_text(CODE.replace("KEYWORD", ""))
+        (tmp_path / name / "config.pbtxt").write_text(f"{CONFIG} instance_group {{ kind: KIND_GPU }}")
+    with serving_to_the_end(tmp_path, environment=played()) as server:
+        for name in ("a", "b", "a"):
+            start = len(server.log)
+            with pytest.raises(InferenceServerException, match="an illegal memory access was encountered"):
+                ask(server, name, -1)
+            assert server.read_log(f"instance '{name}_0_0' of model '{name}' is up again".encode(), start=start)
+        with pytest.raises(InferenceServerException, match="an illegal memory access was encountered"):
+            ask(server, "b", -1)
+        assert server.read_log(b"GPU 0 (GPU-played) is in quarantine for 60 s")
+        assert server.read_log(b"it has to wait for GPU 0, which is in quarantine, and is FAILED")
+        assert ask(server, "a", 7) == 107  # its worker has come up before
+        with pytest.raises(InferenceServerException, match="b"):
+            ask(server, "b", 7)

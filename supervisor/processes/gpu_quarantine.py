@@ -1,0 +1,58 @@
+"""Quarantine of a GPU that processes lose again and again: no worker is started again there for a while. Pure; runs in
+the supervisor.
+
+    in use ─4 losses of workers of 2 or more models within 60 s─► quarantine, 60 s ─over─► on probation
+       ▲                                                              ▲                        │
+       └───── 600 s without a loss ────────────────────────────────── │ ──────────────────────┤
+                                                                      └─ one loss: twice as long, at most 600 s
+
+A loss counts if its worker had not completed a batch: a request that brings down every worker is not the GPU's fault,
+and neither is a model that never works, which is why one model's losses are left to its own breaker (restarts.py).
+"""
+
+from dataclasses import dataclass, field
+
+#: So many losses within so many seconds, of so many models. Ours, as all figures here.
+MAX_LOSSES, WITHIN_S, MIN_MODELS = 4, 60.0, 2
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 600.0
+#: After so long without a loss a GPU is as any other.
+PROBATION_S = 600.0
+
+
+@dataclass(slots=True)
+class _Record:
+    """The losses of one GPU."""
+
+    losses: list[tuple[float, str]] = field(default_factory=list)  # when, and the model
+    pause_s: float = 0.0  # of the last quarantine; 0 before the first
+    until_s: float = 0.0
+
+
+class GpuQuarantine:
+    """The GPUs' losses, and what follows from them."""
+
+    def __init__(self) -> None:
+        # Changed by lost.
+        self._records: dict[str, _Record] = {}
+
+    def lost(self, uuid: str, model: str, now_s: float) -> bool:
+        """Note that a worker of `model` has lost a GPU without having completed a batch; True if that begins a
+        quarantine."""
+        record = self._records.setdefault(uuid, _Record())
+        if now_s < record.until_s:
+            return False  # its worker had begun before
+        if record.pause_s and now_s - record.until_s > PROBATION_S:
+            record.pause_s = 0.0
+        record.losses = [loss for loss in record.losses if now_s - loss[0] <= WITHIN_S] + [(now_s, model)]
+        models = {name for _, name in record.losses}
+        if not (record.pause_s or (len(record.losses) >= MAX_LOSSES and len(models) >= MIN_MODELS)):
+            return False
+        record.pause_s = min(2 * record.pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        record.until_s = now_s + record.pause_s
+        record.losses = []
+        return True
+
+    def left_s(self, uuid: str, now_s: float) -> float:
+        """Seconds until workers may be started again on a GPU; 0 if it is in no quarantine."""
+        record = self._records.get(uuid)
+        return 0.0 if record is None else max(0.0, record.until_s - now_s)
