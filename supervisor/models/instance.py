@@ -222,10 +222,12 @@ class Instance:
         if is_missed and child and output and (words := last_words(output.tail)):
             _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
         now_s, has_completed = context.loop.now_s(), worker.progress is not None and worker.progress.has_completed
+        # The batch with which a worker loses its GPU is answered, with errors, and so is the first that it completes.
+        num_completed = 0 if worker.progress is None else worker.progress.num_completed
         worker.participant = worker.progress = None
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
         verdict = self._restarts.died(now_s, served_s, has_completed=has_completed)
-        return self._heed_quarantine(verdict, now_s, is_loss=code == EXIT_DEVICE_LOST and not has_completed)
+        return self._heed_quarantine(verdict, now_s, is_loss=code == EXIT_DEVICE_LOST and num_completed <= 1)
 
     def _heed_quarantine(self, verdict: Verdict, now_s: float, *, is_loss: bool) -> Verdict:
         """The verdict on a worker's end, unless its GPU is in quarantine for longer. `is_loss`: it has lost the GPU."""
@@ -236,7 +238,7 @@ class Instance:
         left_s = quarantine.left_s(gpu.uuid, now_s)
         if begins:
             _log.error(
-                "GPU %d (%s) is in quarantine for %g s: workers of several models have lost it before completing a batch",
+                "GPU %d (%s) is in quarantine for %g s: workers of several models have lost it with their first batch",
                 gpu.id, gpu.uuid, left_s,
             )  # fmt: skip
         if left_s <= verdict.pause_s:

@@ -6,7 +6,7 @@ the supervisor.
        └───── 600 s without a loss ────────────────────────────────── │ ──────────────────────┤
                                                                       └─ one loss: twice as long, at most 600 s
 
-A loss counts if its worker had not completed a batch: a request that brings down every worker is not the GPU's fault,
+A loss counts if it came with its worker's first batch, or before: a request that brings down every worker is not the GPU's fault,
 and neither is a model that never works, which is why one model's losses are left to its own breaker (restarts.py).
 """
 
@@ -36,7 +36,7 @@ class GpuQuarantine:
         self._records: dict[str, _Record] = {}
 
     def lost(self, uuid: str, model: str, now_s: float) -> bool:
-        """Note that a worker of `model` has lost a GPU without having completed a batch; True if that begins a
+        """Note that a worker of `model` has lost a GPU with its first batch, or before; True if that begins a
         quarantine."""
         record = self._records.setdefault(uuid, _Record())
         if now_s < record.until_s:
