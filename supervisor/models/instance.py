@@ -243,7 +243,7 @@ class Instance:
             )  # fmt: skip
         if left_s <= verdict.pause_s:
             return verdict
-        return Verdict(left_s, is_failed=True, why=f"it has to wait for GPU {gpu.id}, which is in quarantine,")
+        return Verdict(left_s, is_failed=True)
 
     def _note(self, error: ShoalError, verdict: Verdict) -> None:
         """Log what follows a worker's end; after too many ends the instance is FAILED."""
@@ -252,10 +252,16 @@ class Instance:
             return
         self.state, self.is_failed = InstanceState.FAILED, True
         _log.error(
-            "%s; %s and is FAILED, it is tried again in %g s", error, verdict.why, verdict.pause_s,
+            "%s; %s and is FAILED, it is tried again in %g s", error, self._why_failed(), verdict.pause_s,
         )  # fmt: skip
         with contained(self):
             self._on_state(self)
+
+    def _why_failed(self) -> str:
+        gpu = self.placement.gpu
+        if gpu is not None and self._context.quarantine.left_s(gpu.uuid, self._context.loop.now_s()):
+            return f"it has to wait for GPU {gpu.id}, which is in quarantine,"
+        return "it has died too often without completing a batch"
 
     # --- what becomes of the present worker ---
 

@@ -6,8 +6,9 @@ the supervisor.
        └───── 600 s without a loss ────────────────────────────────── │ ──────────────────────┤
                                                                       └─ one loss: twice as long, at most 600 s
 
-A loss counts if it came with its worker's first batch, or before: a request that brings down every worker is not the GPU's fault,
-and neither is a model that never works, which is why one model's losses are left to its own breaker (restarts.py).
+A loss counts if it came with its worker's first batch, or before: a request that brings down every worker is not the
+GPU's fault, and neither is a model that never works, which is why one model's losses are left to its own breaker
+(restarts.py).
 """
 
 from dataclasses import dataclass, field

@@ -23,7 +23,6 @@ class Verdict(NamedTuple):
 
     pause_s: float  # until the next start
     is_failed: bool  # the instance is FAILED; that start is its half-open attempt
-    why: str = "it has died too often without completing a batch"  # it is FAILED
 
 
 class Restarts:
