@@ -46,6 +46,7 @@ class FrontEnd:
             on(LogChanged, self._configure_log),
             on(to_client.TraceSettingsChanged, self._change_tracing),
             on(to_client.ApiKeysChanged, self._change_api_keys),
+            on(to_client.CertificatesChanged, lambda _message: None),  # a lane with TLS reads them (lane_loop.py)
             on(to_client.RegionRegistered, state.regions.add),
             on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name)),
             # only the acknowledgement matters, which comes from this process's own loop

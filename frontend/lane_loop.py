@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.front_end import FrontEnd
-from shoal.messages.to_client import TO_CLIENT, ApiKeysChanged
+from shoal.messages.to_client import TO_CLIENT, ApiKeysChanged, CertificatesChanged
 from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
@@ -100,6 +100,9 @@ class Lane(ABC, Generic[ConnectionT]):
     def _forget_admitted(self) -> None:
         """Forget what was admitted by an API key: requests that are recognised by their bytes are authorised anew."""
 
+    def _renew_certificates(self) -> None:
+        """Read the files of TLS again, for connections from now on; a lane without TLS has none."""
+
     def _on_other(self, fd: int, event: int) -> None:
         """Handle an event of a descriptor that a subclass has registered beside its connections'."""
 
@@ -178,6 +181,8 @@ class Lane(ABC, Generic[ConnectionT]):
         self._front_end.apply(message, seq)
         if isinstance(message, ApiKeysChanged):
             self._forget_admitted()
+        elif isinstance(message, CertificatesChanged):
+            self._renew_certificates()
 
     def _drain_wakeup(self) -> None:
         with suppress(BlockingIOError):

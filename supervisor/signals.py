@@ -1,5 +1,6 @@
 """Signals of the supervisor: handlers only note the number, the event loop interprets it. Runs in the supervisor."""
 
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -11,12 +12,18 @@ from shoal.supervisor.processes.children import reap_orphans
 
 class Signals:
     """The supervisor's signals: SIGTERM and SIGINT resolve `first`, then `second`, with their number; SIGUSR1 calls
-    `on_usr1`; for SIGCHLD orphans are waited for."""
+    `on_usr1`, SIGHUP `on_hup`; for SIGCHLD orphans are waited for.
 
-    def __init__(self, loop: EventLoop, on_usr1: Callable[[], None]) -> None:
+    SIGHUP also comes when the terminal has gone that the server was started from: then it ends the server, as SIGTERM
+    does, unless the server was started to ignore it (nohup).
+    """
+
+    def __init__(self, loop: EventLoop, on_usr1: Callable[[], None], on_hup: Callable[[], None]) -> None:
         self._loop = loop
         self._on_usr1 = on_usr1
+        self._on_hup = on_hup
         # Changed by handlers, and by watch and close.
+        self._ends_with_terminal = False
         self.first: Future[int] = loop.future()
         self.second: Future[int] = loop.future()
         self._received: list[int] = []
@@ -28,7 +35,8 @@ class Signals:
         reading.setblocking(False)
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._received.append(received))
         self._loop.on_readable(reading.fileno(), lambda: self._handle(reading))
 
@@ -46,6 +54,8 @@ class Signals:
                 self._reap_orphans()
             elif number == signal.SIGUSR1:
                 self._on_usr1()
+            elif number == signal.SIGHUP and not (self._ends_with_terminal and not _has_terminal()):
+                self._on_hup()
             else:
                 log.print_line(
                     f"Signal ({number}) received."
@@ -57,3 +67,12 @@ class Signals:
     def _reap_orphans(self) -> None:
         if not reap_orphans():
             self._loop.call_after(0, self._reap_orphans)
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal, which it loses when that is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True

@@ -69,9 +69,9 @@ from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.questions.trace_settings import TraceControl
+from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
-from shoal.supervisor.watched_files import WatchedFiles
 from shoal.tracer.command_line import understand
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,6 @@ class Supervisor:
             self._loop, options, self._repository, self._models, self._registrations.is_registered
         )
         self._key_file = KeyFile(options.api_keys, self._star, api_keys)
-        self._watched_keys = WatchedFiles(self._loop, [options.api_keys], self._key_file.reload)
         self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners, self._key_file)
         self._batchers = Batchers(
             self._loop,
@@ -170,7 +169,15 @@ class Supervisor:
             context.descriptors,
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
-        self._signals = Signals(self._loop, self._ledger.ask)
+        self._reload = Reload(
+            self._loop,
+            options,
+            self._star,
+            self._key_file,
+            lambda settings: self._loop.start(log_control.change({"changes": settings})),
+            self._model_control.poll_now,
+        )
+        self._signals = Signals(self._loop, self._ledger.ask, self._on_hup)
         self.batcher_handlers = table(
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
@@ -180,6 +187,7 @@ class Supervisor:
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage
         self._is_serving = False
+        self._is_hup_due = False  # SIGHUP has come before the server serves
         self._has_memory: Future[None] = self._loop.future()  # done when the first batcher has its memory
         self._failed: Future[None] = self._loop.future()  # done when the server must end; the log says why
         self._faults_s: list[float] = []
@@ -261,10 +269,12 @@ class Supervisor:
         self._zygotes.give_way()
         self._batchers.start_standby()
         SilentFrontEnds(self._loop, self._star).watch()
-        self._watched_keys.watch()
+        self._reload.watch()
         self._guests.start(self._front_ends.port)
         await shared(started)
         self._is_serving = True
+        if self._is_hup_due:
+            self._reload.on_hup()
         self._service.ready(self._models.versions, self._front_ends.num_front_ends)
         if self._options.announcement:
             sys.stdout.write(f"{self._options.announcement}\n")
@@ -396,6 +406,12 @@ class Supervisor:
         self._tracing.send_to(client)
         self._regions.send_to(client)
         self._key_file.send_to(client)
+
+    def _on_hup(self) -> None:
+        if self._is_serving:
+            self._reload.on_hup()
+        else:
+            self._is_hup_due = True
 
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)

@@ -40,4 +40,4 @@ class GrpcLaneWorker(LaneWorker):
             return GrpcLane(front_end, gunicorn)
         from shoal.frontend.grpc.tls_lane import TlsLane  # here: as above
 
-        return TlsLane(front_end, gunicorn, _TLS_CONTEXT)
+        return TlsLane(front_end, gunicorn, _TLS_CONTEXT, _tls_context)

@@ -8,6 +8,7 @@ import logging
 import select
 import socket
 import ssl
+from collections.abc import Callable
 
 from shoal.frontend.connection_sources import MAX_ACCEPTED
 from shoal.frontend.front_end import FrontEnd
@@ -30,14 +31,29 @@ _LOG_S = 1.0
 class TlsLane(GrpcLane):
     """Every gRPC connection of one process, over TLS."""
 
-    def __init__(self, front_end: FrontEnd, gunicorn: GunicornHandle, context: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        gunicorn: GunicornHandle,
+        context: ssl.SSLContext,
+        read_context: "Callable[[], ssl.SSLContext | None]" = lambda: None,
+    ) -> None:
+        """`context` is of the files as they were when the arbiter read them, `read_context` reads them again: None, or
+        OSError, leaves the context as it is."""
         super().__init__(front_end, gunicorn)
         self._context = context
+        self._read_context = read_context
         self._max_handshakes = max(1, self._max_connections // _CONNECTIONS_PER_HANDSHAKE)
         # Changed by every pass of the loop.
         self._handshakes: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
         self._num_steps = 0
         self._failures = Failures()
+
+    def _renew_certificates(self) -> None:
+        try:
+            self._context = self._read_context() or self._context
+        except OSError as error:
+            _log.error("%s. The certificates that were read before stay in force", error)
 
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         """Begin a handshake, at whose end the connection is added."""

@@ -147,6 +147,10 @@ class ApiKeysChanged(Message):
     keys: list[Any]
 
 
+class CertificatesChanged(Message):
+    """The files of TLS have changed, and can be read: connections from now on get what is in them."""
+
+
 class RegionRegistered(Message):
     """A region of clients' shared memory that requests over HTTP and gRPC may name."""
 
@@ -178,6 +182,7 @@ ToClient: TypeAlias = (
     | RegionRegistered
     | RegionUnregistered
     | ApiKeysChanged
+    | CertificatesChanged
     | shared.LedgerWanted
     | shared.LogChanged
     | shared.Ping

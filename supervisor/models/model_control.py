@@ -131,15 +131,25 @@ class ModelControl:
 
     # --- poll ---
 
+    def poll_now(self) -> bool:
+        """Look at the repositories now, and not only when it is time; false in a mode that does not follow them."""
+        if self._mode != "poll":
+            return False
+        self._loop.start(self._poll())
+        return True
+
     async def _follow_repositories(self) -> None:
         while True:
             await sleep(self._options.repository_poll_secs)
-            try:
-                poll = await self._repository.poll(None)
-            except ShoalError as error:
-                _log.error("failed to poll from model repository: %s", error)
-            else:
-                self._loop.start(self._follow(poll))  # a task of its own: an unexpected error in it ends no later poll
+            await self._poll()
+
+    async def _poll(self) -> None:
+        try:
+            poll = await self._repository.poll(None)
+        except ShoalError as error:
+            _log.error("failed to poll from model repository: %s", error)
+        else:
+            self._loop.start(self._follow(poll))  # a task of its own: an unexpected error in it ends no later poll
 
     async def _follow(self, poll: PollResult) -> None:
         """Load models that are new or changed, unload those that are gone. A changed model that is being loaded waits

@@ -165,3 +165,19 @@ def test_a_stopping_lane_waits_for_handshakes_for_as_long_as_for_idle_clients(la
     lane.lane._tick()
     assert late.is_shut_out
     assert not lane.lane._handshakes
+
+
+def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:
+    before, renewed = lane.lane._context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    answers: list[Any] = [OSError("broken"), None, renewed]
+
+    def read() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    lane.lane._read_context = read
+    for expected in (before, before, renewed):
+        lane.lane._renew_certificates()
+        assert lane.lane._context is expected

@@ -1,0 +1,93 @@
+"""What a server reads again while it runs: on SIGHUP all that can be, files of keys and certificates when they change.
+Runs in the supervisor.
+
+A file that is broken changes nothing: what was read before stays in force, and the log says so.
+"""
+
+import logging
+from collections.abc import Callable
+
+from shoal.messages.shared import LogSettings
+from shoal.messages.to_client import CertificatesChanged
+from shoal.options import ServerOptions
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.key_file import KeyFile
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.watched_files import WatchedFiles
+
+_log = logging.getLogger(__name__)
+
+#: The end of the line for SIGHUP: what a new start alone changes.
+_NOT_READ = (
+    "not read again: the command line, the environment, the listeners and their number of processes; start the server "
+    "again for those (docs/operations.md)"
+)
+
+
+class Reload:
+    """The files that are watched, and what SIGHUP does.
+
+    `restore_log` puts log settings in force, `poll` looks at the repositories now, and is false where they are not
+    followed.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        options: ServerOptions,
+        star: Star,
+        key_file: KeyFile,
+        restore_log: Callable[[LogSettings], object],
+        poll: Callable[[], bool],
+    ) -> None:
+        self._options = options
+        self._star = star
+        self._restore_log = restore_log
+        self._poll = poll
+        self._keys = WatchedFiles(loop, [options.api_keys], key_file.reload)
+        *files, _ = options.grpc_tls
+        self._certificates = WatchedFiles(loop, files if self._has_tls else [], self._renew_certificates)
+
+    @property
+    def _has_tls(self) -> bool:
+        return self._options.allow_grpc and self._options.has_grpc_tls
+
+    def watch(self) -> None:
+        """Look at the files from now on."""
+        self._keys.watch()
+        self._certificates.watch()
+
+    def on_hup(self) -> None:
+        """Read again what can be, and log what was and what was not."""
+        options = self._options
+        self._keys.reload()
+        self._certificates.reload()
+        self._restore_log(
+            LogSettings(
+                log_verbose=options.log_verbose,
+                log_info=options.log_info,
+                log_warning=options.log_warning,
+                log_error=options.log_error,
+                log_format=options.log_format,
+            )
+        )
+        done = ["log settings (those of the command line)"]
+        done += ["API keys"] * bool(options.api_keys) + ["certificates"] * self._has_tls
+        if self._poll():
+            done.append("repositories")
+            left = _NOT_READ
+        else:
+            left = f"models are loaded by request (--model-control-mode={options.model_control_mode}); {_NOT_READ}"
+        _log.info("SIGHUP: read again: %s; %s", ", ".join(done), left)
+
+    def _renew_certificates(self) -> None:
+        from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
+
+        try:
+            server_context(*self._options.grpc_tls)
+        except OSError as error:
+            _log.error("%s. The certificates that were read before stay in force", error)
+            return
+        _log.info("certificates are read again; connections from now on have the new ones")
+        message = CertificatesChanged()
+        self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])
