@@ -43,6 +43,7 @@ class FrontEnd:
         return table(
             on(to_client.ModelsKnown, self._start),
             on(to_client.ServerStopping, self._stop),
+            on(to_client.ExitTimeoutExpired, self._give_up),
             on(LogChanged, self._configure_log),
             on(to_client.TraceSettingsChanged, self._change_tracing),
             on(to_client.ApiKeysChanged, self._change_api_keys),
@@ -61,6 +62,9 @@ class FrontEnd:
 
     def _stop(self, _message: to_client.ServerStopping) -> None:
         self.state.exiting = True
+
+    def _give_up(self, _message: to_client.ExitTimeoutExpired) -> None:
+        self.state.gives_up = True
 
     def _configure_log(self, message: LogChanged) -> None:
         log.configure(**message.settings)

@@ -71,6 +71,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self.now_s = time.monotonic()  # when this pass began
         self._patience_s = TICK_S  # how long the next pass may wait for events
         self._stops_at_s = 0.0
+        self._has_given_up = False
 
     @abstractmethod
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
@@ -83,6 +84,10 @@ class Lane(ABC, Generic[ConnectionT]):
     @abstractmethod
     def _give_up(self, connection: ConnectionT) -> None:
         """Log an unexpected exception, and close the connection it happened on if that is still open."""
+
+    @abstractmethod
+    def _refuse_all(self) -> None:
+        """Refuse all requests that are open: the server ends (ServerState.no_answer)."""
 
     @abstractmethod
     def _deliver(self) -> None:
@@ -151,6 +156,11 @@ class Lane(ABC, Generic[ConnectionT]):
             self._begin_to_stop()
             for accepted, data in self._sources.close():
                 self._add(accepted, data, is_new=True)
+        if self._state.gives_up and not self._has_given_up:
+            self._has_given_up = True
+            self._stops_at_s = self.now_s + LINGER_S
+            self._refuse_all()
+            self._finish_pass()
         return self._is_idle or self.now_s >= self._stops_at_s
 
     @property

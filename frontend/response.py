@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from shoal.errors import InvalidArgumentError, ShoalError, UnauthenticatedError, UnavailableError
+from shoal.errors import InvalidArgumentError, ShoalError, UnauthenticatedError
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -66,8 +66,3 @@ def body_cut_short(received: int, announced: int) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"the request body ended after {received} of the {announced} bytes that Content-Length announced"
     )
-
-
-def no_answer(timeout_s: float) -> UnavailableError:
-    """The error for a request whose deadline has passed."""
-    return UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")

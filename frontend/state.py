@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.api_keys import KeyRing
+from shoal.errors import UnavailableError
 from shoal.frontend.access.restrictions import Restrictions
 from shoal.frontend.regions import Regions
 from shoal.frontend.reused import Reused
@@ -32,6 +33,7 @@ class ServerState(KnownServer):
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
     max_control_bytes: int = 1 << 20  # these two: ours, see shoal/options.py
     max_expansion: int = 100
+    gives_up: bool = False  # the time for open requests is over: they are refused, and this process ends
     upload_timeout_s: float = 60.0  # these two: ours, see shoal/options.py
     min_upload_rate: int = 1024
     #: The memory for requests that arrive on the road.
@@ -65,6 +67,12 @@ class ServerState(KnownServer):
     regions: Regions = field(default_factory=Regions)
     #: What the page draws; None until one asks for it.
     page_figures: Reused[bytes] | None = None
+
+    def no_answer(self, timeout_s: float) -> UnavailableError:
+        """The error for a request that has had no answer within `timeout_s`, or has none when the server ends."""
+        if self.gives_up:
+            return UnavailableError("the server ends before there was an answer: --exit-timeout-secs is over")
+        return UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")
 
     @property
     def allows_regions(self) -> bool:

@@ -54,7 +54,7 @@ from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.children import running
 from shoal.supervisor.processes.clients import Clients
-from shoal.supervisor.processes.front_ends import FrontEnds
+from shoal.supervisor.processes.front_ends import REFUSAL_S, FrontEnds
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Member
@@ -189,6 +189,7 @@ class Supervisor:
         self._is_serving = False
         self._is_hup_due = False  # SIGHUP has come before the server serves
         self._has_memory: Future[None] = self._loop.future()  # done when the first batcher has its memory
+        self._drained: Future[None] = self._loop.future()  # done when the front ends have ended
         self._failed: Future[None] = self._loop.future()  # done when the server must end; the log says why
         self._faults_s: list[float] = []
 
@@ -231,7 +232,14 @@ class Supervisor:
             _log.warning("second signal: exiting immediately")
         elif not done:
             _log.error("Exit timeout expired. Exiting immediately.")
+            await self._refuse_rest()
         return self._give_up(stopping, batchers)
+
+    async def _refuse_rest(self) -> None:
+        """Have the front ends refuse all requests that are still open; returns when they have ended, or soon."""
+        for front_end in self._star.front_ends:
+            front_end.member.send(to_client.ExitTimeoutExpired())
+        await first(self._drained, self._signals.second, self._failed, limit_s=REFUSAL_S)
 
     def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
         """Log why the server ends: an error of a phase, or no batcher stays."""
@@ -317,6 +325,7 @@ class Supervisor:
         self._guests.close()
         self._star.send_to_clients(to_client.ServerStopping())
         await self._front_ends.stop()
+        self._drained.set_result(None)
         await self._guests.see_off()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()

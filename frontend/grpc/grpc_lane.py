@@ -5,6 +5,7 @@ that wait for the supervisor, for a model's readiness check or for memory take t
 """
 
 import logging
+import math
 import select
 import socket
 from collections.abc import Container, Mapping, Sequence
@@ -35,7 +36,6 @@ from shoal.frontend.grpc.torchserve.service import methods_of
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
-from shoal.frontend.response import no_answer
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.shm.slab import Block
 
@@ -279,13 +279,17 @@ class GrpcLane(Lane[GrpcConnection]):
         return self.now_s + self._place.request_timeout_s
 
     def too_late(self, opening: Opening) -> tuple[int, str]:
-        if opening.timeout_s is not None and opening.timeout_s < self._place.request_timeout_s:
+        if (
+            not self._state.gives_up
+            and opening.timeout_s is not None
+            and opening.timeout_s < self._place.request_timeout_s
+        ):
             return _DEADLINE_EXCEEDED, "Deadline Exceeded"
         error = self.no_answer()
         return error.grpc_status, str(error)
 
     def no_answer(self) -> UnavailableError:
-        return no_answer(self._place.request_timeout_s)
+        return self._state.no_answer(self._place.request_timeout_s)
 
     def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
         return GrpcCall(self._state, None, opening.metadata, connection.peer, key=opening.key)
@@ -411,6 +415,12 @@ class GrpcLane(Lane[GrpcConnection]):
             grace_s = self._settings.max_connection_age_grace / 1000
             connection.age_ends_s = 0.0
             connection.ends_s = self.now_s + grace_s if grace_s else 0.0
+
+    def _refuse_all(self) -> None:
+        for connection in list(self._connections.values()):
+            for call in list(connection.calls.values()):
+                call.expire(math.inf)
+            self.has_output(connection)
 
     def _begin_to_stop(self) -> None:
         for connection in self._connections.values():

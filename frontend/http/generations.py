@@ -20,7 +20,7 @@ from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.submission import status_and_fields
 from shoal.frontend.prepared import PreparedRequest, submit_copy
-from shoal.frontend.response import JSON_CONTENT, Headers, Response, error_response, no_answer
+from shoal.frontend.response import JSON_CONTENT, Headers, Response, error_response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.frontend.state import ServerState
@@ -282,7 +282,7 @@ class Generations:
         if generation.num_unsent:
             self._close(connection)
             return
-        error = no_answer(self._timeout_s)
+        error = self._state.no_answer(self._timeout_s)
         if not generation.has_begun:
             self._end_with(generation, error_response(error), now_s)
             return

@@ -24,7 +24,7 @@ from shoal.frontend.http.submission import response_head
 from shoal.frontend.http.templates import KnownRequest
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
-from shoal.frontend.response import CONTINUE, Response, body_cut_short, no_answer
+from shoal.frontend.response import CONTINUE, Response, body_cut_short
 from shoal.frontend.torchserve.lane_api import TorchServeApi
 from shoal.frontend.tracing import Tracing
 from shoal.shm.port import NoRoomError, Reply
@@ -411,5 +411,17 @@ class HttpLane(Lane[HttpConnection]):
         self._pending[connection.number] = None
         self._port.cancel(connection.number)
         connection.stage = READING
-        if self._refuse(connection, no_answer(self._place.request_timeout_s)):
+        if self._refuse(connection, self._state.no_answer(self._place.request_timeout_s)):
             self._resume(connection)
+
+    def _refuse_all(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.keep_alive = False
+            if connection.stage is WAITING:
+                self._time_out(connection)
+            elif connection.stage is STREAMING:
+                self._generations.expire(connection, self.now_s)
+            elif connection.stage is RECEIVING or (connection.stage is READING and connection.buffer):
+                self._incoming.release(connection)
+                connection.stage = READING
+                self._refuse(connection, self._state.no_answer(self._place.request_timeout_s))

@@ -86,6 +86,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def load_wsgi(self) -> None:
         """Join the supervisor and build the application; gunicorn calls this before the loop begins."""
         super().load_wsgi()
+        self._has_given_up = False
         application: Any = self.wsgi
         self._application: RoadApplication = application
         self._uploads = Uploads(
@@ -169,8 +170,12 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return is_kept and not conn.received.is_short
 
     def murder_pending(self) -> None:
-        """Refuse requests that are late; gunicorn calls this in each pass of its loop."""
+        """Refuse requests that are late, and all when the server ends; gunicorn calls this in each pass of its loop."""
         self._uploads.expire()
+        if self._application.state.gives_up and not self._has_given_up:
+            self._has_given_up = True
+            self._uploads.refuse_all(self._application.state.no_answer(0.0))
+            self._application.refuse_all()
 
     def _flush_lanes(self, fd: int) -> None:
         self._lanes.flush()
@@ -223,16 +228,24 @@ def create() -> "RoadApplication":
     def watched(caller: Caller) -> WatchedTransport:
         return WatchedTransport(transport, partial(hang_ups.watch, caller))
 
-    return RoadApplication(mend(application, state.max_request_bytes, watched), state, endpoints)
+    mended = mend(application, state.max_request_bytes, watched)
+    return RoadApplication(mended, state, endpoints, transport.refuse_all)
 
 
 class RoadApplication:
     """The WSGI application, and what the event loop asks it before a request's body has come."""
 
-    def __init__(self, application: "WSGIApplication", state: ServerState, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(
+        self,
+        application: "WSGIApplication",
+        state: ServerState,
+        endpoints: Mapping[str, Endpoint],
+        refuse_all: Callable[[], None],
+    ) -> None:
         self._application = application
         self.state = state
         self._endpoints = endpoints
+        self.refuse_all = refuse_all  # refuses the requests that wait for a model
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         """Answer a request, see PEP 3333."""

@@ -15,7 +15,7 @@ from shoal.errors import CancelledError, ShoalError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
-from shoal.frontend.response import Response, no_answer
+from shoal.frontend.response import Response
 from shoal.frontend.road.hang_ups import Caller, Notify
 from shoal.frontend.road.held_answers import HeldAnswers
 from shoal.frontend.road.streamed_replies import KeptReply, StreamedReplies
@@ -52,8 +52,8 @@ class StreamedResponse(NamedTuple):
 class Replies(Protocol):
     """A queue of replies to one request, or to several, which the replies' numbers tell apart."""
 
-    def put(self, item: Reply, /) -> None:
-        """Add a reply. The listening thread calls this, so it must not wait."""
+    def put(self, item: Reply | None, /) -> None:
+        """Add a reply; None: the request is to be given up. The listening thread calls this, so it must not wait."""
         ...
 
 
@@ -88,6 +88,7 @@ class PortTransport:
 
     def __init__(self, front_end: FrontEnd) -> None:
         self._port = front_end.place.port
+        self._state = front_end.state
         self.request_timeout_s = front_end.place.request_timeout_s
         #: The port with its listening thread, which the caller of the constructor must start.
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
@@ -169,8 +170,16 @@ class PortTransport:
             return self._give_up(number, waiter)
         if reply is None:
             self._abandon(number, waiter)
+            if self._state.gives_up:
+                raise self._state.no_answer(self.request_timeout_s)
             raise CancelledError("Request was cancelled")
         return reply
+
+    def refuse_all(self) -> None:
+        """Refuse all requests that are open: the server ends."""
+        with self._lock:
+            for replies in self._waiting.values():
+                replies.put(None)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """Ask the supervisor, see SharedPort.ask."""
@@ -187,7 +196,7 @@ class PortTransport:
         reply = _left(waiter)
         if reply is None:
             self._abandon(number, waiter)
-            raise no_answer(self.request_timeout_s)
+            raise self._state.no_answer(self.request_timeout_s)
         return reply
 
     def _abandon(self, number: int, waiter: Waiter) -> None:

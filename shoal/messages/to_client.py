@@ -124,6 +124,10 @@ class ServerStopping(Message):
     """The server takes no more requests, and ends when it has answered those it has."""
 
 
+class ExitTimeoutExpired(Message):
+    """The time for answering accepted requests is over: front ends refuse those that are open, and end."""
+
+
 class QuestionAnswered(Message):
     """The answer to a QuestionAsked: a result, in the form that its verb gives it, or, if `wire` is not 0, the
     ShoalError that refuses it."""
@@ -177,6 +181,7 @@ ToClient: TypeAlias = (
     | ModelForgotten
     | ModelsKnown
     | ServerStopping
+    | ExitTimeoutExpired
     | QuestionAnswered
     | TraceSettingsChanged
     | RegionRegistered

@@ -34,6 +34,8 @@ THREADS_PER_HTTP_THREAD = 8
 UPLOAD_PART_OF_MEMORY, LEAST_UPLOAD_BYTES = 4, 64 << 20
 #: How much longer a front end waits for an answer than for a model's load, the longest question (ours).
 ANSWER_SLACK_S = 30
+#: Seconds in which front ends refuse the requests that are open when --exit-timeout-secs is over (ours).
+REFUSAL_S = 5
 #: The endpoints whose connections the lanes accept, HTTP's and gRPC's.
 HTTP_LANE_ENDPOINTS = ("http", "torchserve-inference")
 GRPC_LANE_ENDPOINTS = ("grpc", "torchserve-grpc-inference", "torchserve-grpc-management")
@@ -65,7 +67,7 @@ class FrontEnds:
             ADDRESS_VARIABLE: control_address,
             "SHOAL_LOG": json.dumps(log_settings),
             "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
-            "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, options.exit_timeout_secs)),
+            "SHOAL_GRACEFUL_TIMEOUT_S": str(options.exit_timeout_secs + REFUSAL_S),
             # glibc gives each thread an arena that keeps what its largest request took: with bodies of 2 MB of JSON
             # 16 threads came to 340 MiB, and to 110 with two arenas. One runs at a time anyway.
             "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),

@@ -1,17 +1,23 @@
 """The processes: how they start, how they stop, and that nothing of them stays behind."""
 
+import json
 import os
 import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from shoal.frontend.grpc.messages import service
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import (
     DEADLINE_S,
@@ -138,15 +144,33 @@ def test_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
         assert all(each.exception() is not None for each in hanging)
 
 
-def test_exit_timeout_gives_up_with_one(tmp_path: Path) -> None:
+def test_what_is_open_when_the_exit_timeout_is_over_is_refused(tmp_path: Path) -> None:
+    """Executing and queued requests, on lanes and on the road; and those of which a part has come."""
     repository = identity_model(tmp_path, delay_ms=60_000)
-    with serving(repository, "--exit-timeout-secs=1") as server, ThreadPoolExecutor(2) as pool:
-        hanging = [pool.submit(ask, server, each) for each in range(2)]
-        wait_for_pending(server, "slow", 1)
+    with serving(repository, "--exit-timeout-secs=1", "--grpc-port=0") as server, ExitStack() as stack:
+        body = b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,4],"data":[1,2,3,4]}]}'
+        whole = [post("slow", body, *[b"TE: trailers"] * (number % 2)) for number in range(4)]
+        begun = [sent[:-5] for sent in whole[:2]]
+        clients = [stack.enter_context(Client(server)).send(sent) for sent in (*whole, *begun)]
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}"))
+        infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        stream: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        request = service.ModelInferRequest(model_name="slow", raw_input_contents=[bytes(16)])
+        request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 4])
+        call = infer.future(request.SerializeToString())
+        streamed = stream(iter([request.SerializeToString()]))
+        wait_for_pending(server, "slow", 5)
         assert server.stop() == 1
         assert b"Exit timeout expired. Exiting immediately." in server.log
         assert wait_for_deaths(server.children)
-        assert all(each.exception() is not None for each in hanging)
+        for reply in [client.reply() for client in clients]:
+            assert reply.status == 503
+            assert "--exit-timeout-secs" in json.loads(reply.body)["error"]
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
+        assert "--exit-timeout-secs" in call.details()
+        with pytest.raises(grpc.RpcError) as raised:
+            list(streamed)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_killed_supervisor_takes_everything_along() -> None:
