@@ -54,6 +54,8 @@ class Clients:
             try:
                 client = await self._welcome(*self._star.join_client(member))
             except (OutOfSharedMemoryError, OSError) as error:
+                if not member.is_open:
+                    return  # its process has ended, and the descriptors of its memory are closed: the server lacks none
                 if self._gives_up(error):
                     return
                 self._num_refused += 1

@@ -5,6 +5,7 @@ import queue
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,6 @@ from shoal.frontend.state import ServerState
 from shoal.messages import shared
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
-from shoal.shm.port import Reply
 from tests.frontend.transport_harness import TransportHarness, harness, rung
 from tests.messages import receive
 from tests.submitted import submit
@@ -158,7 +158,7 @@ def test_whoever_waits_for_an_answer_can_be_called_off(harness: TransportHarness
 
 
 def test_the_replies_to_several_requests_can_come_in_at_one_place(harness: TransportHarness) -> None:
-    replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+    replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
     prepared = harness.prepared(10)
     first, second = [harness.transport.submit(prepared, replies) for _ in range(2)]
     harness.say(second, NAMED, more=False)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
+from shoal.frontend.grpc.tunnel import unpack_head
 from shoal.frontend.road.arrival import Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
-from shoal.frontend.road.uploads import Uploads
+from shoal.frontend.road.uploads import Uploads, UploadTimeoutError, refusal
 from shoal.frontend.state import ServerState
-from shoal.frontend.upload_budget import UploadBudget
+from shoal.frontend.upload_budget import NoUploadMemoryError, UploadBudget, UploadTooLargeError
 
 LIMIT = 4000
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -174,6 +175,17 @@ def test_whole_requests_are_not_refused(road: Road) -> None:
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"\r\nRetry-After: 1\r\n" in answer
     assert len(road.arrived) == 1
+
+
+def test_a_call_of_grpc_is_refused_as_its_lane_reads_it() -> None:
+    for error, status in (
+        (NoUploadMemoryError(5), 8),
+        (UploadTooLargeError(6, 5), 8),
+        (UploadTimeoutError("late"), 14),
+    ):
+        answer = unpack_head(refusal(error, is_tunnel=True))
+        assert answer is not None
+        assert (answer.status, answer.message, answer.response_nbytes) == (status, str(error), 0)
 
 
 def test_a_stopping_road_closes_what_has_not_begun(road: Road) -> None:

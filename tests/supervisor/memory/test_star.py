@@ -85,6 +85,34 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     assert num_descriptors() == before - 1
 
 
+def test_a_front_end_that_ends_while_it_joins_does_not_end_the_server(
+    rig: StarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks: list[Exception] = []
+    opened: list[int] = []
+
+    def gives_up(error: Exception) -> bool:
+        lacks.append(error)
+        return True
+
+    nothing: Any = SimpleNamespace(welcome=lambda **_: WELCOME)
+    questions = Questions(rig.loop, {})
+    clients = Clients(rig.star, nothing, questions, nothing, lambda _client: None, gives_up)
+    rig.star.leave_batcher(rig.batcher.member)
+    process, known = rig.start(), dict(rig.star.clients)
+
+    def closed(fd: int) -> int:
+        opened.append(fd)
+        process.member.hang_up()
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(segment, "read_only", closed)
+    rig.loop.start(clients.join_front_end(process.member))
+    process.heard()
+    assert opened
+    assert (lacks, rig.star.clients) == ([], known)
+
+
 def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(rig: StarRig) -> None:
     process = rig.start()
     worker = rig.star.join_worker(process.member, CONFIG)
