@@ -1,7 +1,7 @@
 """gRPC on one connection of a load: one call at a time over HTTP/2, and of its answer only the status.
 
-Pure. A client of its own, since grpcio's takes 100 µs of CPU a call, more than most servers. The header table of the
-server is set to nothing, so that equal trailers are equal bytes, which are decoded once.
+Pure. A client of its own, so that the load costs less than the server that it measures. The header table of the server
+is set to nothing, so that equal trailers are equal bytes, which are decoded once.
 """
 
 from collections.abc import Sequence
