@@ -15,7 +15,7 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import quote
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.lane_loop import HEAD_S
 from shoal.frontend.response import CONTINUE, error_response
 from shoal.frontend.road.arrival import Arrival, Framing
@@ -31,10 +31,10 @@ LINGER_S = 2.0
 _TICK_S = 0.5
 
 
-class UploadTimeoutError(ShoalError):
+class UploadTimeoutError(UnavailableError):
     """A request did not arrive in time."""
 
-    code, wire, http_status, grpc_status, words = "UNAVAILABLE", 5, 408, 14, "Unavailable"
+    http_status = 408
 
 
 class Uploads:

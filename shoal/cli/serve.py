@@ -124,7 +124,7 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """Like `ArgumentParser.parse_args`; ends the process after its answer where a shell asks."""
         self.answer_shell()
-        return super().parse_args(args, namespace)
+        return super().parse_args(args, namespace or argparse.Namespace())
 
     def answer_shell(self) -> None:
         """Answer, and end the process, where the command was run by a shell that completes it."""

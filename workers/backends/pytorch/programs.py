@@ -262,7 +262,8 @@ def _loader(file: str, device_index: int) -> Any:
     """PyTorch's loader of a compiled archive. Its public function first compares the machine with the one that the
     archive was made on, only to warn: it imports the compiler, and tries with C++ programs which vectors there are."""
     try:
-        return torch._C._aoti.AOTIModelPackageLoader(file, "model", False, 1, device_index)
+        compiled: Any = torch._C  # has no type hints for this part
+        return compiled._aoti.AOTIModelPackageLoader(file, "model", False, 1, device_index)
     except TypeError:  # before PyTorch 2.8 it takes fewer arguments
         return torch._inductor.aoti_load_package(file, device_index=device_index).loader
 
