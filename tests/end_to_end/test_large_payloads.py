@@ -19,7 +19,7 @@ from tests.end_to_end.payloads import MIB, SMALL_SLABS, ask, pattern, pid_of, pi
 from tests.end_to_end.server import (
     DEADLINE_S,
     Server,
-    await_standby,
+    await_rest,
     imbalances,
     samples,
     serving_to_the_end,
@@ -46,7 +46,7 @@ class TritonPythonModel:
 @contextmanager
 def unchanged(server: Server) -> Iterator[None]:
     """Afterwards every process has as many descriptors open and as much memory mapped as before."""
-    await_standby(server)
+    await_rest(server)  # the poller's end gives back descriptors, too
     samples(server.metrics_port)  # the road has its threads' poller once it has answered somebody
     server.ledger_once(lambda ledger: not imbalances(ledger))
     before = usage(server)
