@@ -2,11 +2,13 @@
 
     supervisor ── module, environment; a socket of the child's own, its stdout and stderr ──► zygote
     zygote forks the middle ─► the middle forks the child, and ends ─► the child is the supervisor's
-    child ── its pid ──► supervisor ── go ──► child: runs the module's main(), as `python -m` would have
+    child ── its pid ──► supervisor ── descriptors, go ──► child: runs the module's main(), as `python -m` would have
 
 The supervisor is a subreaper, so the child becomes its own and is waited for, watched and ended with it like one that
 was exec'd. CLONE_PARENT would save the second fork, 1 ms, but bypasses libc's fork and Python's, which know what must
 be repaired afterwards. Whatever fails here, the child's socket closes, and the supervisor execs the program instead.
+
+A child may be a zygote itself, which imports more: so processes of several kinds share the pages of what all import.
 
 A zygote has one thread, maps no segment, and holds no socket but the one for its orders. If an import has started a
 thread, the zygote reports that and forks no process: a lock which that thread held would be held in the child for ever.
@@ -28,12 +30,25 @@ from collections.abc import Sequence
 from shoal import log
 from shoal.control import GONE, Channel
 from shoal.messages.message import close_descriptors
-from shoal.messages.to_zygote import TO_FORKED, TO_ZYGOTE, Fork, Forked, ZygoteReady, ZygoteUnfit
+from shoal.messages.to_zygote import (
+    ORDERS_VARIABLE,
+    SUPERVISOR_VARIABLE,
+    TO_FORKED,
+    TO_ZYGOTE,
+    Descriptor,
+    Fork,
+    Forked,
+    ZygoteReady,
+    ZygoteUnfit,
+)
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 
-def main(name: str, fd: int, supervisor: int, modules: Sequence[str]) -> int:
-    """Run a zygote, and each child that it forks; returns the exit status of whichever this process has become."""
+def main() -> int:
+    """Run a zygote, and each child that it forks; returns the exit status of whichever this process has become. The
+    arguments of the process are the zygote's kind, and the modules that it imports."""
+    _, name, *modules = sys.argv
+    fd, supervisor = int(os.environ[ORDERS_VARIABLE]), int(os.environ[SUPERVISOR_VARIABLE])
     die_with_parent(supervisor)
     faulthandler.enable()
     set_title(f"zygote {name}")
@@ -49,21 +64,27 @@ def main(name: str, fd: int, supervisor: int, modules: Sequence[str]) -> int:
         return 0  # the supervisor is gone, or does not use an unfit zygote
     channel.close()
     _become(order, supervisor)
-    os._exit(_run(order.module))
+    os._exit(_run(order.program[0]))
 
 
 def _run(module: str) -> int:
-    """Run a child's module; returns its exit status. It ends as a process of multiprocessing's does, without the
-    interpreter's finalisation.
+    """Run a child's module; returns its exit status, or that of a process that it has forked. A child ends as a process
+    of multiprocessing's does, without the interpreter's finalisation.
 
     Finalisation would free every object that the zygote had made, each in a copy of its page: 37 of the 49 ms of CPU of
     a worker that is started and stopped.
     """
-    status: int = importlib.import_module(module).main() or 0
+    try:
+        status = importlib.import_module(module).main()
+    except SystemExit as end:
+        status = end.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)  # noqa: T201 - as the interpreter does
+            status = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()
     ctypes.CDLL(None).fflush(None)  # flushes the output of libraries; Python's is unbuffered
-    return status
+    return status or 0
 
 
 def _preload(modules: Sequence[str]) -> str:
@@ -118,7 +139,7 @@ def _become(order: Fork, supervisor: int) -> None:
     link = Channel(socket.socket(fileno=order.link))
     try:
         link.send(Forked(os.getpid()))
-        link.receive(TO_FORKED)
+        passed = _await_begin(link)
     except GONE:
         os._exit(1)  # too late: another process has been exec'd
     link.close()
@@ -127,12 +148,22 @@ def _become(order: Fork, supervisor: int) -> None:
             os.dup2(fd, stream)
             os.close(fd)
     os.environ.update(order.environment)
-    sys.argv = [order.module]
+    os.environ.update({variable: ",".join(map(str, fds)) for variable, fds in passed.items()})
+    sys.argv = order.program
     numpy_random = sys.modules.get("numpy.random")  # Python's own generator reseeds itself
     if numpy_random is not None:
         numpy_random.seed()
     gc.enable()
 
 
+def _await_begin(link: Channel) -> dict[str, list[int]]:
+    """The descriptors that are passed to a forked process, by variable. Raises EOFError, ConnectionError where the
+    process is not wanted any more."""
+    passed: dict[str, list[int]] = {}
+    while isinstance(message := link.receive(TO_FORKED)[0], Descriptor):
+        passed.setdefault(message.variable, []).append(message.fd)
+    return passed
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))
+    sys.exit(main())

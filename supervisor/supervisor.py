@@ -130,7 +130,9 @@ class Supervisor:
             self._loop, options, self._repository, self._models, self._registrations.is_registered
         )
         self._key_file = KeyFile(options.api_keys, self._star, api_keys)
-        self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners, self._key_file)
+        self._front_ends = FrontEnds(
+            self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes
+        )
         self._batchers = Batchers(
             self._loop,
             self._zygotes,
@@ -257,6 +259,7 @@ class Supervisor:
         """Go from bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError or OSError where the batcher
         cannot have its memory."""
         self._repository.start()
+        self._zygotes.start()
         self._tracing.start()
         await shared(self._has_memory)
         self._roster.watch()

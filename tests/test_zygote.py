@@ -53,7 +53,7 @@ class Zygote:
         """Ask for a child: the connection with it, and where its output comes out."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
-        message = b"\x00\x97\xa4Fork\x00\xa5facts\x81\xaaSHOAL_TEST\xa1" + variable.encode() + b"\xc3\xc3\xc3"
+        message = b"\x00\x97\xa4Fork\x00\x91\xa5facts\x81\xaaSHOAL_TEST\xa1" + variable.encode() + b"\xc3\xc3\xc3"
         socket.send_fds(self.channel, [message], [theirs.fileno(), writing, writing])
         theirs.close()
         os.close(writing)
@@ -83,7 +83,8 @@ def started(directory: Path, source: str, supervisor: int) -> Iterator[Zygote]:
     ours.settimeout(30.0)
     environment = os.environ | {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
     environment["OPENBLAS_NUM_THREADS"] = "1"
-    command = [sys.executable, "-u", "-m", "shoal.zygote", "test", str(theirs.fileno()), str(supervisor), "facts"]
+    environment |= {"SHOAL_ZYGOTE_FD": str(theirs.fileno()), "SHOAL_SUPERVISOR_PID": str(supervisor)}
+    command = [sys.executable, "-u", "-m", "shoal.zygote", "test", "facts"]
     with ours, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], cwd=directory) as process:
         theirs.close()
         try:

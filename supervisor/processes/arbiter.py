@@ -1,20 +1,23 @@
-"""One gunicorn arbiter as the supervisor sees it: started early, opened when models are ready, started again.
+"""gunicorn's arbiter as the supervisor sees it: started early, opened when models are ready, started again.
 
-One arbiter runs for each kind of front end: HTTP lanes, gRPC lanes, the road. Each imports what its workers need while
-models load, and waits for one byte before it opens its sockets.
+One arbiter runs for all kinds of front ends: HTTP lanes, gRPC lanes, the road (frontend/arbiter.py). It imports what
+they need while models load, and waits for one byte before it opens its sockets.
 """
 
+import json
 import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.failure_domains import contained
-from shoal.supervisor.processes.children import Child, spawn
+from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 from shoal.supervisor.processes.silence import Silence, observe
+from shoal.supervisor.processes.zygotes import BASE, Zygotes
 
 _log = logging.getLogger(__name__)
 
@@ -30,22 +33,34 @@ FOREIGN_VARIABLES = ("GUNICORN_CMD_ARGS", "GUNICORN_FD", "GUNICORN_PID", "WEB_CO
 _GUNICORN = ("shoal.frontend.gunicorn_main", "--config", "python:shoal.frontend.gunicorn_conf")
 
 
+@dataclass(frozen=True, slots=True)
+class FrontEndRole:
+    """A kind of front end: how many processes it has, and what they are given, by variable."""
+
+    name: str
+    num_processes: int
+    descriptors: Mapping[str, Sequence[int]]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def prefixed(self, variable: str) -> str:
+        """The variable's name for the arbiter, which has those of all roles."""
+        return f"SHOAL_{self.name.upper()}_{variable}"
+
+
 class Arbiter:
-    """An arbiter's process, with `num_processes` front ends."""
+    """The arbiter's process, with front ends of these roles; they stop in this order, the road last."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        role: str,
-        num_processes: int,
-        environment: Mapping[str, str],
-        fds: Sequence[int],
+        self, loop: EventLoop, roles: Sequence[FrontEndRole], environment: Mapping[str, str], zygotes: Zygotes
     ) -> None:
-        self.role = role
-        self.num_processes = num_processes
         self._loop = loop
-        self._environment = environment
-        self._fds = fds
+        self._zygotes = zygotes
+        self._environment = {
+            **environment,
+            "SHOAL_FRONT_ENDS": json.dumps({role.name: role.num_processes for role in roles}),
+            **{role.prefixed(name): value for role in roles for name, value in role.settings.items()},
+        }
+        self._descriptors = {role.prefixed(name): fds for role in roles for name, fds in role.descriptors.items()}
         # Changed as the process starts, dies and stops.
         self._running: Future[None] | None = None
         self._child: Child | None = None
@@ -62,8 +77,8 @@ class Arbiter:
 
     @property
     def title(self) -> str:
-        """The name of this front end in the log."""
-        return f"the front end '{self.role}'"
+        """The name of the arbiter in the log."""
+        return "the front ends' arbiter"
 
     def contain(self, _error: Exception) -> None:
         """End the arbiter's process after an unexpected error; it is started again."""
@@ -84,13 +99,15 @@ class Arbiter:
         try:
             child = self._child = self._execute()
         except OSError as error:
-            return f"{self.title} cannot be started: {error}"
+            return self._not_started(error)
         self._started_s = self._loop.now_s()
         if self._is_open:
             self._let_go()
         try:
             await self._watch(child)
             code = await shared(child.exited)
+        except OSError as error:  # no zygote has forked it, and the system refuses an exec
+            return self._not_started(error)
         finally:
             self._child = None
             self._hang_up()
@@ -102,37 +119,35 @@ class Arbiter:
         while not await first(child.exited, limit_s=LOOK_S):
             now_s, seen = self._loop.now_s(), os.pread(self._progress_fd, 8, 0)
             # Until it is let go, it waits for its byte, and while it stops, for its front ends. A late look excuses it,
-            # as the machine stood still.
-            is_excused = self._go_fd >= 0 or self._stopping.done() or now_s - looked_s > 2 * LOOK_S
+            # as the machine stood still; so does a fork that has not come yet.
+            is_excused = not child.pid or self._go_fd >= 0 or self._stopping.done() or now_s - looked_s > 2 * LOOK_S
             if seen != passes or is_excused:
                 silence.reset(now_s)
-            if silence.look(now_s, observe(child.pid)) >= HUNG_S:
+            if not is_excused and silence.look(now_s, observe(child.pid)) >= HUNG_S:
                 _log.error("%s (pid %d) has not moved for %g s; it is killed", self.title, child.pid, HUNG_S)
                 child.signal(signal.SIGKILL)
                 silence.reset(now_s)
             passes, looked_s = seen, now_s
 
+    def _not_started(self, error: OSError) -> str:
+        return f"{self.title} cannot be started: {error}"
+
     def _execute(self) -> Child:
         for name in FOREIGN_VARIABLES:
             os.environ.pop(name, None)
         if self._progress_fd < 0:
-            self._progress_fd = os.memfd_create(f"passes of {self.role}")
+            self._progress_fd = os.memfd_create("passes of the arbiter")
         os.ftruncate(self._progress_fd, 0)  # a successor counts from the beginning
         read_fd, go_fd = os.pipe()
         environment = {
             **self._environment,
-            "SHOAL_FRONT_END": self.role,
-            "SHOAL_PROCESSES": str(self.num_processes),
-            "SHOAL_GO_FD": str(read_fd),
-            "SHOAL_PROGRESS_FD": str(self._progress_fd),
             "SHOAL_SUPERVISOR_PID": str(os.getpid()),
             # numpy's BLAS would start threads at import, and the arbiter must have none when it forks
             "OPENBLAS_NUM_THREADS": "1",
         }
+        descriptors = {**self._descriptors, "SHOAL_GO_FD": [read_fd], "SHOAL_PROGRESS_FD": [self._progress_fd]}
         try:
-            child = spawn(
-                self._loop, self.role, _GUNICORN, environment, pass_fds=[*self._fds, read_fd, self._progress_fd]
-            )
+            child = self._zygotes.spawn(BASE, ChildProgram("front ends", _GUNICORN, environment, descriptors))
         except OSError:
             os.close(go_fd)
             raise

@@ -5,13 +5,14 @@ children when the thread that started them ends.
 """
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
 
@@ -32,12 +33,15 @@ _RUNNING: "dict[int, Child]" = {}
 
 @dataclass(frozen=True, slots=True)
 class ChildProgram:
-    """The command of a child process: `python -m module…`, with `environment` added to the supervisor's own."""
+    """The command of a child process: `python -m module…`, with `environment` added to the supervisor's own.
+
+    The child has its own copies of `descriptors`; the variables of these names say which, separated by commas.
+    """
 
     role: str
     module: Sequence[str]
     environment: Mapping[str, str]
-    pass_fds: Sequence[int] = ()
+    descriptors: Mapping[str, Sequence[int]] = field(default_factory=dict)
     gives_way: bool = False  # has a lower priority than processes that serve (niceness.py), until `join_in`
     runs_model: bool = False  # runs users' code, in a worker
 
@@ -45,8 +49,16 @@ class ChildProgram:
 class Child:
     """A child process, from the request for it to its end: a fork takes a while, and may be replaced by an exec."""
 
-    def __init__(self, loop: EventLoop, program: ChildProgram, pipes: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        program: ChildProgram,
+        pipes: Sequence[tuple[int, int]],
+        passed: Mapping[str, Sequence[int]],
+    ) -> None:
         self.program = program
+        #: Duplicates of the program's descriptors, open until the child has its copies: a fork takes a while.
+        self.passed = dict(passed)
         #: The reading ends of the child's stdout and stderr where these are captured: they must be read.
         self.outputs: list[IO[bytes]] = [os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes]
         #: The writing ends, open until the child has started.
@@ -57,6 +69,7 @@ class Child:
         self._pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting_signal = 0
+        self._gives_way = program.gives_way
         #: Whether the child has ended, or could not be started.
         self.is_over = False
         #: The return code (negative: the signal that ended it), or an OSError where the child could not be started.
@@ -76,6 +89,12 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
             return
+
+    def give_way(self) -> None:
+        """Lower the child's priority, now or as soon as it has started; nothing happens where it has ended."""
+        self._gives_way = True
+        if self._pidfd >= 0:
+            niceness.give_way(self.pid)
 
     def execute(self) -> None:
         """Start the child by exec. Raises OSError where the system refuses; the child is over then."""
@@ -97,13 +116,18 @@ class Child:
         process: subprocess.Popen[bytes] = _popen(
             # -u, unbuffered: what a process has printed must not be lost when it is killed.
             [sys.executable, *isolation, "-u", "-m", *self.program.module],
-            env={**os.environ, **self.program.environment},
+            env={
+                **os.environ,
+                **self.program.environment,
+                **{variable: ",".join(map(str, fds)) for variable, fds in self.passed.items()},
+            },
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=self.program.pass_fds,
+            pass_fds=[fd for fds in self.passed.values() for fd in fds],
         )
         self._process = process
+        self.close_passed()
         self.began(process.pid)
 
     def began(self, pid: int) -> None:
@@ -117,7 +141,7 @@ class Child:
             self._give_up(error)
             raise
         self.pid = pid
-        if self.program.gives_way:
+        if self._gives_way:
             niceness.give_way(pid)
         else:
             niceness.join_in(pid)  # a forked child starts with the priority of its zygote
@@ -139,9 +163,16 @@ class Child:
             self.exited.set_exception(error)
             self.exited.exception()  # `exited` may be awaited by no flow: asyncio must not warn
         self._close_outputs()
+        self.close_passed()
         if self._process is not None and self._pidfd < 0:  # its end would go unnoticed
             self._process.kill()
             self._process.wait()
+
+    def close_passed(self) -> None:
+        """Close the duplicates of the program's descriptors: the child has its copies."""
+        passed, self.passed = self.passed, {}
+        for fd in [fd for fds in passed.values() for fd in fds]:
+            os.close(fd)
 
     def _close_outputs(self) -> None:
         fds, self.output_fds = self.output_fds, []
@@ -165,15 +196,18 @@ class Child:
 def prepare(loop: EventLoop, program: ChildProgram, *, captured: bool) -> Child:
     """Make a child that is not started yet. Raises OSError where the system refuses."""
     pipes = list[tuple[int, int]]()
+    passed: dict[str, list[int]] = {variable: [] for variable in program.descriptors}
     try:
         for _ in (1, 2) if captured else ():
             pipes.append(os.pipe())
+        for variable, fds in program.descriptors.items():
+            for fd in fds:
+                passed[variable].append(os.dup(fd))
     except OSError:
-        for pipe in pipes:
-            for fd in pipe:
-                os.close(fd)
+        for fd in [*itertools.chain(*pipes), *itertools.chain(*passed.values())]:
+            os.close(fd)
         raise
-    return Child(loop, program, pipes)
+    return Child(loop, program, pipes, passed)
 
 
 def spawn(
@@ -182,12 +216,11 @@ def spawn(
     module: Sequence[str],
     environment: Mapping[str, str],
     *,
-    pass_fds: Sequence[int] = (),
     captured: bool = False,
     gives_way: bool = False,
 ) -> Child:
     """Exec `python -m module…`, with `environment` added to this process's. Raises OSError if the system refuses."""
-    child = prepare(loop, ChildProgram(role, module, environment, pass_fds, gives_way), captured=captured)
+    child = prepare(loop, ChildProgram(role, module, environment, gives_way=gives_way), captured=captured)
     child.execute()
     return child
 

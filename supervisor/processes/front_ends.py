@@ -6,9 +6,8 @@ gRPC ─► lanes "grpc" ─┘
 
 import json
 import logging
-import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 
@@ -21,9 +20,10 @@ from shoal.options import MIB, ServerOptions, torchserve_apis, torchserve_grpc_a
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.memory.available_memory import available_nbytes
-from shoal.supervisor.processes.arbiter import Arbiter
+from shoal.supervisor.processes.arbiter import Arbiter, FrontEndRole
 from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
 from shoal.supervisor.processes.listeners import SERVICES, Listeners
+from shoal.supervisor.processes.zygotes import Zygotes
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ GRPC_LANE_ENDPOINTS = ("grpc", "torchserve-grpc-inference", "torchserve-grpc-man
 
 
 class FrontEnds:
-    """The lanes and the road: their arbiters, and the sockets between them."""
+    """The lanes and the road: their arbiter, and the sockets between them."""
 
     def __init__(
         self,
@@ -52,32 +52,31 @@ class FrontEnds:
         control_address: str,
         listeners: Listeners,
         key_file: KeyFile,
+        zygotes: Zygotes,
     ) -> None:
         self._loop = loop
         self._options = options
         self._log_settings = log_settings
         self._listeners = listeners
         self._key_file = key_file
-        # Front ends join for as long as the arbiters live, which is longer than the sockets are open here. The road's
+        # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here. The road's
         # endpoint for gRPC has no address: the road trusts what arrives there, and only lanes may reach it.
         self._endpoints = {
             "{}:{}".format(*each.getsockname()): name for name, each in listeners.items() if name != "grpc"
         }
-        self._environment = {
+        environment = {
             ADDRESS_VARIABLE: control_address,
             "SHOAL_LOG": json.dumps(log_settings),
             "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
             "SHOAL_GRACEFUL_TIMEOUT_S": str(options.exit_timeout_secs + REFUSAL_S),
-            # glibc gives each thread an arena that keeps what its largest request took: with bodies of 2 MB of JSON
-            # 16 threads came to 340 MiB, and to 110 with two arenas. One runs at a time anyway.
-            "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
         }
         part = max(LEAST_UPLOAD_BYTES, available_nbytes() // UPLOAD_PART_OF_MEMORY)
         self._max_upload_bytes = options.max_upload_mib * MIB or part
         self._handovers = [*_datagram_pair(), *_datagram_pair()]
-        # In the order in which they stop: the road must still answer what lanes have handed over.
-        self._lanes = list(self._make_lanes())
-        self._road = self._make_road()
+        if options.has_grpc_tls:
+            environment["SHOAL_GRPC_TLS"] = json.dumps(options.grpc_tls)
+        self._roles = self._make_roles()
+        self._arbiter = Arbiter(loop, self._roles, environment, zygotes) if self._roles else None
         # Changed as models settle, as front ends join, and by stop.
         self._vertex_ai_model = ""
         self._has_repositories = True
@@ -87,68 +86,48 @@ class FrontEnds:
 
     # --- the processes ---
 
-    def _make_lanes(self) -> Iterator[Arbiter]:
+    def _make_roles(self) -> list[FrontEndRole]:
+        """The kinds of front ends, the lanes before the road."""
         options = self._options
-        _, to_road, returns, _ = self._handovers
+        road_in, to_road, returns, to_lanes = self._handovers
+        roles = []
         if endpoints := [name for name in HTTP_LANE_ENDPOINTS if name in self._listeners]:
-            passed = {"SHOAL_SEND_FD": to_road, "SHOAL_RECEIVE_FD": returns}
+            passed = {"SEND_FD": to_road, "RECEIVE_FD": returns}
             num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
-            yield self._gunicorn("http", num_lanes, endpoints, passed)
+            roles.append(FrontEndRole("http", num_lanes, self._descriptors(endpoints, passed)))
         if endpoints := [name for name in GRPC_LANE_ENDPOINTS if name in self._listeners]:
-            passed = {"SHOAL_SEND_FD": to_road}  # it is no client's connection, and never returns
+            passed = {"SEND_FD": to_road}  # it is no client's connection, and never returns
             num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
-            yield self._gunicorn("grpc", num_lanes, endpoints, passed)
-
-    def _make_road(self) -> Arbiter | None:
-        """The arbiter of the road, for other endpoints and lanes' hand-overs; None where there is neither."""
-        road_in, _, returns, to_lanes = self._handovers
+            roles.append(FrontEndRole("grpc", num_lanes, self._descriptors(endpoints, passed)))
         lanes = [name for name in (*HTTP_LANE_ENDPOINTS, *GRPC_LANE_ENDPOINTS) if name in self._listeners]
         accepting = self._listeners.keys() - set(lanes)
-        if not accepting and not lanes:
-            return None
+        if not accepting and not roles:
+            return []
         passed = {
-            "SHOAL_SEND_FD": to_lanes,
-            "SHOAL_RECEIVE_FD": road_in,
-            "SHOAL_RETURNED_FD": returns,  # connections that no lane has taken when the last one has ended
+            "SEND_FD": to_lanes,
+            "RECEIVE_FD": road_in,
+            "RETURNED_FD": returns,  # connections that no lane has taken when the last one has ended
         }
-        # gunicorn insists on a socket, even where the road accepts nothing.
-        return self._gunicorn("road", 1, accepting or lanes, passed, accepts=bool(accepting))
+        # gunicorn insists on a socket, even where the road, which answers what lanes hand over, accepts nothing.
+        settings = {"ACCEPTS": str(int(bool(accepting)))}
+        return [*roles, FrontEndRole("road", 1, self._descriptors(accepting or lanes, passed), settings)]
 
-    def _gunicorn(
-        self,
-        role: str,
-        num_processes: int,
-        endpoints: Collection[str],
-        passed: Mapping[str, socket.socket],
-        *,
-        accepts: bool = True,
-    ) -> Arbiter:
-        """An arbiter that runs gunicorn. `passed` are sockets, by the variables that give their numbers."""
-        accepting = [self._listeners[name].fileno() for name in endpoints]
-        environment = {
-            **self._environment,
-            "SHOAL_LISTENER_FDS": ",".join(map(str, accepting)),
-            "SHOAL_ACCEPTS": str(int(accepts)),
-            **{variable: str(each.fileno()) for variable, each in passed.items()},
+    def _descriptors(self, endpoints: Collection[str], passed: Mapping[str, socket.socket]) -> dict[str, list[int]]:
+        """The descriptors of a role by variable: the endpoints' sockets, and those of `passed`."""
+        return {
+            "LISTENER_FDS": [self._listeners[name].fileno() for name in endpoints],
+            **{variable: [each.fileno()] for variable, each in passed.items()},
         }
-        if role == "grpc" and self._options.has_grpc_tls:
-            environment["SHOAL_GRPC_TLS"] = json.dumps(self._options.grpc_tls)
-        fds = [*accepting, *(each.fileno() for each in passed.values())]
-        return Arbiter(self._loop, role, num_processes, environment, fds)
 
     # --- their life ---
 
-    @property
-    def _arbiters(self) -> list[Arbiter]:
-        return self._lanes if self._road is None else [*self._lanes, self._road]
-
     def start(self) -> None:
-        """Exec the arbiters; they import what they need and wait for `open`."""
-        for arbiter in self._arbiters:
-            arbiter.start()
+        """Start the arbiter; it imports what front ends need and waits for `open`."""
+        if self._arbiter is not None:
+            self._arbiter.start()
 
     def open(self, models: Collection[str], *, has_repositories: bool = True) -> Future[None]:
-        """Listen, and let the arbiters fork their workers: all models have settled. The future is done when every front
+        """Listen, and let the arbiter fork the front ends: all models have settled. The future is done when every front
         end answers. `models` are the names of those that serve.
 
         Raises InvalidArgumentError where Vertex AI's default model is missing or ambiguous.
@@ -158,9 +137,9 @@ class FrontEnds:
             self._vertex_ai_model = _default_model(self._options.vertex_ai_default_model, models)
         for listener in self._listeners.values():
             listener.listen(self._options.listen_backlog)
-        for arbiter in self._arbiters:
-            arbiter.open()
-        if not self.num_front_ends:
+        if self._arbiter is not None:
+            self._arbiter.open()
+        else:
             self._all_started.set_result(None)
         return self._all_started
 
@@ -173,7 +152,7 @@ class FrontEnds:
     @property
     def num_front_ends(self) -> int:
         """The number of processes that answer clients when all run: lanes and road."""
-        return sum(arbiter.num_processes for arbiter in self._arbiters)
+        return sum(role.num_processes for role in self._roles)
 
     def welcome(self, *, is_caller: bool = False) -> Callable[..., ClientWelcomed]:
         """A function that builds the first message to a client from the client's place in the star. A caller is not a
@@ -243,10 +222,8 @@ class FrontEnds:
         self._is_stopping = True
         for listener in self._listeners.values():
             listener.close()
-        for lane_ended in [lane.stop() for lane in self._lanes]:
-            await shared(lane_ended)
-        if self._road is not None:
-            await shared(self._road.stop())
+        if self._arbiter is not None:
+            await shared(self._arbiter.stop())
 
     def close(self) -> None:
         """Close the sockets between front ends: the last front end has ended."""

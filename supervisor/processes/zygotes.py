@@ -1,7 +1,11 @@
-"""The zygotes as the supervisor sees them: one for each kind of process that has one, exec'd when first needed.
+"""The zygotes as the supervisor sees them: one for each kind of process that has one, started when first needed.
 
     exec ─► importing: orders wait ─ready─► forking ─dead─► started again after a pause; meanwhile all are exec'd
                                     └unfit─► all of this kind are exec'd
+
+    base, exec'd ─┬─► zygote of a kind ─┬─► process of that kind          all share the pages of what base has imported
+                  ├─► …                 └─► …
+                  └─► the front ends' arbiter
 
 No call here blocks: a child has been requested when `spawn` returns, and starts when the zygote has forked it or, where
 that fails or takes too long, is exec'd. shoal/zygote.py is the zygote's own side. Runs in the supervisor.
@@ -15,12 +19,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.control import ADDRESS_VARIABLE, Channel
-from shoal.messages.to_zygote import FROM_FORKED, FROM_ZYGOTE, Begin, Fork, ZygoteReady
+from shoal.messages.to_zygote import (
+    FROM_FORKED,
+    FROM_ZYGOTE,
+    ORDERS_VARIABLE,
+    SUPERVISOR_VARIABLE,
+    Begin,
+    Descriptor,
+    Fork,
+    ZygoteReady,
+)
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, first, resolve, shared
 from shoal.supervisor.failure_domains import contained
-from shoal.supervisor.processes import niceness
-from shoal.supervisor.processes.children import Child, ChildProgram, prepare, spawn
+from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 
 _log = logging.getLogger(__name__)
@@ -29,8 +41,12 @@ _WORKER = "shoal.workers.worker"
 #: The kind of TorchServe's workers whose handlers use torch (repository/torchserve/torch_use.py): others do without its
 #: memory.
 TORCHSERVE_WITH_TORCH = "torchserve with torch"
+#: The kind whose zygote forks those of all other kinds.
+BASE = "base"
 #: Kind → the modules that its zygote imports. A worker's kind is its backend; others may start threads at import.
 MODULES = {
+    # what front ends and workers, the batcher, or nearly all of them import
+    BASE: ("numpy", "shoal.star.validation", "shoal.star.models", "shoal.star.outgoing", "shoal.shm.slab"),
     "batcher": ("shoal.batcher.batcher",),
     "embedding": (_WORKER, "shoal.workers.backends.embedding"),
     "fil": (_WORKER, "scipy.sparse"),  # 0.3 of 0.33 s; treelite's OpenMP reads its environment once, so in the child
@@ -79,17 +95,26 @@ class Zygotes:
             raise
         return child
 
+    def start(self) -> None:
+        """Exec the base zygote, where there is one."""
+        if BASE in self._modules:
+            self._start(BASE)
+
     def _begin(self, kind: str, child: Child) -> None:
         if kind not in self._modules:
             child.execute()
             return
         if kind not in self._zygotes:
-            self._zygotes[kind] = Zygote(self._loop, kind, self._modules[kind], self._control_address)
-            if self._is_serving:
-                self._zygotes[kind].give_way()
-            with contained(self._zygotes[kind]):
-                self._zygotes[kind].start()
+            self._start(kind)
         self._zygotes[kind].fork(child)
+
+    def _start(self, kind: str) -> None:
+        parent = self._zygotes.get(BASE) if kind != BASE else None
+        zygote = self._zygotes[kind] = Zygote(self._loop, kind, self._modules[kind], self._control_address, parent)
+        if self._is_serving:
+            zygote.give_way()
+        with contained(zygote):
+            zygote.start()
 
     def give_way(self) -> None:
         """Lower the priority of workers' zygotes, and of workers that start later: the server has begun to serve."""
@@ -104,13 +129,16 @@ class Zygotes:
 
 
 class Zygote:
-    """One kind's zygote and its successors."""
+    """One kind's zygote and its successors, forked by the zygote `parent` where there is one."""
 
-    def __init__(self, loop: EventLoop, kind: str, modules: tuple[str, ...], control_address: str) -> None:
+    def __init__(
+        self, loop: EventLoop, kind: str, modules: tuple[str, ...], control_address: str, parent: "Zygote | None"
+    ) -> None:
         self.kind = kind
         self._loop = loop
         self._modules = modules
         self._control_address = control_address
+        self._parent = parent
         # Changed by give_way, and as it starts, gets ready and dies.
         self._gives_way = False
         self._child: Child | None = None
@@ -136,14 +164,17 @@ class Zygote:
             self._hang_up()
 
     def start(self) -> None:
-        """Exec the zygote; where the system refuses, try again after a pause."""
+        """Start the zygote; where the system refuses, try again after a pause."""
         if self._is_over or self._child is not None:
             return
         try:
             self._start()
         except OSError as error:
-            pause_s = self._start_later()
-            _log.error("zygote '%s' cannot be started: %s; it is tried again in %g s", self.kind, error, pause_s)
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        pause_s = self._start_later()
+        _log.error("zygote '%s' cannot be started: %s; it is tried again in %g s", self.kind, error, pause_s)
 
     def _start_later(self) -> float:
         has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
@@ -156,11 +187,24 @@ class Zygote:
         self._started_s = self._loop.now_s()
         ours, theirs = _pair()
         # numpy's BLAS would start threads at import. Built-in backends compute with their framework, not with numpy.
-        environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
-        module = ["shoal.zygote", self.kind, str(theirs.fileno()), str(os.getpid()), *self._modules]
-        fds, gives_way = [theirs.fileno()], self._gives_way
+        environment = {
+            ADDRESS_VARIABLE: self._control_address,
+            SUPERVISOR_VARIABLE: str(os.getpid()),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        program = ChildProgram(
+            f"zygote {self.kind}",
+            ["shoal.zygote", self.kind, *self._modules],
+            environment,
+            {ORDERS_VARIABLE: [theirs.fileno()]},
+            self._gives_way,
+        )
         try:
-            child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=fds, gives_way=gives_way)
+            child = prepare(self._loop, program, captured=False)
+            if self._parent is None:
+                child.execute()
+            else:
+                self._parent.fork(child)
         except OSError:
             ours.close()
             raise
@@ -174,7 +218,7 @@ class Zygote:
         """Lower the zygote's priority, unless its children are needed for the server to serve."""
         self._gives_way = _WORKER in self._modules
         if self._gives_way and self._child is not None:
-            niceness.give_way(self._child.pid)
+            self._child.give_way()
 
     def fork(self, child: Child) -> None:
         """Fork a child as soon as the imports are done."""
@@ -225,7 +269,14 @@ class Zygote:
         """Kill a zygote that is not ready within IMPORT_S, and start another when one has ended."""
         if not (await first(process.exited, limit_s=IMPORT_S) or self._is_ready):
             process.signal(signal.SIGKILL)
-        code = await shared(process.exited)
+        try:
+            code = await shared(process.exited)
+        except OSError as error:  # the parent cannot fork, and the system refuses an exec
+            self._child = None
+            self._hang_up()
+            if not self._is_over:
+                self._refused(error)
+            return
         self._child = None
         self._hang_up()
         if self._is_over:
@@ -247,7 +298,7 @@ class Zygote:
         stdout, stderr = child.output_fds or (None, None)
         try:
             channel.send(
-                Fork(child.program.module[0], dict(child.program.environment), theirs.fileno(), stdout, stderr)
+                Fork(list(child.program.module), dict(child.program.environment), theirs.fileno(), stdout, stderr)
             )
         except OSError:
             ours.close()
@@ -277,11 +328,15 @@ class Zygote:
                 message, _ = Channel(link).receive(FROM_FORKED)
                 self._forked_s = self._loop.now_s()
                 child.began(message.pid)
+                for variable, fds in child.passed.items():
+                    for fd in fds:
+                        Channel(link).send(Descriptor(variable, fd))
                 Channel(link).send(Begin())
+                child.close_passed()
             except (EOFError, ProcessLookupError):
                 child.execute_instead()
             except BrokenPipeError:
-                return  # the child has ended since; its pidfd reports that
+                child.close_passed()  # the child has ended since; its pidfd reports that
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

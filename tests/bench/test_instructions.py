@@ -18,7 +18,7 @@ def test_processes_are_known_by_their_titles() -> None:
         "shoal road": "road",
         "shoal batcher": "batcher",
         "shoal worker mlp_0_0 (CPU 0-1)": "worker",
-        "gunicorn: master [shoal http]": "rest",
+        "gunicorn: master [shoal front ends]": "rest",
         "shoal supervisor": "rest",
         "tritonserver": "rest",
     }

@@ -47,6 +47,7 @@ class TritonPythonModel:
 """
 #: The soft limit that the server is started with, and raises.
 SOFT_DESCRIPTORS = 256
+ARBITER = "gunicorn: master [shoal front ends]"
 #: Of a process that gunicorn forks from now on.
 FEW_DESCRIPTORS = 128
 
@@ -158,12 +159,12 @@ def test_batchers_and_front_ends_that_cannot_be_started_are_tried_later(
 ) -> None:
     start = len(server.log)
     ask(client, "steady")
-    names = ("shoal batcher", "shoal batcher (standby)", "shoal zygote batcher", "gunicorn: master [shoal http]")
+    names = ("shoal batcher", "shoal batcher (standby)", "shoal zygote base", "shoal zygote batcher", ARBITER)
     with limited(resource.RLIMIT_NOFILE, 3, server.process.pid):
         for pid in descendants(server.process.pid):
             if title(pid) in names:
                 os.kill(pid, signal.SIGKILL)
-        for words in (b"no batcher can be started", b"zygote 'batcher' cannot be", b"the front end 'http' cannot be"):
+        for words in (b"no batcher can be started", b"zygote 'batcher' cannot be", b"front ends' arbiter cannot be"):
             assert server.read_log(words, start=start)
     wait_until(lambda: is_answering(server))
     ask(client, "steady")
@@ -190,7 +191,7 @@ def test_a_front_end_for_which_there_is_no_memory_waits_for_it(
 
 def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client: triton.InferenceServerClient) -> None:
     liar = pid_of(client, "liar")  # what takes the road would not find back into a full table
-    arbiters = [pid for pid in descendants(server.process.pid) if title(pid) == "gunicorn: master [shoal http]"]
+    arbiters = [pid for pid in descendants(server.process.pid) if title(pid) == ARBITER]
     idle = list[socket.socket]()
     with limited(resource.RLIMIT_NOFILE, FEW_DESCRIPTORS, arbiters[0]):
         before = both_lanes(server)
@@ -218,7 +219,7 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
 
 
 STOPPED = {
-    "gunicorn: master [shoal http]", "shoal zygote batcher", "shoal batcher (standby)",
+    ARBITER, "shoal zygote base", "shoal zygote batcher", "shoal batcher (standby)",
 }  # fmt: skip
 
 
@@ -243,8 +244,8 @@ def test_what_is_stopped_is_resumed(server: Server, client: triton.InferenceServ
 
 def test_an_arbiter_shows_its_progress(server: Server) -> None:
     """One that shows none, though it could, is killed after 30 s: tests/supervisor/processes/test_arbiter.py."""
-    (arbiter,) = [pid for pid in descendants(server.process.pid) if title(pid) == "gunicorn: master [shoal http]"]
-    link = next(each for each in Path(f"/proc/{arbiter}/fd").iterdir() if "passes of http" in os.readlink(each))
+    (arbiter,) = [pid for pid in descendants(server.process.pid) if title(pid) == ARBITER]
+    link = next(each for each in Path(f"/proc/{arbiter}/fd").iterdir() if "passes of the arbiter" in os.readlink(each))
     before = link.read_bytes()
     wait_until(lambda: link.read_bytes() != before)
 

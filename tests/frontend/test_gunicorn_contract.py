@@ -121,6 +121,17 @@ def test_hooks_run_before_the_sockets_and_after_the_fork() -> None:
     assert spawn.index("os.fork()") < spawn.index("post_fork") < spawn.index("init_process")
 
 
+def test_the_arbiter_s_methods_do_what_ours_rests_on() -> None:
+    spawn, stop = inspect.getsource(Arbiter.spawn_worker), inspect.getsource(Arbiter.stop)
+    assert "self.worker_class(self.worker_age, self.pid, self.LISTENERS," in spawn
+    assert "self.WORKERS[pid] = worker" in spawn
+    assert "self.worker_class = self.cfg.worker_class" in inspect.getsource(Arbiter.setup)
+    assert "self.kill_workers(sig)" in stop
+    reap = inspect.getsource(Arbiter.reap_workers)
+    assert reap.index("self.WORKERS.pop(wpid") < reap.index("raise HaltServer")
+    assert "self.manage_workers()" in inspect.getsource(Arbiter.run)
+
+
 def test_a_worker_s_sign_of_life_is_a_file_without_a_name() -> None:
     assert "self.tmp = WorkerTmp(cfg)" in inspect.getsource(Worker.__init__)
     heartbeat = Heartbeat(Config())

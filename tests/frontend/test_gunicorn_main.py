@@ -10,7 +10,7 @@ DEADLINE_S = 60
 PROGRAM = """
 import os, select, signal, socket
 from gunicorn.app.base import BaseApplication
-from shoal.frontend.gunicorn_main import WatchedArbiter
+from shoal.frontend import arbiter
 from shoal.frontend.{module} import {name}
 
 kept = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0] for _ in range(3)]
@@ -26,7 +26,6 @@ class Worker({name}):
 
 class Application(BaseApplication):
     def load_config(self):
-        self.cfg.set("worker_class", Worker)
         self.cfg.set("bind", "127.0.0.1:0")
         self.cfg.set("control_socket_disable", True)
         self.cfg.set("graceful_timeout", 1000)
@@ -36,7 +35,11 @@ class Application(BaseApplication):
     def load(self):
         pass
 
-WatchedArbiter(Application(), os.memfd_create("progress")).run()
+arbiter.WORKER_CLASSES["road"] = Worker
+os.environ["SHOAL_FRONT_ENDS"] = '{{"road": 1}}'
+os.environ["SHOAL_ROAD_LISTENER_FDS"] = "0"
+os.environ["SHOAL_PROGRESS_FD"] = str(os.memfd_create("progress"))
+arbiter.FrontEndArbiter(Application()).run()
 """
 
 

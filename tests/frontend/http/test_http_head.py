@@ -247,10 +247,9 @@ def judge() -> Judge:
     """gunicorn's parser with the settings that the front ends run it with; None where it refuses."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "SHOAL_FRONT_END": "road",
+            "SHOAL_FRONT_ENDS": '{"road": 1}',
             "SHOAL_GO_FD": "0",
-            "SHOAL_LISTENER_FDS": "0",
-            "SHOAL_PROCESSES": "1",
+            "SHOAL_ROAD_LISTENER_FDS": "0",
             "SHOAL_ROAD_THREADS": "1",
             "SHOAL_GRACEFUL_TIMEOUT_S": "1",
         }.items():

@@ -8,7 +8,8 @@ import pytest
 
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes import arbiter
-from shoal.supervisor.processes.arbiter import Arbiter
+from shoal.supervisor.processes.arbiter import Arbiter, FrontEndRole
+from shoal.supervisor.processes.zygotes import Zygotes
 
 #: Stands in for gunicorn: it makes no pass. Those of the second one are counted by the test.
 PROGRAM = """
@@ -27,7 +28,7 @@ def test_one_that_makes_no_progress_is_killed_and_one_that_does_is_not(
     monkeypatch.setattr(arbiter, "LOOK_S", 0.05)
     monkeypatch.setattr(arbiter, "HUNG_S", 0.5)
     loop = EventLoop()
-    watched = Arbiter(loop, "http", 1, {}, [])
+    watched = Arbiter(loop, [FrontEndRole("http", 1, {})], {}, Zygotes(loop, "", {}))
     pids = list[int]()
     passes = 0
 

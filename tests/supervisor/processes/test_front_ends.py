@@ -11,6 +11,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.listeners import bind
+from shoal.supervisor.processes.zygotes import Zygotes
 from tests.supervisor.clock import ClockLoop
 from tests.supervisor.star_rig import OPTIONS, PLACE
 
@@ -25,17 +26,24 @@ class Running:
         self.listeners = bind(dataclasses.replace(options, grpc_use_ssl=False))  # tries no files
         unused: Any = None
         key_file = KeyFile("", unused, None)
-        self.front_ends = FrontEnds(EventLoop(clock), options, {}, "@nobody", self.listeners, key_file)
+        zygotes = Zygotes(EventLoop(clock), "")
+        self.front_ends = FrontEnds(EventLoop(clock), options, {}, "@nobody", self.listeners, key_file, zygotes)
 
     @property
     def processes(self) -> dict[str, int]:
-        """What an arbiter is called → how many processes it has, in the order in which they stop."""
-        return {arbiter.role: arbiter.num_processes for arbiter in self.front_ends._arbiters}
+        """What a role is called → how many processes it has, in the order in which they stop."""
+        return {role.name: role.num_processes for role in self.front_ends._roles}
 
-    def environment(self, role: str) -> dict[str, str]:
-        """What its process is told."""
-        (arbiter,) = [each for each in self.front_ends._arbiters if each.role == role]
-        return dict(arbiter._environment)
+    def variables(self, role: str) -> dict[str, str]:
+        """What the processes of a role are told; of descriptors, which of the supervisor's they are."""
+        (found,) = [each for each in self.front_ends._roles if each.name == role]
+        return {**found.settings, **{name: ",".join(map(str, fds)) for name, fds in found.descriptors.items()}}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the arbiter is told."""
+        assert self.front_ends._arbiter is not None
+        return dict(self.front_ends._arbiter._environment)
 
     def stop(self) -> None:
         self._clock.run(self.front_ends.stop())
@@ -104,18 +112,30 @@ def test_what_runs_for_which_endpoints(
 
 def test_lanes_hand_over_to_the_road_and_only_those_of_http_take_back(run: Callable[..., Running]) -> None:
     running = run()
-    http, grpc, road = map(running.environment, ("http", "grpc", "road"))
-    assert http["SHOAL_SEND_FD"] == grpc["SHOAL_SEND_FD"]
-    assert len({http["SHOAL_SEND_FD"], http["SHOAL_RECEIVE_FD"], road["SHOAL_SEND_FD"], road["SHOAL_RECEIVE_FD"]}) == 4
-    assert http["SHOAL_RECEIVE_FD"] == road["SHOAL_RETURNED_FD"]
-    assert "SHOAL_RECEIVE_FD" not in grpc
+    http, grpc, road = map(running.variables, ("http", "grpc", "road"))
+    assert http["SEND_FD"] == grpc["SEND_FD"]
+    assert len({http["SEND_FD"], http["RECEIVE_FD"], road["SEND_FD"], road["RECEIVE_FD"]}) == 4
+    assert http["RECEIVE_FD"] == road["RETURNED_FD"]
+    assert "RECEIVE_FD" not in grpc
     fds = {name: str(listener.fileno()) for name, listener in running.listeners.items()}
-    assert [each["SHOAL_LISTENER_FDS"] for each in (http, grpc, road)] == [fds["http"], fds["grpc"], fds["metrics"]]
-    assert road["SHOAL_ACCEPTS"] == "1"
+    assert [each["LISTENER_FDS"] for each in (http, grpc, road)] == [fds["http"], fds["grpc"], fds["metrics"]]
+    assert road["ACCEPTS"] == "1"
+
+
+def test_the_arbiter_is_told_all_under_the_names_of_the_roles(run: Callable[..., Running]) -> None:
+    running = run()
+    assert json.loads(running.environment["SHOAL_FRONT_ENDS"]) == {"http": 2, "grpc": 1, "road": 1}
+    assert running.environment["SHOAL_ROAD_ACCEPTS"] == "1"
+    assert running.front_ends._arbiter is not None
+    descriptors = running.front_ends._arbiter._descriptors
+    assert descriptors["SHOAL_GRPC_LISTENER_FDS"] == [running.listeners["grpc"].fileno()]
+    assert "SHOAL_HTTP_RECEIVE_FD" in descriptors
 
 
 def test_a_road_without_endpoints_accepts_nothing(run: Callable[..., Running]) -> None:
-    assert run(allow_http=False, allow_metrics=False).environment("road")["SHOAL_ACCEPTS"] == "0"
+    running = run(allow_http=False, allow_metrics=False)
+    road = running.variables("road")
+    assert (road["ACCEPTS"], road["LISTENER_FDS"]) == ("0", str(running.listeners["grpc"].fileno()))
 
 
 def test_no_address_leads_to_the_road_s_endpoint_for_grpc(run: Callable[..., Running]) -> None:
@@ -134,6 +154,5 @@ def test_a_model_s_process_is_not_sent_the_secrets_of_restricted_apis(run: Calla
 
 def test_the_files_of_tls_are_for_the_lanes_of_grpc(run: Callable[..., Running]) -> None:
     running = run(grpc_use_ssl=True, grpc_server_cert="c", grpc_server_key="k")
-    assert json.loads(running.environment("grpc")["SHOAL_GRPC_TLS"]) == ["c", "k", "", False]
-    assert "SHOAL_GRPC_TLS" not in running.environment("http") | running.environment("road")
-    assert "SHOAL_GRPC_TLS" not in run().environment("grpc")
+    assert json.loads(running.environment["SHOAL_GRPC_TLS"]) == ["c", "k", "", False]
+    assert "SHOAL_GRPC_TLS" not in run().environment

@@ -1,0 +1,147 @@
+"""frontend/arbiter.py: which process is started next, with what, and that one role's failure is no other's."""
+
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.arbiter import Arbiter
+from gunicorn.errors import HaltServer
+
+from shoal.frontend.arbiter import FrontEndArbiter, Role, Roles
+
+ENVIRONMENT = {
+    "SHOAL_FRONT_ENDS": '{"http": 2, "road": 1}',
+    "SHOAL_HTTP_LISTENER_FDS": "7",
+    "SHOAL_ROAD_LISTENER_FDS": "8,9",
+}
+
+
+def test_the_first_role_that_lacks_a_process_gets_one() -> None:
+    roles = Roles.read(ENVIRONMENT)
+    running: list[str] = []
+    while (role := roles.missing(running, 0.0)) is not None:
+        running.append(role.name)
+    assert running == ["http", "http", "road"]
+    running.remove("http")
+    assert roles.missing(running, 0.0) is roles.find("http")
+
+
+def test_a_role_has_its_own_sockets() -> None:
+    roles = Roles.read(ENVIRONMENT)
+    assert roles.listeners("http", [7, 8, 9]) == [7]
+    assert roles.listeners("road", [7, 8, 9]) == [8, 9]
+    with pytest.raises(KeyError):
+        roles.listeners("grpc", [7, 8, 9])
+
+
+def test_a_role_whose_processes_end_as_they_start_waits_longer_each_time_and_no_other_role_does() -> None:
+    roles = Roles([Role("http", 1, 1), Role("road", 1, 1)])
+    http, now_s, pauses = roles.find("http"), 100.0, []
+    for _ in range(9):
+        http.ended(now_s, served_s=0.2)
+        assert roles.missing(["road"], now_s) is None
+        assert roles.missing([], now_s) is roles.find("road")
+        pauses.append(http.not_before_s - now_s)
+        now_s = http.not_before_s
+        assert roles.missing(["road"], now_s) is http
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    http.ended(now_s, served_s=1.0)
+    assert roles.missing(["road"], now_s) is http
+
+
+class Played(FrontEndArbiter):
+    """An arbiter without processes: those that it would start are noted, and those that it ends are gone."""
+
+    def __init__(self) -> None:
+        self._roles = Roles.read(ENVIRONMENT)
+        self.WORKERS: dict[int, Any] = {}
+        self.LISTENERS: list[Any] = []
+        self.log = SimpleNamespace(error=lambda *_: None)
+        self.cfg = SimpleNamespace(graceful_timeout=60)
+        self.ended: list[str] = []
+        self.pids = itertools.count(1)
+        self.SIG_QUEUE = SimpleNamespace(get=lambda timeout: signal.SIGCHLD)
+        self.manage_workers()
+
+    def spawn_worker(self) -> None:
+        pid = next(self.pids)
+        closed = SimpleNamespace(close=lambda: None)
+        self.WORKERS[pid] = SimpleNamespace(role=self._role.name, started_s=0.0, tmp=closed, sockets=[])
+
+    def kill_worker(self, pid: int, sig: int) -> None:
+        self.ended.append(f"{self.WORKERS[pid].role} {signal.Signals(sig).name}")
+        self.gone = pid
+
+
+@pytest.fixture
+def reaped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pids of processes that have ended, for `reap_workers`; a negative one could not start."""
+    pids: list[int] = []
+
+    def reap(self: Any) -> None:
+        while pids:
+            pid = pids.pop(0)
+            del self.WORKERS[abs(pid)]
+            if pid < 0:
+                raise HaltServer("Worker failed to boot.", 3)
+
+    monkeypatch.setattr(Arbiter, "reap_workers", reap)
+    return pids
+
+
+def test_a_process_that_cannot_start_ends_no_other(reaped: list[int]) -> None:
+    arbiter = Played()
+    assert [worker.role for worker in arbiter.WORKERS.values()] == ["http", "http", "road"]
+    reaped += [-3, 1]
+    arbiter.reap_workers()
+    assert [worker.role for worker in arbiter.WORKERS.values()] == ["http"]
+    arbiter.manage_workers()
+    assert sorted(worker.role for worker in arbiter.WORKERS.values()) == ["http", "http", "road"]
+
+
+def test_the_road_ends_when_the_lanes_have_ended(reaped: list[int]) -> None:
+    arbiter = Played()
+
+    def get(timeout: float) -> signal.Signals:
+        """One of those that were told to has ended."""
+        reaped.append(next(pid for pid, worker in arbiter.WORKERS.items()))
+        return signal.SIGCHLD
+
+    arbiter.SIG_QUEUE.get = get
+    arbiter.stop()
+    assert arbiter.ended == ["http SIGTERM", "http SIGTERM", "road SIGTERM"]
+    assert not arbiter.WORKERS
+
+
+@pytest.fixture
+def pairs() -> Iterator[list[socket.socket]]:
+    sockets = [*socket.socketpair(), *socket.socketpair()]
+    yield sockets
+    for each in sockets:
+        each.close()
+
+
+def test_a_process_keeps_what_its_role_has(pairs: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SHOAL_")]:
+        monkeypatch.delenv(name)
+    http, road, to_road, to_lanes = pairs
+    passed = os.dup(to_lanes.fileno())
+    monkeypatch.setenv("SHOAL_HTTP_SEND_FD", str(to_road.fileno()))
+    monkeypatch.setenv("SHOAL_ROAD_SEND_FD", str(passed))
+    monkeypatch.setenv("SHOAL_ROAD_ACCEPTS", "1")
+    arbiter = Played()
+    arbiter.LISTENERS = [http, road]
+    arbiter._progress_fd = os.memfd_create("passes")
+    arbiter.become(SimpleNamespace(role="http", sockets=[http]))
+    assert {name: value for name, value in os.environ.items() if name.startswith("SHOAL_")} == {
+        "SHOAL_SEND_FD": str(to_road.fileno())
+    }
+    assert (http.fileno() >= 0, road.fileno()) == (True, -1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(passed)
+    monkeypatch.delenv("SHOAL_SEND_FD")
