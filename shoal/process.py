@@ -49,6 +49,12 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def trim_heap() -> None:
+    """Give free memory of the C library's heap back to the kernel: a load takes and frees more than serving needs."""
+    with suppress(AttributeError):  # another library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _prctl(option: int, argument: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, argument, 0, 0, 0) != 0:

@@ -278,6 +278,8 @@ class Supervisor:
         except InvalidArgumentError as error:
             raise _CannotServeError("failed to start Vertex AI service", error) from error
         self._zygotes.give_way()
+        if self._options.model_control_mode == "none":
+            self._zygotes.end_base()
         self._batchers.start_standby()
         SilentFrontEnds(self._loop, self._star).watch()
         self._reload.watch()

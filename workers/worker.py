@@ -23,7 +23,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.placement import format_cores
-from shoal.process import EXIT_DEVICE_LOST, die_with_parent, ignore_group_signals, set_title
+from shoal.process import EXIT_DEVICE_LOST, die_with_parent, ignore_group_signals, set_title, trim_heap
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
@@ -135,6 +135,7 @@ def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
         channel.send(Refused(error.wire, str(error)))
         return None
     if loaded is not None:
+        trim_heap()  # 2 MiB of a small model's in ONNX; before the first request, which would touch it again
         channel.send(ModelLoaded(loaded[0].has_ready_check))
     return loaded
 

@@ -67,6 +67,8 @@ MODULES = {
 #: priority is low: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec
 #: half a minute; beside two busy loops on two cores, torch a minute).
 IMPORT_S, FORK_S = 300.0, 10.0
+#: The base zygote ends so long after a server that loads no more models has begun to serve (ours).
+BASE_S = 10.0
 
 
 class Zygotes:
@@ -121,6 +123,12 @@ class Zygotes:
         self._is_serving = True
         for zygote in self._zygotes.values():
             zygote.give_way()
+
+    def end_base(self) -> None:
+        """End the base zygote in a while: all processes run. It takes 6 MiB, pages of which all others have copies;
+        what it would have forked later is exec'd."""
+        if BASE in self._zygotes:
+            self._loop.call_after(BASE_S, self._zygotes[BASE].stop)
 
     def stop(self) -> None:
         """End all zygotes; processes started later are exec'd."""

@@ -296,10 +296,12 @@ def footprint(ledger: Ledger) -> list[object]:
 
 
 def await_rest(server: Server) -> None:
-    """Wait until the processes are those of a server at rest: a batcher stands by, and the poller has ended."""
-    pollers = [pid for pid in await_standby(server) if title(pid) == "shoal repository poller"]
-    assert wait_for_deaths(pollers)
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pollers))  # not even waited for by its parent
+    """Wait until the processes are those of a server at rest: a batcher stands by; the poller has ended, and the base
+    zygote of a server that loads no more models."""
+    early = ("shoal repository poller", "shoal zygote base")
+    ending = [pid for pid in await_standby(server) if title(pid) in early]
+    assert wait_for_deaths(ending)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ending))  # not even waited for by its parent
 
 
 def wait_until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "it never came") -> None:

@@ -12,7 +12,7 @@ from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes import zygotes as zygotes_module
 from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.restarts import backoff_s
-from shoal.supervisor.processes.zygotes import FORK_S, IMPORT_S, Zygotes
+from shoal.supervisor.processes.zygotes import BASE, BASE_S, FORK_S, IMPORT_S, Zygotes
 from tests.supervisor.clock import ClockLoop
 
 #: Its exit code says how it began.
@@ -229,6 +229,26 @@ def test_after_the_stop_no_zygote_follows(harness: Harness) -> None:
     harness.clock.until(lambda: not harness.children())
     harness.spawn()
     assert harness.run() == EXECUTED
+
+
+def test_a_base_that_has_ended_is_not_missed(clock: ClockLoop, harness: Harness) -> None:
+    harness.zygotes = Zygotes(harness.loop, "@test", {BASE: (), "test": ("child_of_zygote",)})
+    harness.zygotes.start()
+    (base,) = harness.children()
+    harness.spawn()
+    assert harness.run() == FORKED
+    (zygote,) = [pid for pid in harness.children() if pid != base]
+    harness.zygotes.end_base()
+    clock.pass_time(BASE_S)
+    clock.until(lambda: harness.children() == [zygote])
+    harness.spawn()
+    assert harness.run() == FORKED
+    os.kill(zygote, signal.SIGKILL)  # its successor has no base, and imports all by itself
+    clock.until(lambda: zygote not in harness.children())
+    clock.pass_time(backoff_s(1))
+    clock.until(lambda: len(harness.children()) == 1)
+    harness.spawn()
+    assert harness.run() == FORKED
 
 
 def test_whoever_is_started_gives_way_once_somebody_serves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
