@@ -6,6 +6,10 @@ start takes no other role along. When it is told to stop, the road goes last: it
 over. Runs in the process that the supervisor starts (python -m shoal.frontend.gunicorn_main).
 """
 
+# The type hints that pyright brings for gunicorn are of an older version.
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportIncompatibleVariableOverride=false
+
 import itertools
 import json
 import os
@@ -105,6 +109,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
 
     #: gunicorn's reload, upgrade and change of numbers are not for this arbiter: the supervisor has others.
     SIGNALS: ClassVar[list[signal.Signals]] = [signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    _IGNORED = (signal.SIGHUP, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU)
 
     def __init__(self, app: Any) -> None:
         self._roles = Roles.read(os.environ)
@@ -120,6 +125,12 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
             role.name: util.load_class(WORKER_CLASSES[role.name]) for role in self._roles.roles
         }
         self.worker_class = self._make_worker
+
+    def init_signals(self) -> None:
+        """Handle the signals that have a meaning; others of gunicorn's must not end or stop the arbiter."""
+        super().init_signals()
+        for number in self._IGNORED:
+            signal.signal(number, signal.SIG_IGN)
 
     def _make_worker(self, age: int, ppid: int, listeners: list[Any], *others: Any) -> Any:
         name = self._role.name

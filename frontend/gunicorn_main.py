@@ -1,7 +1,6 @@
 """gunicorn as the supervisor starts it (python -m shoal.frontend.gunicorn_main); settings are in gunicorn_conf.py."""
 
 import os
-import signal
 from typing import Any
 
 import gunicorn.workers.base

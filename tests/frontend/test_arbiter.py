@@ -1,5 +1,9 @@
 """frontend/arbiter.py: which process is started next, with what, and that one role's failure is no other's."""
 
+# The type hints that pyright brings for gunicorn are of an older version.
+# pyright: reportAttributeAccessIssue=false, reportIncompatibleVariableOverride=false
+
+import errno
 import itertools
 import os
 import signal
@@ -104,12 +108,33 @@ def test_a_process_that_cannot_start_ends_no_other(reaped: list[int]) -> None:
     assert sorted(worker.role for worker in arbiter.WORKERS.values()) == ["http", "http", "road"]
 
 
+def test_a_fork_that_the_system_refuses_ends_no_process_and_is_tried_later(
+    reaped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter = Played()
+
+    def refuse(_arbiter: Played) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Played, "spawn_worker", refuse)
+        reaped.append(3)
+        arbiter.reap_workers()
+        arbiter.manage_workers()
+    assert [worker.role for worker in arbiter.WORKERS.values()] == ["http", "http"]
+    road = arbiter._roles.find("road")
+    assert road.num_failures == 1
+    road.not_before_s = 0.0
+    arbiter.manage_workers()
+    assert [worker.role for worker in arbiter.WORKERS.values()] == ["http", "http", "road"]
+
+
 def test_the_road_ends_when_the_lanes_have_ended(reaped: list[int]) -> None:
     arbiter = Played()
 
     def get(timeout: float) -> signal.Signals:
         """One of those that were told to has ended."""
-        reaped.append(next(pid for pid, worker in arbiter.WORKERS.items()))
+        reaped.append(next(iter(arbiter.WORKERS)))
         return signal.SIGCHLD
 
     arbiter.SIG_QUEUE.get = get
