@@ -381,6 +381,10 @@ class Exchange:
                 self._ready(worker, record, now_ns)
             elif kind == layout.RESCHEDULE:
                 self._reschedule(worker, record, now_ns)
+            elif kind == layout.SEQUENCE_END:
+                if worker.model.sequences is not None:
+                    worker.model.sequences.end(worker.owner, record[D.KEY])
+                    self._awake[worker.model.id] = worker.model
             elif kind == layout.WANT:
                 self.look_at_clients(now_ns)
                 worker.must_ring = True

@@ -256,6 +256,7 @@ HAVE: Final = 10
 RESPONSE: Final = 12
 READY: Final = 13
 RESCHEDULE: Final = 14
+SEQUENCE_END: Final = 18
 
 
 class R:
@@ -410,6 +411,7 @@ class D:
     RESPONSE has the words of DONE and leaves the request open; the DONE after it may have neither STATUS nor BLOCK.
     READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
     RESCHEDULE (KEY and BATCH): the request goes back into its queue.
+    SEQUENCE_END (KEY): the request, whose DONE or RESCHEDULE comes later, is the last of its sequence.
     HAVE, which uses BLOCK alone, names to a new batcher a block that has not been freed.
     """
 

@@ -20,6 +20,7 @@ from shoal.shm.layout import (
     REPLY,
     RESCHEDULE,
     RESPONSE,
+    SEQUENCE_END,
     TRACE,
     WANT,
     Q,
@@ -114,6 +115,11 @@ def ready_record(batch: int, times: tuple[int, ...]) -> Record:
 def reschedule_record(key: int, batch: int) -> Record:
     """RESCHEDULE of a request that a worker returns to its queue."""
     return (RESCHEDULE, key, batch)
+
+
+def sequence_end_record(key: int) -> Record:
+    """SEQUENCE_END of the sequence that a request belongs to."""
+    return (SEQUENCE_END, key)
 
 
 def want_record(urgency: int) -> Record:

@@ -20,7 +20,7 @@ from typing import Protocol
 from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
-from shoal.shm.records import ready_record, reschedule_record, sender_record
+from shoal.shm.records import ready_record, reschedule_record, sender_record, sequence_end_record
 from shoal.workers.memory import Memory
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Output
@@ -69,6 +69,11 @@ class ResponseSender(ABC):
     def reschedule(self) -> None:
         """Return the request to its queue, to be executed again. Raises InternalError if the sender is closed."""
 
+    @abstractmethod
+    def end_sequence(self) -> None:
+        """Report that the request is the last of its sequence: the sequence ends once the request is answered. No
+        effect on a sender that is closed."""
+
     @property
     @abstractmethod
     def is_cancelled(self) -> bool:
@@ -107,6 +112,9 @@ class WarmupResponseSender(ResponseSender):
 
     def reschedule(self) -> None:
         self.finish()
+
+    def end_sequence(self) -> None:
+        pass
 
     def wait(self) -> None:
         """Wait until the request has ended. To be called once."""
@@ -305,6 +313,11 @@ class WrittenResponseSender(ResponseSender):
                 self.fail(CancelledError("Request was cancelled"))
                 return
             self._close(reschedule_record(self._request.key, self._request.batch))
+
+    def end_sequence(self) -> None:
+        with self._turn:
+            if self._is_open:
+                self._memory.send_record(sequence_end_record(self._request.key))
 
     @property
     def is_cancelled(self) -> bool:

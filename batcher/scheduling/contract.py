@@ -36,6 +36,11 @@ class Sequences(Protocol):
         START."""
         ...
 
+    def end(self, instance: int, key: int) -> None:
+        """End the sequence of a request that an instance executes; requests that wait behind it are refused. No effect
+        on a sequence that has ended."""
+        ...
+
     def give_back(self, instance: int, request: QueuedRequest) -> None:
         """Queue a request again that an instance, which is about to be removed, had been given and had not begun."""
         ...

@@ -5,6 +5,8 @@
     any request       waits until its predecessor has been executed; then it is the slot's business (`sequence_slots`)
     END               the id is free at once, for another sequence; the slot when all has been executed
     no request        for so long, none waiting or running: the sequence ends by itself
+    its lifetime      ends it, too, where the model bounds that, with all that waits
+    its model         ends it when it answers a request, with all that waits behind (TorchServe's handlers)
     a cancelled one   ends its sequence, with all that waits behind: the model has missed a part
     its own timeout   counts as long as its sequence is in the backlog, and ends that
     instance's death  ends its sequences; those that it had not begun go back into the backlog, before all others
@@ -30,6 +32,7 @@ from shoal.batcher.scheduling.sequence_values import (
     LostSequences,
     Sequence,
     SequenceError,
+    SequenceLimits,
     SlotChange,
     SlotState,
 )
@@ -43,8 +46,8 @@ class SequenceScheduler(Scheduler):
     """Sequence batching. See `Scheduler` and `Sequences` for the contract of each method."""
 
     __slots__ = (
-        "_backlog", "_ending", "_expiries", "_free", "_idle", "_instances", "_live", "_lost", "_make_slots",
-        "_max_idle_ns", "_max_total_queue", "_num_sequences", "_num_slots", "_refused", "_waiting", "changes",
+        "_backlog", "_begins_unasked", "_ending", "_expiries", "_free", "_idle", "_instances", "_limits", "_live",
+        "_lost", "_make_slots", "_max_total_queue", "_num_sequences", "_num_slots", "_refused", "_waiting", "changes",
         "is_iterative", "waits_for_answers",
     )  # fmt: skip
 
@@ -52,19 +55,21 @@ class SequenceScheduler(Scheduler):
         self,
         make_slots: Callable[[], Slots],
         num_slots: int,
-        max_idle_ns: int,
+        limits: SequenceLimits,
         max_total_queue: int,
         *,
         is_iterative: bool = False,
+        begins_unasked: bool = False,
         waits_for_answers: bool = True,
     ) -> None:
         """`num_slots` is the number per instance. With `is_iterative`, a request of no sequence is a sequence by
-        itself."""
+        itself; with `begins_unasked`, the first request of a sequence begins it, whether it says START or not."""
         self.waits_for_answers = waits_for_answers
         self._make_slots = make_slots
         self._num_slots = num_slots
-        self._max_idle_ns = max_idle_ns
+        self._limits = limits
         self._max_total_queue = max_total_queue
+        self._begins_unasked = begins_unasked
         self.is_iterative = is_iterative
         # All mutable state. Instances; free slots, as (slot, instance) with the lowest first; sequences that requests
         # may join, by id; sequences that wait for a slot, and sequences without requests, by number, longest first;
@@ -114,11 +119,11 @@ class SequenceScheduler(Scheduler):
             raise SequenceError(Reason.NO_CORRELATION)
         sequence = None if is_alone else self._of_id(request)
         if sequence is None and not request.flags & START:
-            raise SequenceError(Reason.SEQUENCE_LOST if request.correlation in self._lost else Reason.NOT_STARTED)
-        if len(self._waiting) >= self._max_total_queue:
+            request = self._with_start(request)
+        if self._is_full(sequence, is_alone=is_alone):
             raise UnavailableError("Exceeds maximum queue size")
         if sequence is None:
-            sequence = self._begin(request.correlation)
+            sequence = self._begin(request.correlation, now_ns)
             if not is_alone:
                 self._live[request.correlation] = sequence
         self._waiting[request.key] = request, sequence
@@ -132,6 +137,32 @@ class SequenceScheduler(Scheduler):
         elif len(sequence.requests) == 1 and not sequence.is_running:
             self._idle.pop(sequence.number, None)
             self._offer(sequence)
+
+    def _with_start(self, request: QueuedRequest) -> QueuedRequest:
+        """A request of no open sequence as the first of one. Raises SequenceError if it may not begin one."""
+        if request.correlation in self._lost:
+            if self._begins_unasked:  # once: the client knows now, and its next request begins the sequence again
+                self._lost.discard(request.correlation)
+            raise SequenceError(Reason.SEQUENCE_LOST)
+        if not self._begins_unasked:
+            raise SequenceError(Reason.NOT_STARTED)
+        return request.in_sequence(request.correlation, request.flags | START)
+
+    def _is_full(self, sequence: Sequence | None, *, is_alone: bool) -> bool:
+        """Whether a request for a sequence, or for a new one, has no room to wait."""
+        limits = self._limits
+        if sequence is None:
+            no_sequence = bool(limits.max_open) and not is_alone and len(self._live) >= limits.max_open
+        else:
+            no_sequence = bool(limits.max_waiting) and len(sequence.requests) >= limits.max_waiting
+        return no_sequence or len(self._waiting) >= self._max_total_queue
+
+    def end(self, instance: int, key: int) -> None:
+        """End the sequence whose request an instance is executing: the model has said that it is over."""
+        ended = self._instances.get(instance)
+        sequence = None if ended is None else ended.running.get(key)
+        if sequence is not None and not sequence.is_over:
+            self._refuse(self._clear(sequence), Reason.QUEUE_FULL)
 
     def add_again(self, request: QueuedRequest) -> None:
         for instance in self._instances.values():
@@ -181,8 +212,12 @@ class SequenceScheduler(Scheduler):
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Refuse expired requests: `refused` returns them, with a reason of their own, and this method returns none."""
-        while self._idle and (sequence := next(iter(self._idle.values()))).idle_since_ns + self._max_idle_ns <= now_ns:
+        max_idle_ns, max_lifetime_ns = self._limits.max_idle_ns, self._limits.max_lifetime_ns
+        while self._idle and (sequence := next(iter(self._idle.values()))).idle_since_ns + max_idle_ns <= now_ns:
             self._clear(sequence)
+        if max_lifetime_ns:
+            while self._live and (oldest := next(iter(self._live.values()))).began_ns + max_lifetime_ns <= now_ns:
+                self._refuse(self._clear(oldest), Reason.SEQUENCE_TIMED_OUT)
         self._fill()
         while self._expiries and self._expiries[0][0] <= now_ns:
             late = self._backlog.get(heappop(self._expiries)[1])
@@ -228,7 +263,9 @@ class SequenceScheduler(Scheduler):
         deadlines = [each.slots.next_deadline_ns() for each in self._instances.values() if not each.num_running]
         deadlines += [expiry_ns for expiry_ns, _ in self._expiries[:1]]
         if self._idle:
-            deadlines.append(next(iter(self._idle.values())).idle_since_ns + self._max_idle_ns)
+            deadlines.append(next(iter(self._idle.values())).idle_since_ns + self._limits.max_idle_ns)
+        if self._limits.max_lifetime_ns and self._live:
+            deadlines.append(next(iter(self._live.values())).began_ns + self._limits.max_lifetime_ns)
         return min([each for each in deadlines if each is not None], default=None)
 
     def drain(self) -> list[QueuedRequest]:
@@ -256,7 +293,7 @@ class SequenceScheduler(Scheduler):
                 self.changes.append(SlotChange(instance, slot, 0, 0, SlotState.FREE))
                 continue
             self._num_sequences = max(self._num_sequences, number)
-            sequence = restored.owners[slot] = Sequence(number, correlation)
+            sequence = restored.owners[slot] = Sequence(number, correlation, now_ns)
             sequence.instance, sequence.slot, sequence.has_begun = instance, slot, True
             sequence.is_over, sequence.is_running, sequence.idle_since_ns = is_over, key != 0, now_ns
             sequence.first_key = key if flags & START else 0
@@ -315,10 +352,10 @@ class SequenceScheduler(Scheduler):
             return self._live.get(request.correlation)
         return ending.popleft() if request.flags & END else ending[0]
 
-    def _begin(self, correlation: int) -> Sequence:
+    def _begin(self, correlation: int, now_ns: int) -> Sequence:
         self._lost.discard(correlation)
         self._num_sequences += 1
-        sequence = Sequence(self._num_sequences, correlation)
+        sequence = Sequence(self._num_sequences, correlation, now_ns)
         self._backlog[sequence.number] = sequence
         self._fill()
         return sequence
@@ -387,14 +424,22 @@ class SequenceScheduler(Scheduler):
         self._refused += [(request.key, reason) for request in requests]
 
 
+def limits_from_config(config: dict[str, Any]) -> SequenceLimits:
+    """The bounds of a model's sequences, from its normalised configuration."""
+    own = sequences.own_limits(config)
+    max_idle_ns = int(config["sequence_batching"]["max_sequence_idle_microseconds"]) * 1000
+    return SequenceLimits(max_idle_ns, own.max_lifetime_ms * 1_000_000, own.max_open, own.max_waiting)
+
+
 def from_config(config: dict[str, Any], max_total_queue: int) -> SequenceScheduler:
     """The scheduler of a model with `sequence_batching`, from its normalised configuration."""
     batching, num_slots = config["sequence_batching"], sequences.num_slots(config)
     return SequenceScheduler(
         slots_from_config(batching, num_slots, max(1, int(config.get("max_batch_size", 0)))),
         num_slots,
-        int(batching["max_sequence_idle_microseconds"]) * 1000,
-        max_total_queue,
+        limits_from_config(config),
+        min(max_total_queue, sequences.max_waiting_requests(config) or max_total_queue),
         is_iterative=batching["iterative_sequence"],
+        begins_unasked=sequences.begins_unasked(config),
         waits_for_answers=not config.get("model_transaction_policy", {}).get("decoupled"),
     )

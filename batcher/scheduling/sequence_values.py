@@ -12,6 +12,15 @@ from shoal.reasons import Reason
 MAX_LOST = 1024
 
 
+class SequenceLimits(NamedTuple):
+    """The bounds of a model's sequences; 0 of the last three: none."""
+
+    max_idle_ns: int  # a sequence without requests ends after this time
+    max_lifetime_ns: int = 0  # of a sequence, from its beginning
+    max_open: int = 0  # sequences that requests may join, over all instances; a further one is refused
+    max_waiting: int = 0  # waiting requests of one sequence; a further one is refused
+
+
 class SlotState(IntEnum):
     """A slot's state: no sequence; a sequence; one whose END waits; one that ends with its running request."""
 
@@ -71,13 +80,14 @@ class Sequence:
     """One sequence of requests; `instance` is None while the sequence is in the backlog."""
 
     __slots__ = (
-        "correlation", "first_key", "has_begun", "idle_since_ns", "instance", "is_over", "is_running", "number",
-        "requests", "slot",
+        "began_ns", "correlation", "first_key", "has_begun", "idle_since_ns", "instance", "is_over", "is_running",
+        "number", "requests", "slot",
     )  # fmt: skip
 
-    def __init__(self, number: int, correlation: int) -> None:
+    def __init__(self, number: int, correlation: int, began_ns: int) -> None:
         self.number = number  # in order of their beginnings
         self.correlation = correlation
+        self.began_ns = began_ns  # of one that a successor has found: when it was found
         # Changed by the scheduler.
         self.instance: int | None = None
         self.slot = 0

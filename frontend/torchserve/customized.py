@@ -1,13 +1,23 @@
 """What a handler says of its model: GET /models/M?customized=true asks its describe path. Runs on the road."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from shoal.frontend.call import HandlerCall
+from shoal.frontend.prepared import SEQUENCE_END, SEQUENCE_START
 from shoal.frontend.response import Headers
 from shoal.frontend.torchserve.errors import refused
-from shoal.frontend.torchserve.predictions import Asked, answered, description, element_of, new_id, prepare
+from shoal.frontend.torchserve.predictions import (
+    Asked,
+    answered,
+    description,
+    element_of,
+    in_sequence,
+    new_id,
+    prepare,
+)
 from shoal.star.models import ModelEntry
 
 
@@ -24,9 +34,13 @@ def customized_metadata(call: HandlerCall, entry: ModelEntry | None) -> Customiz
         missing = "has no worker to serve describe request. Please use scale workers API to add workers."
         raise refused(503, "ServiceUnavailableException", f'Model "{call.name}" {missing}')
     assert call.transport is not None, "a description is made on the road"
-    request_id = new_id()
-    described = description(Asked(), "", {}, request_id, describe=True)
-    reply = call.transport.infer(prepare(entry, request_id, described, element_of([])))
+    request_id, headers = new_id(), dict[str, str]()
+    sequence_id = in_sequence(entry, headers)
+    described = description(Asked(), "", headers, request_id, describe=True)
+    prepared = prepare(entry, request_id, described, element_of([]), sequence_id)
+    if sequence_id:
+        prepared = replace(prepared, flags=SEQUENCE_START | SEQUENCE_END)  # of which nothing stays
+    reply = call.transport.infer(prepared)
     try:
         answer = answered(reply.response, reply.block)
         body = bytes(answer.body)

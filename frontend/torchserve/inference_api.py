@@ -22,6 +22,7 @@ from shoal.frontend.torchserve.predictions import (
     answered,
     description,
     element_of,
+    in_sequence,
     new_id,
     prepare,
     response_of,
@@ -94,9 +95,10 @@ def _predict_with(
     assert call.transport is not None, "a lane submits in its own way, or hands over"
     asked = asked_for(kind, path_in(call.head))
     headers = spelled_headers(call.head) if call.head else dict(call.headers)
+    sequence_id = in_sequence(entry, headers)
     described = description(asked, call.headers.get("content-type", ""), headers, request_id, fields)
     pieces = [call.body] if fields is None else [value for _, _, value in fields]
-    prepared = prepare(entry, request_id, described, element_of(pieces))
+    prepared = prepare(entry, request_id, described, element_of(pieces), sequence_id)
     headers_added = ((ID_HEADER, request_id),)
     if entry.is_decoupled:
         return stream(prepared, call.transport, headers_added)

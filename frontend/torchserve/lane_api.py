@@ -120,7 +120,8 @@ class TorchServeApi:
         if found.query and PREDICTIONS[found.handler].fields_from_query:
             return True
         try:
-            return look_up(self._state, found.name, found.version).is_decoupled
+            entry = look_up(self._state, found.name, found.version)
+            return entry.is_decoupled or entry.signature.sequences is not None
         except NoWorkerError:
             return head.content_length > SMALL_BODY_BYTES
         except ShoalError:

@@ -17,13 +17,15 @@ from shoal.datatypes import BYTES
 from shoal.errors import InternalError
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Headers, Response
-from shoal.frontend.torchserve.models import input_of
+from shoal.frontend.torchserve.models import input_of, parameter
 from shoal.request import InferResponse
 from shoal.star.models import ModelEntry
 from shoal.star.validation import PreparedInput
 
 #: The name of the parameter of requests and responses.
 PARAMETER = "ts"
+#: The header fields of sequences, where the model's configuration does not name others.
+SEQUENCE_ID, SEQUENCE_START = "ts_request_sequence_id", "ts_request_sequence_start"
 #: The bytes in front of a tensor's only element.
 LENGTH = struct.Struct("<I")
 #: Header fields that the server writes itself; a handler's are dropped.
@@ -87,12 +89,32 @@ def description(
     return orjson.dumps(members).decode()
 
 
-def prepare(entry: ModelEntry, request_id: str, described: str, element: memoryview) -> PreparedRequest:
+def in_sequence(entry: ModelEntry, headers: dict[str, str]) -> str:
+    """The id of the sequence that a request with these header fields belongs to; "" if the model has no sequences.
+
+    As in TorchServe, a request without an id begins a sequence of its own, whose id is added to the fields.
+    """
+    if entry.signature.sequences is None or parameter(entry, "ts_sequence") != "true":
+        return ""
+    name = parameter(entry, "ts_header_key_sequence_id", SEQUENCE_ID)
+    folded = name.lower()
+    found = next((value for field, value in headers.items() if field.lower() == folded and value), "")
+    if not found:
+        found = headers[name] = f"ts-seq-{new_id()}"
+        headers[parameter(entry, "ts_header_key_sequence_start", SEQUENCE_START)] = "true"
+    return found
+
+
+def prepare(
+    entry: ModelEntry, request_id: str, described: str, element: memoryview, sequence_id: str = ""
+) -> PreparedRequest:
     """The request to a model for a tensor whose only element, its length in front, is `element`. Raises ShoalError
     where the model takes something else."""
     shape = (1, 1) if entry.signature.max_batch_size > 0 else (1,)
     tensor = PreparedInput(input_of(entry), BYTES, shape, element)
-    return PreparedRequest(entry, request_id, (tensor,), (), True, {PARAMETER: described}, 1, 0, 0, 0)
+    return PreparedRequest(
+        entry, request_id, (tensor,), (), True, {PARAMETER: described}, 1, 0, 0, 0, correlation_id=sequence_id
+    )
 
 
 def element_of(pieces: Iterable[bytes | memoryview]) -> memoryview:

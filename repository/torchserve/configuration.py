@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 from shoal.model_config.execution_timeout import MAX_MS
 from shoal.model_config.scaling import MAX_INSTANCES
+from shoal.model_config.sequences import MAX_CANDIDATE_SEQUENCES
 from shoal.repository.torchserve.manifest import Manifest
 from shoal.repository.torchserve.yaml_config import YamlConfig
 from shoal.store_settings import StoreSettings
 
 BACKEND = "torchserve"
 _BATCH_SIZE, _MAX_BATCH_DELAY_MS = 1, 100  # TorchServe's
+#: Stands for no limit of the time without requests that a sequence outlives: a year.
+_NO_LIMIT_MS = 365 * 24 * 3600 * 1000
 #: Built-in handlers that answer in parts.
 _STREAMING_HANDLERS = frozenset({"vllm_handler", "trt_llm_handler"})
 
@@ -59,8 +62,6 @@ def handler_of(request: StoreRequest, manifest: Manifest | None, settings: Store
 
 #: Settings of an archive's YAML file that TorchServe heeds and Shoal does not.
 _NO_EFFECT = {
-    "sequenceBatching": "requests of a sequence go to any worker; with one worker they meet",
-    "continuousBatching": "a request is handled once, and may be answered in parts",
     "torchrun": "one process runs the handler",
     "parallelType": "one process runs the handler, and has one GPU",
 }
@@ -86,6 +87,8 @@ def configuration(
     if least > MAX_INSTANCES:
         warnings.append(f"model '{facts.name}' gets {MAX_INSTANCES} workers, the most of a model, instead of {least}")
         least = MAX_INSTANCES
+    is_sequential = bool(yaml.get("sequenceBatching") or yaml.get("continuousBatching"))
+    queue_size = 1 if yaml.get("useJobTicket") else yaml.get("jobQueueSize", settings.job_queue_size)
     if response_s * 1000 > MAX_MS:
         warnings.append(f"responseTimeout of model '{facts.name}' is {response_s} s; an hour is the most, and counts")
     warnings += [
@@ -124,12 +127,12 @@ def configuration(
         "ts_parallel_type": yaml.get("parallelType"),
         "ts_parallel_level": yaml.get("parallelLevel"),
         "ts_torchrun": _json(yaml.get("torchrun")),
+        "ts_job_queue_size": queue_size if is_sequential else None,
         "ts_sequence_max_idle_ms": yaml.get("sequenceMaxIdleMSec"),
         "ts_sequence_timeout_ms": yaml.get("sequenceTimeoutMSec"),
-        "ts_max_num_sequence": yaml.get("maxNumSequence"),
-        "ts_max_sequence_queue_size": yaml.get("maxSequenceJobQueueSize"),
+        "ts_max_num_sequence": yaml.get("maxNumSequence", 1 if yaml.get("sequenceBatching") else None),
+        "ts_max_sequence_queue_size": yaml.get("maxSequenceJobQueueSize", 1 if yaml.get("sequenceBatching") else None),
     }
-    queue_size = 1 if yaml.get("useJobTicket") else yaml.get("jobQueueSize", settings.job_queue_size)
     policy: dict[str, Any] = {"max_queue_size": queue_size}
     if yaml.get("clientTimeoutInMills"):
         policy |= {"timeout_action": "REJECT", "default_timeout_microseconds": yaml.get("clientTimeoutInMills") * 1000}
@@ -141,12 +144,35 @@ def configuration(
         "input": [{"name": "data", "data_type": "TYPE_STRING", "dims": [1]}],
         "output": [{"name": "prediction", "data_type": "TYPE_STRING", "dims": [1]}],
         # No delay: a batch is whatever waits when a worker is free, so that a lone request does not wait for others.
-        "dynamic_batching": {"default_queue_policy": policy},
+        **(
+            _sequences(yaml, batch_size, least)
+            if is_sequential
+            else {"dynamic_batching": {"default_queue_policy": policy}}
+        ),
         "instance_group": instance_groups(max(1, least), _gpus(facts, settings, machine, warnings)),
         "model_transaction_policy": {"decoupled": bool(streams)},
         "parameters": {key: {"string_value": _text(value)} for key, value in parameters.items() if _says(value)},
     }
     return config, warnings
+
+
+def _sequences(yaml: YamlConfig, batch_size: int, num_workers: int) -> dict[str, Any]:
+    """The sequence batcher of a model with sequenceBatching, continuousBatching, or both: a request that goes on is
+    executed again and again, in batches with others.
+
+    A sequence has a slot of one worker; all workers together have as many as sequences may be open. Without sequences
+    each request has one, as many as a batch takes.
+    """
+    num_slots = batch_size
+    if yaml.get("sequenceBatching"):
+        num_slots = -(-yaml.get("maxNumSequence", 1) // max(1, num_workers))
+    return {
+        "sequence_batching": {
+            "oldest": {"max_candidate_sequences": min(num_slots, MAX_CANDIDATE_SEQUENCES)},
+            "max_sequence_idle_microseconds": (yaml.get("sequenceMaxIdleMSec") or _NO_LIMIT_MS) * 1000,
+            "iterative_sequence": bool(yaml.get("continuousBatching")),
+        }
+    }
 
 
 def instance_groups(count: int, gpus: Sequence[int]) -> list[dict[str, Any]]:

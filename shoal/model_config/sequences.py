@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shoal.model_config import messages
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter, whole_number_faults
 
 #: Triton's default of max_sequence_idle_microseconds.
 IDLE_MICROSECONDS = 1_000_000
@@ -19,6 +20,12 @@ CORRELATION_KIND = "CONTROL_SEQUENCE_CORRID"
 #: The fields with the two values of a boolean control, and the datatype of each.
 VALUES = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}
 CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+
+#: Parameters of a TorchServe archive's model, by TorchServe's names of their settings: sequenceBatching, jobQueueSize,
+#: and maxNumSequence, maxSequenceJobQueueSize, sequenceTimeoutMSec.
+SEQUENCE_PARAMETER, QUEUE_PARAMETER = "ts_sequence", "ts_job_queue_size"
+_OWN_LIMITS = ("ts_max_num_sequence", "ts_max_sequence_queue_size", "ts_sequence_timeout_ms")
+_MAX_INT32 = 2**31 - 1
 
 
 class Control(NamedTuple):
@@ -64,6 +71,29 @@ def controls(config: Config) -> list[Control]:
     return found
 
 
+class OwnLimits(NamedTuple):
+    """The bounds of sequences that TorchServe has and Triton has not; 0: none."""
+
+    max_open: int  # sequences at once, over all instances
+    max_waiting: int  # requests of one sequence that wait
+    max_lifetime_ms: int  # from a sequence's beginning
+
+
+def own_limits(config: Config) -> OwnLimits:
+    """The bounds of sequences that an archive of TorchServe's has set; none for other models."""
+    return OwnLimits(*[int(parameter(config, name) or 0) if begins_unasked(config) else 0 for name in _OWN_LIMITS])
+
+
+def begins_unasked(config: Config) -> bool:
+    """Whether the first request of a sequence begins it, START or not: of TorchServe's clients few say START."""
+    return parameter(config, SEQUENCE_PARAMETER) == "true"
+
+
+def max_waiting_requests(config: Config) -> int:
+    """The most requests that wait, as an archive of TorchServe's has it; 0: the server's bound holds."""
+    return int(parameter(config, QUEUE_PARAMETER) or 0)
+
+
 def states(config: Config) -> list[Config]:
     """The implicit states of a sequence model; none for other models."""
     found: list[Config] = (batching(config) or {}).get("state", [])
@@ -93,6 +123,8 @@ def faults(config: Config) -> Iterator[str]:
     given, name = batching(config), config["name"]
     if given is None:
         return
+    for own in (*_OWN_LIMITS, QUEUE_PARAMETER):
+        yield from whole_number_faults(config, own, 0, _MAX_INT32, "a whole number")
     yield from _controls(given, name)
     yield from _strategy(given, name)
     for state in given["state"]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, READY, REQUEST, B
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, READY, REQUEST, SEQUENCE_END, B
 from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, WORKER, End, Star, cell, one_of_each, replies
 
 BATCHING = {"control_input": [], "state": [], "max_sequence_idle_microseconds": 1000, "iterative_sequence": False}
@@ -49,6 +49,15 @@ def test_requests_reach_the_worker_in_order_with_their_slot() -> None:
     star.exchange.step(now_ns=700 + 1_000_000)  # the first sequence has been idle for too long
     assert given(worker) == [(3, START | END | 1 << 8, 8)]
     assert replies(client) == [(1, 0), (2, 0)]
+
+
+def test_a_model_may_end_a_sequence_with_all_that_waits_behind() -> None:
+    star, client, worker = begun()
+    answer(worker, 1, 1, SEQUENCE_END)
+    answer(worker, 1, 1)
+    star.exchange.step(now_ns=600)
+    assert replies(client) == [(1, 0), (2, Reason.QUEUE_FULL)]
+    assert given(worker) == [(3, START | END | 1 << 8, 8)]
 
 
 def test_requests_of_no_sequence_are_refused() -> None:

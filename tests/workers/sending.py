@@ -13,7 +13,7 @@ from shoal.workers.response_sender import ResponseSender
 from shoal.workers.tensors import Output
 from tests.workers.worker_harness import CONFIG, Batcher, loop_of, rows
 
-DONE, RESPONSE, READY, RESCHEDULE = 7, 12, 13, 14
+DONE, RESPONSE, READY, RESCHEDULE, SEQUENCE_END = 7, 12, 13, 14, 18
 
 
 class Sending(Backend):

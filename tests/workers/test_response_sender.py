@@ -17,7 +17,19 @@ from shoal.workers.answers import Answers
 from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import MAX_OPEN_BATCHES, WINDOW, ResponseSender, WarmupResponseSender
-from tests.workers.sending import DONE, READY, RESCHEDULE, RESPONSE, Sending, heard, output, rung, started, value
+from tests.workers.sending import (
+    DONE,
+    READY,
+    RESCHEDULE,
+    RESPONSE,
+    SEQUENCE_END,
+    Sending,
+    heard,
+    output,
+    rung,
+    started,
+    value,
+)
 from tests.workers.worker_harness import CONFIG, PAIR, Batcher, loop_of, rows
 
 
@@ -82,6 +94,14 @@ def test_the_end_comes_once(batcher: Batcher) -> None:
     _, part, last = heard(batcher)
     assert [(each[0], each[3], value(batcher, each)) for each in (part, last)] == [(RESPONSE, 2, "oh"), (DONE, 5, "no")]
     assert not sender.is_cancelled
+
+
+def test_the_end_of_a_sequence_is_reported_before_the_answer(batcher: Batcher) -> None:
+    (sender,) = started(batcher).senders
+    sender.end_sequence()
+    sender.finish()
+    sender.end_sequence()  # no effect: the request is answered
+    assert [record[:2] for record in heard(batcher)] == [(READY, 0), (SEQUENCE_END, 1), (DONE, 1)]
 
 
 def test_a_request_goes_back_into_its_queue(batcher: Batcher) -> None:

@@ -26,7 +26,16 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve import errors
 from shoal.frontend.torchserve.inference_api import find_version
 from shoal.frontend.torchserve.models import look_up, parameter
-from shoal.frontend.torchserve.predictions import Asked, answered, description, element_of, new_id, prepare
+from shoal.frontend.torchserve.predictions import (
+    SEQUENCE_ID,
+    Asked,
+    answered,
+    description,
+    element_of,
+    in_sequence,
+    new_id,
+    prepare,
+)
 from shoal.shm.port import Port, Reply
 from shoal.shm.shares import NoRoomError
 from shoal.shm.slab import Block
@@ -39,7 +48,6 @@ if TYPE_CHECKING:
 _RESOURCE_EXHAUSTED, _INVALID_ARGUMENT = 8, 3
 #: The tag of `prediction` in a PredictionResponse.
 _PREDICTION = b"\x0a"
-_SEQUENCE_HEADER = "ts_request_sequence_id"
 
 
 class SubmittedPrediction(NamedTuple):
@@ -100,7 +108,7 @@ class TorchServePredictions:
             if fault.status == 404 and not is_stream:  # the supervisor knows whether it has 0 workers
                 raise RoadOnlyError(fault.message) from None
             raise refused(error, model, version) from None
-        return number, SubmittedPrediction(prepared, version, request.sequenceId)
+        return number, SubmittedPrediction(prepared, version, request.sequenceId or str(prepared.correlation_id or ""))
 
     def model_of(self, message: bytes | memoryview) -> int:
         """Implements `InferenceProtocol.model_of`."""
@@ -159,11 +167,12 @@ def read(state: ServerState, message: bytes | memoryview) -> Any:
 
 def _prepared(request: Any, entry: ModelEntry) -> PreparedRequest:
     fields = [(name, "", value) for name, value in request.input.items()]
-    header = parameter(entry, "ts_header_key_sequence_id", _SEQUENCE_HEADER)
+    header = parameter(entry, "ts_header_key_sequence_id", SEQUENCE_ID)
     headers = {header: request.sequenceId} if request.sequenceId else {}
+    sequence_id = in_sequence(entry, headers)
     request_id = new_id()
     described = description(Asked(), "", headers, request_id, fields)
-    return prepare(entry, request_id, described, element_of([value for _, _, value in fields]))
+    return prepare(entry, request_id, described, element_of([value for _, _, value in fields]), sequence_id)
 
 
 def _response(body: bytes | memoryview, sequence_id: str = "") -> wire.Chunks:
@@ -209,4 +218,4 @@ def predictions(call: GrpcCall, message: bytes | memoryview, transport: "Transpo
                     part.answer.release()
     except ShoalError as error:
         raise failed(error, model, version) from None
-    return Rendered(_response(bytes(body), request.sequenceId), None)
+    return Rendered(_response(bytes(body), request.sequenceId or str(prepared.correlation_id or "")), None)

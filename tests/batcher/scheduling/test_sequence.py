@@ -235,6 +235,87 @@ def test_the_servers_bound_holds() -> None:
     assert tested.pending == 100
 
 
+def torchserves(num_instances: int = 1, *, batch_size: int = 4, **settings: str) -> SequenceScheduler:
+    """The scheduler of an archive with sequenceBatching; `settings` are its configuration's parameters."""
+    given = {"ts_sequence": "true", "ts_max_num_sequence": "2", "ts_max_sequence_queue_size": "1", **settings}
+    batching = {"max_sequence_idle_microseconds": IDLE // 1000, "iterative_sequence": False, "oldest": oldest()}
+    parameters = {name: {"string_value": text} for name, text in given.items()}
+    made = from_config({"max_batch_size": batch_size, "sequence_batching": batching, "parameters": parameters}, 100)
+    assert isinstance(made, SequenceScheduler)
+    for instance in range(num_instances):
+        made.add_instance(instance)
+    return made
+
+
+def test_torchserves_sequences_begin_with_any_request_and_are_bounded() -> None:
+    tested = torchserves()
+    add(tested, 1, 7)
+    add(tested, 2, 8, START)
+    assert take(tested) == [(0, 2, [(1, 0), (2, 1)])]
+    add(tested, 3, 7)
+    for key, correlation in ((4, 9), (5, 7)):  # a third sequence, and a second request that waits in one
+        with pytest.raises(UnavailableError):
+            add(tested, key, correlation)
+    tested.complete(0, 0, 0)
+    assert take(tested) == [(0, 1, [(3, 0)])]
+    tested.complete(0, 0, 0)
+    tested.expire(IDLE)
+    add(tested, 6, 9, at=IDLE)
+    assert take(tested, IDLE) == [(0, 1, [(6, 0)])]
+
+
+def test_a_model_ends_its_sequence_with_all_that_waits_behind() -> None:
+    tested = torchserves()
+    add(tested, 1, 7)
+    take(tested)
+    add(tested, 2, 7)
+    tested.end(0, 1)
+    assert tested.refused() == [(2, Reason.QUEUE_FULL)]
+    tested.end(0, 1)  # read twice, where its first reader has died
+    tested.end(3, 1)
+    add(tested, 3, 7)  # begins another of this id, which has no slot of the first one
+    assert take(tested) == []
+    tested.complete(0, 0, 0)
+    assert take(tested) == [(0, 1, [(3, 1)])]
+    tested.end(0, 1)
+    assert tested.refused() == []
+
+
+def test_a_sequence_does_not_outlive_its_time() -> None:
+    tested = torchserves(ts_sequence_timeout_ms="3")
+    lifetime = 3_000_000
+    add(tested, 1, 7)
+    take(tested)
+    add(tested, 2, 7, at=10)
+    add(tested, 3, 8, at=20)
+    assert tested.next_deadline_ns() == lifetime
+    tested.expire(lifetime)
+    assert tested.refused() == [(2, Reason.SEQUENCE_TIMED_OUT)]
+    assert tested.next_deadline_ns() == 20 + lifetime
+    add(tested, 4, 9, at=lifetime)
+    tested.complete(0, lifetime, 0)
+    assert take(tested, lifetime) == [(0, 2, [(3, 1), (4, 2)])]
+
+
+def test_a_client_of_torchserves_is_told_once_of_a_sequence_that_was_lost() -> None:
+    tested = torchserves(num_instances=2)
+    add(tested, 1, 7)
+    take(tested)
+    tested.remove_instance(0)
+    with pytest.raises(SequenceError) as refusal:
+        add(tested, 2, 7)
+    assert refusal.value.reason is Reason.SEQUENCE_LOST
+    add(tested, 3, 7)
+    assert take(tested) == [(1, 1, [(3, 0)])]
+
+
+def test_an_archive_bounds_all_requests_that_wait() -> None:
+    tested = torchserves(ts_job_queue_size="1", ts_max_sequence_queue_size="0")
+    add(tested, 1, 7)
+    with pytest.raises(UnavailableError):
+        add(tested, 2, 7)
+
+
 def test_an_iterative_request_runs_until_it_is_not_given_back() -> None:
     tested = scheduler(max_batch_size=1, iterative_sequence=True)
     request = QueuedRequest(1, 1, 0, 0)

@@ -168,11 +168,35 @@ GROUPS = [
 
 
 def test_settings_without_effect_are_told(store: TorchServeStore, caplog: pytest.LogCaptureFixture) -> None:
-    yaml = "sequenceBatching: true\ncontinuousBatching: true\ntorchrun: {nproc-per-node: 2}\nparallelType: tp\n"
+    yaml = "torchrun: {nproc-per-node: 2}\nparallelType: tp\n"
     mar(store.settings.directory / "a.mar", {"c.yaml": yaml}, configFile="c.yaml")
     store.register(StoreRequest("a.mar"))
     told = [each.partition(" of model 'echo' has no effect: ")[0] for each in caplog.messages]
-    assert {"sequenceBatching", "continuousBatching", "torchrun", "parallelType"} <= set(told)
+    assert {"torchrun", "parallelType"} <= set(told)
+
+
+SEQUENCES = [
+    ("sequenceBatching: true\n", (1, False, False)),
+    ("sequenceBatching: true\nmaxNumSequence: 5\nminWorkers: 2\nmaxWorkers: 2\n", (3, False, False)),
+    ("continuousBatching: true\nbatchSize: 8\n", (8, True, True)),
+    ("sequenceBatching: true\ncontinuousBatching: true\nbatchSize: 8\nmaxNumSequence: 4\n", (4, True, True)),
+]
+
+
+@pytest.mark.parametrize(("yaml", "expected"), SEQUENCES)
+def test_sequences_and_continuous_batching_are_the_sequence_batchers(
+    yaml: str, expected: tuple[int, bool, bool], store: TorchServeStore
+) -> None:
+    mar(store.settings.directory / "a.mar", {"c.yaml": yaml}, configFile="c.yaml")
+    config = store.register(StoreRequest("a.mar", initial_workers=1)).config
+    batching = config["sequence_batching"]
+    assert "dynamic_batching" not in config
+    assert expected == (
+        batching["oldest"]["max_candidate_sequences"],
+        batching["iterative_sequence"],
+        config["model_transaction_policy"]["decoupled"],
+    )
+    assert config["parameters"]["ts_job_queue_size"]["string_value"] == "100"
 
 
 @pytest.mark.parametrize(("gpus", "workers", "yaml", "expected"), GROUPS)

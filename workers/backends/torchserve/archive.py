@@ -7,14 +7,24 @@ sees.
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
+from shoal.model_config import sequences
 from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import BackendModel
 
 MANIFEST = os.path.join("MAR-INF", "MANIFEST.json")
 _FLAGS = {"true": True, "false": False}
+
+
+class SequenceHeaders(NamedTuple):
+    """The names of the headers of sequences: of a request its sequence's id and whether that begins, of a response
+    whether it ends."""
+
+    id: str = "ts_request_sequence_id"
+    start: str = "ts_request_sequence_start"
+    end: str = "ts_request_sequence_end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,8 @@ class Archive:
     is_decoupled: bool  # a response may come in parts
     is_async: bool  # `handle` is a coroutine function
     is_continuous: bool  # unfinished requests come again with new ones
+    is_sequential: bool  # requests belong to sequences, which the handler may end
+    sequence_headers: "SequenceHeaders"
 
 
 def open_archive(model: BackendModel) -> Archive:
@@ -62,7 +74,28 @@ def open_archive(model: BackendModel) -> Archive:
         limits_image_pixels=_flag(model, "ts_limit_max_image_pixels"),
         is_decoupled=bool(policy.get("decoupled")),
         is_async=yaml_config.get("asyncCommunication") is True,
-        is_continuous=yaml_config.get("continuousBatching") is True,
+        is_continuous=yaml_config.get("continuousBatching") is True and _is_iterative(model),
+        is_sequential=sequences.batching(model.config) is not None,
+        sequence_headers=_sequence_headers(model),
+    )
+
+
+def _is_iterative(model: BackendModel) -> bool:
+    """Check that a request may be executed again and again. Raises InvalidArgumentError if not."""
+    is_iterative: bool = (sequences.batching(model.config) or {}).get("iterative_sequence", False)
+    if not is_iterative or not (model.config.get("model_transaction_policy") or {}).get("decoupled"):
+        raise InvalidArgumentError(
+            f"model '{model.name}' has 'continuousBatching: true' in its YAML file: its config.pbtxt must have "
+            "'sequence_batching { iterative_sequence: true oldest { ... } }' and "
+            "'model_transaction_policy { decoupled: true }'"
+        )
+    return is_iterative
+
+
+def _sequence_headers(model: BackendModel) -> SequenceHeaders:
+    usual = SequenceHeaders()
+    return SequenceHeaders(
+        *[model.parameter(f"ts_header_key_sequence_{end}") or getattr(usual, end) for end in usual._fields]
     )
 
 

@@ -1,7 +1,8 @@
 """The backend `torchserve`: a handler of a TorchServe archive, with TorchServe's data, context, results and errors.
 
 A batch goes to the handler as a list of dicts, and comes back as a list. Where the handler is a coroutine function,
-each request is a call of its own on an event loop, beside others.
+each request is a call of its own on an event loop, beside others. Where batching is continuous, a request that its
+stopping criterion does not end is executed again, with the next batch.
 """
 
 import copy
@@ -32,6 +33,7 @@ from shoal.workers.backends.torchserve.calls import INPUT, Call
 from shoal.workers.backends.torchserve.entry_point import EntryPoint
 from shoal.workers.backends.torchserve.replies import OUTPUT, Reply
 from shoal.workers.backends.torchserve.results import WrongReturnError
+from shoal.workers.backends.torchserve.unfinished import UnfinishedRequests
 from shoal.workers.faults import DeviceError, fault_of
 from shoal.workers.requests import Request
 
@@ -55,8 +57,10 @@ class TorchserveBackend(Backend):
         self._dimensions: tuple[tuple[str, str], ...] = ()
         self._event_loop = ModelEventLoop("handle")
         self._metrics: process.HandlerMetrics
-        # Changed by executions: when PredictionTime was recorded.
+        self._has_senders = False  # whether requests are answered by senders
+        # Changed by executions: when PredictionTime was recorded; requests that will be executed again.
         self._recorded_ns = 0
+        self._unfinished = UnfinishedRequests()
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The tensors that all models of this backend have."""
@@ -82,6 +86,10 @@ class TorchserveBackend(Backend):
             MetricsStore(model_name=archive.name, sink=self._metrics.add),
             archive.yaml_config,
         )
+        self._has_senders = archive.is_decoupled or archive.is_async or archive.is_sequential
+        self._context.header_key_sequence_id = archive.sequence_headers.id
+        self._context.header_key_sequence_start = archive.sequence_headers.start
+        self._context.header_key_sequence_end = archive.sequence_headers.end
         try:
             with forks.end_here():
                 self._entry = entry_point.find(archive.handler, archive.envelope)
@@ -102,15 +110,22 @@ class TorchserveBackend(Backend):
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Pass the requests to the handler, and its results to `answers`. Raises DeviceError for a fault of the
         GPU."""
+        archive = self._archive
+        streams = archive.is_decoupled or archive.is_async
         batch: list[tuple[Call, Reply, int]] = []
         for request in requests:
-            sender = answers.sender(request) if self._archive.is_decoupled or self._archive.is_async else None
+            sender = answers.sender(request) if self._has_senders else None
+            if archive.is_continuous and (begun := self._unfinished.take(request)) is not None:
+                reply = Reply(request, answers, 1, sender, streams=True, num_parts=begun.num_parts)
+                batch.append((begun.call, reply, 0))
+                continue
             try:
-                rows = calls.calls_of(request, decodes=self._archive.decodes_inputs)
+                id_header = archive.sequence_headers.id if archive.is_sequential else ""
+                rows = calls.calls_of(request, decodes=archive.decodes_inputs, id_header=id_header)
             except ShoalError as error:
                 Reply(request, answers, 1, sender).fail(error)
                 continue
-            reply = Reply(request, answers, len(rows), sender)
+            reply = Reply(request, answers, len(rows), sender, streams=streams)
             batch += [(call, reply, row) for row, call in enumerate(rows)]
         if not batch:
             return
@@ -182,12 +197,7 @@ class TorchserveBackend(Backend):
             raise ValueError(f"a part for each of {len(batch)} requests is needed, got {len(ret)}")
         del message
         for (call, reply, row), element in zip(batch, ret, strict=True):
-            processor = call.processor
-            if not reply.num_parts:
-                processor.add_response_property(_STREAMED, "true")
-                if code != 200 and processor.get_response_status_code() == 200:
-                    processor.report_status(code, "")
-            reply.add_part(row, results.body_of(element), results.parameters_of(processor))
+            _add_part(call, reply, row, results.body_of(element), code)
         if all(reply.is_cancelled for _, reply, _ in batch):
             raise CancelledError("the clients of all requests of this batch are gone")
 
@@ -200,10 +210,27 @@ class TorchserveBackend(Backend):
         except WrongReturnError as error:
             self._fail(batch, error)
             return
-        for (call, reply, row), body in zip(batch, bodies, strict=True):
+        goes_on = [False] * len(batch)
+        if self._archive.is_continuous and self._context.stopping_criteria is not None:
+            try:
+                goes_on = [
+                    isinstance(body, bytes) and not criterion(element)
+                    for criterion, element, body in zip(self._context.stopping_criteria, elements, bodies, strict=True)
+                ]
+            except Exception as error:  # noqa: BLE001 - the handler's own functions
+                self._fail(batch, error)
+                return
+        for (call, reply, row), body, is_unfinished in zip(batch, bodies, goes_on, strict=True):
             if isinstance(body, bytes):
                 try:
-                    reply.add(row, body, results.parameters_of(call.processor))
+                    if self._archive.is_sequential and _ends_sequence(call, self._archive.sequence_headers.end):
+                        reply.end_sequence()
+                    if is_unfinished:
+                        _add_part(call, reply, row, body)
+                        self._unfinished.keep(reply.request, call, reply.num_parts)
+                        reply.execute_again()
+                    else:
+                        reply.add(row, body, results.parameters_of(call.processor))
                 except ShoalError as error:
                     reply.fail(error)
             else:
@@ -240,6 +267,22 @@ class TorchserveBackend(Backend):
 
 #: Rows of requests with the responses that they belong to, and their number in these.
 Batch = Sequence[tuple[Call, Reply, int]]
+
+
+def _add_part(call: Call, reply: Reply, row: int, body: bytes, code: int = 200) -> None:
+    """Send one part of a response, the first one with status and headers."""
+    processor = call.processor
+    if not reply.num_parts:
+        processor.add_response_property(_STREAMED, "true")
+        if code != 200 and processor.get_response_status_code() == 200:
+            processor.report_status(code, "")
+    reply.add_part(row, body, results.parameters_of(processor))
+
+
+def _ends_sequence(call: Call, header: str) -> bool:
+    """Whether the handler has said that a request is the last of its sequence."""
+    said = call.processor.get_response_header(header)
+    return said is not None and str(said).lower() != "false"
 
 
 def _groups(batch: Batch) -> list[Batch]:

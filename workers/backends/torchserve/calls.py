@@ -40,7 +40,6 @@ class Kind(NamedTuple):
 class Call(NamedTuple):
     """One row of a request: an element of the handler's batch."""
 
-    request: Request
     data: dict[str, Value]
     processor: RequestProcessor
     request_id: str
@@ -48,10 +47,13 @@ class Call(NamedTuple):
     kind: Kind
 
 
-def calls_of(request: Request, *, decodes: bool) -> list[Call]:
-    """The rows of a request. Raises InternalError if tensor or parameter are damaged."""
+def calls_of(request: Request, *, decodes: bool, id_header: str = "") -> list[Call]:
+    """The rows of a request; `id_header` names the header with the id of its sequence. Raises InternalError if tensor
+    or parameter are damaged."""
     about = _about(request)
     headers: dict[str, Any] = about.get("headers") or {}
+    if not about and id_header and request.correlation_id:
+        headers = {id_header: str(request.correlation_id)}
     request_id = about.get("request_id") or request.id or str(uuid.uuid4())
     is_description = about.get("describe") == "True"
     kind = Kind(is_description, about.get("explain") == "True")
@@ -62,7 +64,7 @@ def calls_of(request: Request, *, decodes: bool) -> list[Call]:
             if (value := about.get(name)) is not None:
                 own[name] = value
         data = {} if is_description else _data(body, about, own, decodes=decodes)
-        calls.append(Call(request, data, RequestProcessor(own), request_id, bool(about), kind))
+        calls.append(Call(data, RequestProcessor(own), request_id, bool(about), kind))
     return calls
 
 

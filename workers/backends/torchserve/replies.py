@@ -24,18 +24,33 @@ OUTPUT = "prediction"
 class Reply:
     """The response to one request. Not for several threads at once."""
 
-    def __init__(self, request: Request, answers: Answers, num_rows: int, sender: ResponseSender | None) -> None:
-        """`sender` answers the request, if it is not answered when the batch has been executed."""
+    def __init__(
+        self,
+        request: Request,
+        answers: Answers,
+        num_rows: int,
+        sender: ResponseSender | None,
+        *,
+        streams: bool = False,
+        num_parts: int = 0,
+    ) -> None:
+        """`sender` answers the request, if it is not answered when the batch has been executed; with `streams` it may
+        send parts as they come, and `num_parts` have been sent by earlier executions."""
         self._request = request
         self._answers = answers
         self._sender = sender
-        self._streams = sender is not None and num_rows == 1
+        self._streams = streams and sender is not None and num_rows == 1
         # Changed by add_part, add and fail.
         self._bodies: list[bytes] = [b""] * num_rows
         self._num_missing = num_rows
         self._parameters: Parameters | None = None
-        self._num_parts = 0
+        self._num_parts = num_parts
         self._is_over = False
+
+    @property
+    def request(self) -> Request:
+        """The request, as long as it is executed."""
+        return self._request
 
     @property
     def num_parts(self) -> int:
@@ -74,6 +89,17 @@ class Reply:
             self._sender.send(outputs, None if self._streams and self._num_parts else self._parameters, final=True)
         else:
             self._answers.add_outputs(self._request, outputs, self._parameters)
+
+    def end_sequence(self) -> None:
+        """Report that the request is the last of its sequence; no effect on one of no sequence."""
+        if self._sender is not None:
+            self._sender.end_sequence()
+
+    def execute_again(self) -> None:
+        """Return the request, of which parts have been sent, to its queue. Raises InternalError if it is answered."""
+        assert self._sender is not None, "requests that are executed again have senders"
+        self._is_over = True
+        self._sender.reschedule()
 
     def fail(self, error: ShoalError) -> None:
         """Answer the request with an error, unless it has been answered."""
