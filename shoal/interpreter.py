@@ -1,9 +1,11 @@
-"""The interpreter that runs Shoal: how it was built, and how well it suits an installation.
+"""The interpreter that runs Shoal: how it and Shoal were built, and how well it suits an installation.
 
 scripts/_python runs this file with every interpreter that it considers: it imports only the standard library, and its
 syntax is that of any Python 3.
 """
 
+import importlib.machinery
+import importlib.util
 import platform
 import sys
 import sysconfig
@@ -20,10 +22,21 @@ def is_profile_guided() -> bool:
     return is_configured or "deb_system" in sysconfig.get_scheme_names()
 
 
+def is_compiled() -> bool:
+    """Whether this Shoal is a compiled build (setup.py), in which one module stands for all: they share one library."""
+    spec = importlib.util.find_spec("shoal.memo")
+    return spec is not None and (spec.origin or "").endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
+
+
 def describe() -> str:
-    """The interpreter in words, as in "CPython 3.11.2 with PGO"."""
-    built = "with" if is_profile_guided() else "without"
-    return "%s %s %s PGO" % (platform.python_implementation(), platform.python_version(), built)  # noqa: UP031
+    """The interpreter and this build of Shoal in words, as in "CPython 3.11.2 with PGO, pure Python"."""
+    interpreter = (
+        platform.python_implementation(),
+        platform.python_version(),
+        "with" if is_profile_guided() else "without",
+        "compiled" if is_compiled() else "pure Python",
+    )
+    return "%s %s %s PGO, %s" % interpreter  # noqa: UP031
 
 
 def rate() -> str:

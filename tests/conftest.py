@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shoal import interpreter
 from shoal.process import adopt_orphans
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _session_server(config.rootpath / file) or file
 
     return LoadServerScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_configure() -> None:
+    """Refuse to test the checkout's Shoal where the compiled one was asked for, and the other way round."""
+    if interpreter.is_compiled() is not (os.environ.get("SHOAL_COMPILED") == "1"):
+        raise pytest.UsageError(f"SHOAL_COMPILED does not fit this Shoal: {interpreter.describe()}")
 
 
 def pytest_collection() -> None:

@@ -47,7 +47,7 @@ def test_profile_guided_builds_are_known(
     monkeypatch.setattr(sysconfig, "get_scheme_names", lambda: scheme_names)
     monkeypatch.setattr(sysconfig, "get_config_var", lambda _name: arguments)
     assert interpreter.is_profile_guided() is is_guided
-    assert interpreter.describe().endswith(" with PGO" if is_guided else " without PGO")
+    assert f" {'with' if is_guided else 'without'} PGO, " in interpreter.describe()
 
 
 def test_this_interpreter_rates_itself_as_scripts_ask_it_to() -> None:
@@ -55,6 +55,14 @@ def test_this_interpreter_rates_itself_as_scripts_ask_it_to() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == ("fast\n" if interpreter.is_profile_guided() else "slow\n")
     assert interpreter.describe().startswith(f"CPython {platform.python_version()} with")
+
+
+def test_a_compiled_build_says_so() -> None:
+    import shoal.memo
+
+    is_compiled = not (shoal.memo.__file__ or "").endswith(".py")
+    assert interpreter.is_compiled() is is_compiled
+    assert interpreter.describe().endswith(" PGO, compiled" if is_compiled else " PGO, pure Python")
 
 
 def test_a_profile_guided_build_comes_before_others(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """pyproject.toml's package map, the links in shoal/ and the tree say the same."""
 
+import ast
+import importlib
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from shoal import interpreter
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ["supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm", "systemd", "model_repository"]
@@ -95,6 +99,63 @@ def test_the_link_leads_to_its_folder(folder: str) -> None:
     assert link.is_symlink()
     assert str(link.readlink()) == f"../{folder}"
     assert link.resolve() == ROOT / folder
+
+
+def compiled_modules() -> set[str]:
+    """The import names of the modules that setup.py compiles where it is asked to."""
+    found = re.search(r"^COMPILED = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    return {f"{package}.{name}" for package, names in ast.literal_eval(found[1]).items() for name in names}
+
+
+def file_of(module: str) -> Path:
+    return (ROOT / module.replace(".", "/")).with_suffix(".py")
+
+
+def bases(tree: ast.Module) -> set[str]:
+    """What the classes of a module inherit from, as module.Name where it was imported."""
+    imported = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    named = {ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases}
+    return {imported.get(name.partition("[")[0], name) for name in named}
+
+
+def test_every_compiled_module_is_there() -> None:
+    assert "shoal.memo" in compiled_modules()  # by which shoal.interpreter knows a compiled build
+    for module in compiled_modules():
+        assert file_of(module).is_file(), module
+
+
+def test_modules_are_compiled_where_this_shoal_is() -> None:
+    kind = ".so" if interpreter.is_compiled() else ".py"
+    for module in compiled_modules():
+        assert (importlib.import_module(module).__file__ or "").endswith(kind), module
+
+
+def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
+    """The compiled class would refuse to make an object of it."""
+    compiled = {file_of(module).resolve(): module for module in compiled_modules()}
+    classes = {
+        f"{module}.{node.name}"
+        for path, module in compiled.items()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    names = "|".join(name.rpartition(".")[2] for name in classes)
+    inherits = re.compile(rf"^ *class \w+\([^)]*\b({names})\b", re.MULTILINE)  # or from another class of that name
+    for folder in ("shoal", *FOLDERS, "tests", "bench"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.resolve() not in compiled and inherits.search(text := path.read_text()):
+                assert not bases(ast.parse(text)) & classes, path
+
+
+def test_no_extension_module_lies_beside_the_sources() -> None:
+    """Python would prefer it to the source, however old it is."""
+    assert not [path for folder in ("shoal", *FOLDERS) for path in (ROOT / folder).rglob("*.so")]
 
 
 def test_no_other_link_lies_in_the_package() -> None:

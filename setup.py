@@ -1,0 +1,82 @@
+"""The compiled build: with SHOAL_COMPILED=1 in the environment, mypyc compiles the modules of a request's path to C.
+
+Without it, setuptools builds the pure package of pyproject.toml and needs no compiler. A compiled wheel has the sources
+beside the extension modules, which Python prefers. An editable installation stays pure: extension modules beside the
+sources in a checkout would run in their place, however old.
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+#: By package, the modules that are compiled; all together or none. What is left out is rare, or only waits for others.
+COMPILED = {
+    "shoal": ["fault", "memo"],
+    "shoal.shm": [
+        "awaited_segments", "counters", "doorbell", "layout", "port", "records", "ring", "slab",
+    ],
+    "shoal.batcher": [
+        "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "holders", "open_requests",
+        "peers", "statistics", "templates",
+    ],
+    # Not the schedulers: they are of one Protocol, which interpreted policies share, and a policy inherits from two.
+    "shoal.batcher.scheduling": ["batch_account", "instances", "payload", "policy_queue", "queue"],
+    "shoal.frontend": ["lane_loop"],
+    "shoal.frontend.http": [
+        "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "submission",
+    ],
+    "shoal.frontend.grpc": ["grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure
+    "shoal.testing": ["instances"],    # subclasses
+    "shoal.workers": ["answers", "loop", "memory", "plans", "requests", "response_sender"],
+}  # fmt: skip
+
+#: mypy's settings for the compilation; `scripts/check` has checked the types already. numpy's types are left out, since
+#: it makes no difference then whether it is installed where Shoal is built.
+SETTINGS = """\
+[mypy]
+cache_dir = build/mypy
+ignore_missing_imports = True
+[mypy-numpy.*]
+follow_imports = skip
+"""
+
+
+class BuildExtensions(build_ext):
+    """The compilation; refused where its results would lie beside the sources."""
+
+    def run(self) -> None:
+        """Compile. Exits with a sentence if the installation is editable."""
+        if self.inplace or self.editable_mode:
+            raise SystemExit("SHOAL_COMPILED=1: an editable installation stays pure. See scripts/test --compiled.")
+        super().run()
+
+
+def compiled() -> dict[str, object]:
+    """The arguments of `setup` for a compiled build."""
+    if not {"build_ext", "bdist_wheel"} & set(sys.argv):
+        return {"setup_requires": ["mypy[mypyc]>=1.15"]}
+    from mypyc.build import mypycify
+
+    settings = Path("build/compiled.ini")
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text(SETTINGS)
+    paths = [f"{package.replace('.', '/')}/{name}.py" for package, names in COMPILED.items() for name in names]
+    # Nothing that an earlier build has left can get into the wheel.
+    build_lib = tempfile.mkdtemp(prefix="shoal-build-")
+    atexit.register(shutil.rmtree, build_lib, ignore_errors=True)
+    return {
+        "ext_modules": mypycify(
+            [f"--config-file={settings}", *paths], opt_level="1", debug_level="0", multi_file=True, group_name="shoal"
+        ),
+        "cmdclass": {"build_ext": BuildExtensions},
+        "options": {"build": {"build_lib": build_lib}},
+    }
+
+
+setup(**(compiled() if os.environ.get("SHOAL_COMPILED") == "1" else {}))
