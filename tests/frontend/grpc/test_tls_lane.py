@@ -64,6 +64,7 @@ class Lane:
         files = str(certificates.server_cert), str(certificates.server_key)
         host = GunicornHandle([], -1, lambda: True, lambda: None)
         self.lane = TlsLane(front_end, host, server_context(*files, "", False))
+        self.lane._max_connections, self.lane._max_handshakes = 40, 4
         self.lane.now_s = 1000.0
         self._context = ssl.create_default_context(cafile=certificates.root)
         self._context.set_alpn_protocols(["h2"])
@@ -91,7 +92,6 @@ class Lane:
 
 @pytest.fixture
 def lane(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lane]:
-    monkeypatch.setattr("shoal.frontend.lane_loop.max_connections", lambda: 40)
     ours, theirs = socket.socketpair()
     monkeypatch.setenv("SHOAL_SEND_FD", str(ours.detach()))
     lane = Lane(certificates)
