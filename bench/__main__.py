@@ -21,10 +21,10 @@ from bench.isolation import chapter
 from bench.isolation.site import Checkout
 from bench.isolation.situations import SITUATIONS
 from bench.load import Wrk
-from bench.peers import PEERS, ROOT, Peer, shoal_build
+from bench.peers import COMPILED_PYTHON, PEERS, ROOT, Peer, shoal_build
 from bench.picture import svg
 from bench.results import Row
-from bench.table import details, summary
+from bench.table import details, summaries
 from bench.workloads import WORKLOADS, Workload
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
@@ -48,6 +48,7 @@ them take three to four minutes for each tree and round.
   scripts/bench --isolation 'takeover*'        what a batcher's death costs an idle model
   scripts/bench --isolation --beside ../before --write   before and after, into docs/performance.md
   scripts/bench --write                        everything about the peers, into docs/benchmarks.md and its picture
+  scripts/_compiled && scripts/bench --write   the same with the compiled build as one server more
   scripts/bench --grpc --write                 everything about gRPC, into docs/benchmarks.md
   scripts/bench --flat --write                 everything about Shoal alone, into docs/benchmarks.md; five minutes
 
@@ -107,7 +108,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     options.workloads = _chosen(parser, "workload", every, options.workload)
     options.situations = _chosen(parser, "situation", SITUATIONS, options.isolation)
     options.comparisons = _chosen(parser, "comparison", COMPARISONS, options.flat)
-    options.peers = [peer for peer in peers if not options.peer or peer.name in options.peer]
+    has_compiled = COMPILED_PYTHON.exists()
+    if "compiled" in (options.peer or ()) and not has_compiled:
+        parser.error("there is no compiled build to measure yet: run scripts/_compiled")
+    chosen = options.peer or [peer.name for peer in peers if has_compiled or peer.name != "compiled"]
+    options.peers = [peer for peer in peers if peer.name in chosen]
     if options.seconds < 1 or options.rounds < 1:
         parser.error("--seconds and --rounds are at least 1")
     return options
@@ -165,7 +170,7 @@ def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
             DOCUMENT.with_suffix(".svg").write_text(svg(every))
     if options.grpc:
         print(grpc_chapter.targets(every), grpc_chapter.streams(every), sep="\n")
-    print(summary(every), details(every), sep="\n")
+    print(summaries(every), details(every), sep="\n")
     return every
 
 

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from bench.peers import Peer
 from bench.results import Row
-from bench.table import OURS, by_process, details, summary
+from bench.table import OURS, by_process, details, summaries
 
 HEAD = """\
 # Benchmarks
@@ -118,7 +118,7 @@ def figures(rows: Sequence[Row], where: Conditions) -> dict[str, object]:
     return {
         "rounds": where.rounds,
         "seconds": where.seconds,
-        "summary": summary(rows),
+        "summary": summaries(rows),
         "machine": "\n".join(f"- {line}" for line in where.machine),
         "generator": where.generator,
         "by_process": ours and "\nShoal, by process:\n\n" + ours,

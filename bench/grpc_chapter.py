@@ -7,9 +7,9 @@ from typing import Any
 
 from bench.document import Conditions, figures
 from bench.grpc_words import channel, grpc_answer, grpc_request
-from bench.peers import Peer, launch_shoal, launch_triton, shoal_version, triton_title
+from bench.peers import COMPILED_PYTHON, Peer, compiled_peer, launch_shoal, launch_triton, shoal_version, triton_title
 from bench.results import Row, Sample
-from bench.table import OURS, count, head, is_missing, line, ratio
+from bench.table import BUILDS, OURS, count, head, is_missing, line, ratio
 from bench.workloads import IDENTITY_16, IDENTITY_IMAGE, Workload
 
 TEXT = """\
@@ -60,11 +60,13 @@ def _triton_version(port: int) -> str:
     return triton_title(message.version)
 
 
+SHOAL = Peer(
+    OURS, "Shoal", "Shoal", functools.partial(launch_shoal, grpc=()), grpc_request, grpc_answer, shoal_version,
+    "`shoal serve` with its defaults: one lane that speaks HTTP/2 itself.",
+)  # fmt: skip
 PEERS = (
-    Peer(
-        OURS, "Shoal", "Shoal", functools.partial(launch_shoal, grpc=()), grpc_request, grpc_answer, shoal_version,
-        "`shoal serve` with its defaults: one lane that speaks HTTP/2 itself.",
-    ),
+    SHOAL,
+    compiled_peer(SHOAL, functools.partial(launch_shoal, grpc=(), python=COMPILED_PYTHON)),
     Peer(
         "triton", "Triton (Python backend)", "Triton", functools.partial(launch_triton, is_grpc=True), grpc_request,
         grpc_answer, _triton_version,
@@ -102,7 +104,7 @@ TARGETS = (
 
 def is_measured(peer: Peer, workload: Workload) -> bool:
     """Whether a peer takes part in a workload: the crowd of streams tests only Shoal's own HTTP/2."""
-    return workload.streams == 1 or peer.name == OURS
+    return workload.streams == 1 or peer.name in BUILDS
 
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:

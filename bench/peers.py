@@ -14,7 +14,8 @@ import urllib.request
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from bench.workloads import BenchModel, Request, plain_answer, plain_request, v2
 
 ROOT = Path(__file__).parents[1]
 SHOAL_PYTHON = ROOT / ".venv" / "bin" / "python"
+COMPILED_PYTHON = ROOT / ".venv-compiled" / "bin" / "python"  # made by scripts/_compiled
 NUM_CPUS = len(os.sched_getaffinity(0))
 
 
@@ -66,28 +68,30 @@ def launch_shoal(
     others: Sequence[BenchModel] = (),
     num_instances: int = 1,
     grpc: Sequence[str] | None = None,
+    python: Path = SHOAL_PYTHON,
 ) -> Server:
     """A `shoal serve` that is not started yet, with other models beside the measured one.
 
-    The server is measured over HTTP, or over gRPC if `grpc` is a list of flags, which may be empty.
+    The server is measured over HTTP, or over gRPC if `grpc` is a list of flags, which may be empty. `python` is the
+    interpreter of the environment with the build that is measured.
     """
     http_port, metrics_port, grpc_port = free_ports(3)
     models = repository.write_for_shoal(folder, model, others, num_instances)
-    command = [f"{SHOAL_PYTHON.with_name('shoal')}", "serve", f"--model-repository={models}"]
+    command = [f"{python.with_name('shoal')}", "serve", f"--model-repository={models}"]
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
     command += ["--allow-grpc=false"] if grpc is None else [f"--grpc-port={grpc_port}", *grpc]
     command += ["--allow-client-shm=true"] if encoding == "regions" else []
     return Server(command, os.environ, http_port if grpc is None else grpc_port, folder / "shoal.log")
 
 
-def shoal_version(_port: int) -> str:
-    """The versions of Shoal, its interpreter and its packages, from Shoal's own environment."""
+def shoal_version(_port: int, python: Path = SHOAL_PYTHON) -> str:
+    """The versions of Shoal, its interpreter and its packages, from the environment of this interpreter."""
     program = (
         "from importlib.metadata import version as v\n"
         "print(', '.join(f'{name} {v(name)}' for name in ('gunicorn', 'numpy', 'onnxruntime')))"
     )
-    packages = subprocess.run([SHOAL_PYTHON, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    return f"{shoal_build(SHOAL_PYTHON)}, {packages}"
+    packages = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    return f"{shoal_build(python)}, {packages}"
 
 
 def shoal_build(python: Path) -> str:
@@ -155,11 +159,27 @@ def _launch_flask(folder: Path, model: BenchModel, _encoding: str) -> Server:
     return Server(command, _environment(MODEL=model.name), port, folder / "flask.log")
 
 
+def compiled_peer(pure: Peer, launch: Callable[[Path, BenchModel, str], Server]) -> Peer:
+    """The compiled build, started by `launch` and otherwise measured as the pure one."""
+    return replace(
+        pure,
+        name="compiled",
+        title="Shoal, compiled",
+        short="compiled",
+        launch=launch,
+        version=partial(shoal_version, python=COMPILED_PYTHON),
+        notes="The same source, with the modules on a request's path compiled by mypyc; measured where "
+        "`scripts/_compiled` was run before.",
+    )
+
+
+SHOAL = Peer(
+    "shoal", "Shoal", "Shoal", launch_shoal, v2_request, v2_answer, shoal_version,
+    "`shoal serve` with its defaults, without gRPC.", runs_python=True,
+)  # fmt: skip
 PEERS = (
-    Peer(
-        "shoal", "Shoal", "Shoal", launch_shoal, v2_request, v2_answer, shoal_version,
-        "`shoal serve` with its defaults, without gRPC.", runs_python=True,
-    ),
+    SHOAL,
+    compiled_peer(SHOAL, partial(launch_shoal, python=COMPILED_PYTHON)),
     Peer(
         "triton", "Triton (Python backend)", "Triton", launch_triton, v2_request, v2_answer, _triton_version,
         "The real `tritonserver` that the wheel of nvidia-pytriton carries, without gRPC. The wheel has only the "

@@ -18,8 +18,9 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 .title { font-weight: 600 }
 .name { text-anchor: end }
 rect { fill: #9aa4b2 }
-.shoal { fill: #0a7ea4 }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } rect { fill: #5b6673 } .shoal { fill: #2aa7d1 } }"""
+.shoal, .compiled { fill: #0a7ea4 }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } rect { fill: #5b6673 }
+  .shoal, .compiled { fill: #2aa7d1 } }"""
 
 
 def svg(rows: Sequence[Row]) -> str:

@@ -6,13 +6,22 @@ from bench import instructions
 from bench.results import Row, Sample, slice_ratios
 
 OURS = "shoal"
+BUILDS = (OURS, "compiled")
 MIB = 1024 * 1024
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """A line per workload: Shoal's requests/s and CPU, and both as multiples of every peer's. Empty without Shoal."""
-    ours = {row.workload: row for row in rows if row.peer.name == OURS}
-    peers = list(dict.fromkeys(row.peer for row in rows if row.peer.name != OURS))
+def summaries(rows: Sequence[Row]) -> str:
+    """The summary of each build of Shoal that was measured, the compiled one under a line that names it."""
+    return "\nThe compiled build:\n\n".join(filter(None, (summary(rows, build) for build in BUILDS)))
+
+
+def summary(rows: Sequence[Row], build: str = OURS) -> str:
+    """A line per workload: the requests/s and CPU of one build of Shoal, and both as multiples of every peer's.
+
+    Empty without that build, and without a peer.
+    """
+    ours = {row.workload: row for row in rows if row.peer.name == build}
+    peers = list(dict.fromkeys(row.peer for row in rows if row.peer.name not in BUILDS))
     if not ours or not peers:
         return ""
     theirs = {(row.workload, row.peer): row for row in rows}

@@ -20,7 +20,7 @@ from bench import load, measure, repository, table, workloads
 from bench.__main__ import parse_arguments
 from bench.document import Conditions, markdown, put
 from bench.errors import BenchmarkError
-from bench.peers import Peer
+from bench.peers import Peer, compiled_peer
 from bench.picture import svg
 from bench.results import Row, Sample
 from bench.server import Server, free_ports
@@ -286,6 +286,15 @@ def test_the_summary_divides_ours_by_theirs() -> None:
 def test_without_shoal_or_without_others_there_is_no_summary() -> None:
     ours, theirs = rows()
     assert table.summary([ours]) == table.summary([theirs]) == table.summary([]) == ""
+
+
+def test_the_compiled_build_has_a_summary_of_its_own() -> None:
+    ours, theirs = rows()
+    compiled = replace(ours, peer=compiled_peer(ours.peer, ours.peer.launch))
+    assert table.summaries([ours, compiled, theirs]) == (
+        f"{table.summary([ours, theirs])}\nThe compiled build:\n\n{table.summary([ours, theirs])}"
+    )
+    assert table.summaries([ours, theirs]) == table.summary([ours, theirs])
 
 
 def test_the_details_show_every_figure() -> None:
