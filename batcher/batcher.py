@@ -1,6 +1,4 @@
-"""The batcher process: waits for its bells, then has the exchange handle the records that came.
-
-Forked by a zygote, or exec'd as `python -m shoal.batcher.batcher`.
+"""The batcher's loop: waits for its bells, then has the exchange handle the records that came.
 
 One thread, one epoll: a bell of each client and each worker, which says whose ring to look into, and the control
 connection. Segments and bells arrive as descriptors over the latter and are acknowledged once mapped. The supervisor
@@ -8,13 +6,11 @@ announces all clients and workers to a dead batcher's successor, which reads a c
 sent its open requests again.
 """
 
-import faulthandler
 import select
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from shoal import control, fault, log
+from shoal import log
 from shoal.batcher.bells import Bells
 from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.ensemble import Ensemble
@@ -27,17 +23,16 @@ from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.cache_settings import RedisSettings
-from shoal.control import GONE, Channel
+from shoal.control import Channel
 from shoal.ledger import ledger_message
 from shoal.messages import to_batcher
-from shoal.messages.from_batcher import BatcherConnected, ModelExplained
+from shoal.messages.from_batcher import ModelExplained
 from shoal.messages.message import Kinds, close_descriptors, on, table
 from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.model_config.rate_limiter import Demand
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.model_config.signature import Signature
-from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.reasons import Reason
 from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell, GuestBell
@@ -341,27 +336,3 @@ def _connection(settings: RedisSettings, poller: select.epoll, bell: Doorbell) -
     from shoal.batcher.redis_connection import RedisConnection
 
     return RedisConnection(settings, poller, bell.ring)
-
-
-def main() -> None:
-    """Join the supervisor, wait as standby until activated, then serve until the supervisor has gone."""
-    die_with_parent()
-    faulthandler.enable()
-    ignore_group_signals()
-    fault.install("batcher")
-    try:
-        with control.join(BatcherConnected()) as channel:
-            set_title("batcher (standby)")
-            # A standby batcher waits here, with all its imports done.
-            settings, _ = channel.receive(to_batcher.TO_STANDBY)
-            set_title("batcher")
-            log.describe("batcher")
-            log.configure(**settings.log)
-            batcher = Batcher(channel, settings)
-            batcher.run()
-    except GONE:
-        sys.exit(0)  # the supervisor is gone, and unacknowledged messages with it
-
-
-if __name__ == "__main__":
-    main()

@@ -78,7 +78,7 @@ def test_a_cycle_is_found(back: str) -> None:
     [
         ("shoal.supervisor.main", {"numpy", "google.protobuf", "importlib.metadata"}),
         ("shoal.repository.main", {"numpy", "asyncio", "fsspec"}),
-        ("shoal.batcher.batcher", {"numpy", "google.protobuf", "asyncio", "statistics"}),
+        ("shoal.batcher.main", {"numpy", "google.protobuf", "asyncio", "statistics"}),
         ("shoal.zygote", {"numpy", "google.protobuf", "asyncio", "hashlib"}),
         ("shoal.environments.enter", {"numpy", "google.protobuf", "asyncio"}),
         ("shoal.frontend.grpc.lane", {"flask", "asyncio", "http.client"}),

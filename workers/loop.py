@@ -81,6 +81,7 @@ class Loop:
         instance: str,
         memory: Memory,
         sequences: SequenceTensors | None = None,
+        open_batches: OpenBatches | None = None,
         *,
         may_run_again: bool = False,
     ) -> None:
@@ -92,7 +93,7 @@ class Loop:
         self._may_run_again = may_run_again  # batches that exceeded the GPU's memory: model_config/idempotence.py
         self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open_lent)
         self._plans = OutputLayouts(signature, sequences if sequences is not None and sequences.states else None)
-        self._open_batches = OpenBatches(memory)
+        self._open_batches = open_batches or OpenBatches(memory)
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
         segments, oversize = memory.segments, memory.oversize

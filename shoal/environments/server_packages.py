@@ -14,15 +14,21 @@ import tempfile
 from pathlib import Path
 
 from shoal.environments import worker
+from shoal.interpreter import is_compiled
 
 _BEFORE = ("shoal", "triton_python_backend_utils", "c_python_backend_utils")
 _BEHIND = ("msgpack",)
+#: The library that all extension modules of a compiled build are parts of; setup.py names it.
+_COMPILED = "shoal__mypyc"
 
 
 def link_packages(root: Path) -> Path:
     """The directory of links below `root`; made unless it exists. Raises OSError."""
     links = {"__main__.py": str(worker.__file__)}
     links |= {name: _location(name) for name in _BEFORE}
+    if is_compiled():
+        library = _origin(_COMPILED)
+        links[os.path.basename(library)] = library
     links |= {f"{worker.BEHIND}/{name}": _location(name) for name in _BEHIND}
     # Named by the targets: those of another server, or of one that has moved, are in another directory.
     directory = root / f"server-{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
@@ -41,7 +47,11 @@ def link_packages(root: Path) -> Path:
 
 
 def _location(package: str) -> str:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None, package
-    assert spec.origin is not None, package
-    return os.path.dirname(spec.origin)
+    return os.path.dirname(_origin(package))
+
+
+def _origin(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    return spec.origin

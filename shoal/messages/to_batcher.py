@@ -8,15 +8,15 @@ answers are in from_batcher.py.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shoal.cache_settings import RedisSettings
 from shoal.messages.message import Fd, Kinds, Message
 from shoal.messages.shared import Config, LogSettings
 
 #: What an execution of an instance needs: its priority, and how much of each resource, by name and device
-#: (model_config/rate_limiter.py).
-Demand: TypeAlias = tuple[int, Sequence[tuple[tuple[str, int], int]]]
+#: (model_config/rate_limiter.py). A receiver has lists where the sender had tuples: [priority, [[[name, device], n], …]].
+Demand: TypeAlias = Sequence[Any]
 
 
 class BatcherActivated(Message):

@@ -50,8 +50,8 @@ class InlineInstance(Loop):
         link, link_view = create_segment(layout.LINK, owner, layout.slot_table_nbytes(num_slots(config)))
         self.memory = InlineMemory(own, link_view, simulation)
         tensors = SequenceTensors(config, str(version.version_dir)) if "sequence_batching" in config else None
-        super().__init__(backend, Signature.from_config(config), name, self.memory, tensors)
-        self._open_batches = InlineOpenBatches(self.memory, simulation)
+        batches = InlineOpenBatches(self.memory, simulation)
+        super().__init__(backend, Signature.from_config(config), name, self.memory, tensors, batches)
         self._simulation = simulation
         self._version = version
         self._execution_ns = execution_ns

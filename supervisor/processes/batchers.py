@@ -49,7 +49,7 @@ class Batchers:
     ) -> None:
         self._loop = loop
         self._zygotes = zygotes
-        self._program = ChildProgram("batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: control_address})
+        self._program = ChildProgram("batcher", ["shoal.batcher.main"], {ADDRESS_VARIABLE: control_address})
         self._star = star
         self._on_active = on_active
         # Changed as processes join and end.

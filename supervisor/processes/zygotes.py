@@ -47,7 +47,7 @@ BASE = "base"
 MODULES = {
     # what front ends and workers, the batcher, or nearly all of them import
     BASE: ("numpy", "shoal.star.validation", "shoal.star.models", "shoal.star.outgoing", "shoal.shm.slab"),
-    "batcher": ("shoal.batcher.batcher",),
+    "batcher": ("shoal.batcher.main",),
     "embedding": (_WORKER, "shoal.workers.backends.embedding"),
     "fil": (_WORKER, "scipy.sparse"),  # 0.3 of 0.33 s; treelite's OpenMP reads its environment once, so in the child
     "identity": (_WORKER, "shoal.workers.backends.identity"),

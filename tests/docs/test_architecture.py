@@ -14,7 +14,7 @@ FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not p
 #: A path from the root of the repository, and a file named without one.
 PATH = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./-]*[\w/])")
 FILE = re.compile(r"(?<![\w./-])(\w+\.py)\b")
-MODULES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+MODULES = {"setup.py", *(path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))}
 
 
 def decisions(page: Path) -> dict[str, str]:

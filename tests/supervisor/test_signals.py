@@ -27,7 +27,8 @@ def start(terminal: int | None, *, ignores: bool = False) -> "tuple[subprocess.P
     """A process with the signals, in a session of its own, and where it says what they have done."""
     reading, writing = os.pipe()
     prelude = "import os, fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" if terminal is not None else ""
-    prelude += "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" if ignores else ""
+    # The tests may have been started to ignore it themselves, which is inherited.
+    prelude += f"import signal; signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if ignores else 'SIG_DFL'})\n"
     process = subprocess.Popen(
         [sys.executable, "-c", prelude + SCRIPT, str(writing)],
         stdin=subprocess.DEVNULL if terminal is None else terminal,
