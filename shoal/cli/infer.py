@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.operate import EXIT_DONE, EXIT_NO_ANSWER, EXIT_REFUSED, seconds
+from shoal.cli.operate import seconds
 from shoal.cli.request_arguments import count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import run_verb
-from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
+from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -58,19 +57,11 @@ _SEQUENCE_ARGUMENTS = ("sequence_id", "sequence_start", "sequence_end", "priorit
 
 def infer(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Send the request and print its responses; returns the exit code."""
-    try:
-        return run_verb(
-            _parser(), argv, _HELP, lambda arguments: _infer(arguments, arguments.url or environ.get("SHOAL_URL"))
-        )
-    except (ConnectionLostError, TimedOutError) as error:
-        print(error, file=sys.stderr)
-        if isinstance(error, ConnectionLostError):
-            print("  shoal serve --model-repository <directory>            starts one", file=sys.stderr)
-            print("  shoal infer … --url http://<host>:<port>              asks another", file=sys.stderr)
-        return EXIT_NO_ANSWER
-    except ShoalError as error:
-        print(f"{error.words}: {error}", file=sys.stderr)
-        return EXIT_REFUSED
+
+    def ask(arguments: argparse.Namespace) -> int:
+        return _infer(arguments, arguments.url or environ.get("SHOAL_URL"))
+
+    return ask_server("shoal infer …", lambda: run_verb(_parser(), argv, _HELP, ask))
 
 
 def _parser() -> Parser:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.cli.operate import EXIT_DONE, OperatingParser, operate
+from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RefusedError, RemoteServer
 from shoal.cli.request_arguments import count
 from shoal.cli.serve import CommandLineError
+from shoal.cli.verb import EXIT_DONE
 
 _DESCRIPTION = """\
 Print the last lines of the file that a server of this machine logs to (--log-file), and with --follow those that come,

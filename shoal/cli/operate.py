@@ -1,25 +1,15 @@
-"""The common parts of the verbs that operate a running server: flags, exit codes, and advice where a verb fails."""
+"""The common parts of the verbs that operate a running server: flags, and their help."""
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
-from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer, UnreachableError
+from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, EXIT_MISUSED, ask_server
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-
-EXIT_DONE, EXIT_MISUSED, EXIT_REFUSED, EXIT_NO_ANSWER = 0, 1, 2, 3
-
-#: A part of the server's sentence → advice.
-_REMEDIES = {
-    "explicit model load / unload is not allowed": "Models are loaded and unloaded by command only where the server "
-    "was started with --model-control-mode=explicit.",
-    "This API is restricted": "Send that header: --header '<name>: <value>'.",
-    "failed to poll from model repository": "'shoal models' lists what the server found in its repositories.",
-    "Not Found": "That server does not know this request: it may be Triton, or an older Shoal.",
-}
 
 _ENDING = """
 Every verb that asks a running server takes:
@@ -59,25 +49,18 @@ def operate(
     work: Callable[[argparse.Namespace, RemoteServer], str],
 ) -> int:
     """Parse the arguments, call `work` with the server, and print what `work` returns; returns the exit code."""
-    try:
+
+    def ask() -> int:
         arguments = parser.parse_args(list(argv))
         with closing(_server(arguments, environ)) as server:
             print(work(arguments, server))
+        return EXIT_DONE
+
+    try:
+        return ask_server(parser.prog, ask)
     except CommandLineError as error:
-        return _complain(EXIT_MISUSED, f"{error}\nUsage: {parser.usage}", f"'{parser.prog} --help' explains it.")
-    except RefusedError as error:
-        return _complain(EXIT_REFUSED, str(error), *(_REMEDIES[piece] for piece in _REMEDIES if piece in str(error)))
-    except UnreachableError as error:
-        return _complain(
-            EXIT_NO_ANSWER,
-            str(error),
-            "It accepts connections once its models have loaded. To start one, or to ask another:",
-            "  shoal serve --model-repository <directory>",
-            f"  {parser.prog} --url http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
-        )
-    except NoResponseError as error:
-        return _complain(EXIT_NO_ANSWER, str(error))
-    return EXIT_DONE
+        print(f"{error}\nUsage: {parser.usage}\n'{parser.prog} --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
 
 
 def _server(arguments: argparse.Namespace, environ: Mapping[str, str]) -> RemoteServer:
@@ -86,11 +69,6 @@ def _server(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Remote
         return RemoteServer(url, timeout_s=arguments.timeout, headers=dict(arguments.header))
     except ValueError as error:
         raise CommandLineError(str(error)) from None
-
-
-def _complain(code: int, *lines: str) -> int:
-    print(*lines, sep="\n", file=sys.stderr)
-    return code
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.cli.models import table
-from shoal.cli.operate import EXIT_DONE, OperatingParser, operate, seconds
+from shoal.cli.operate import OperatingParser, operate, seconds
 from shoal.cli.remote import RemoteServer, Row
 from shoal.cli.request_arguments import count
+from shoal.cli.verb import EXIT_DONE
 
 _DESCRIPTION = """\
 Show what the models of a running server do, again and again until Ctrl-C. Per model and version: requests and failures

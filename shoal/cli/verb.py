@@ -1,12 +1,24 @@
-"""The frame of verbs with a help text of their own: parse, print the help, or say what is wrong with the command."""
+"""The frame of verbs: parse the arguments, print the help, say what is wrong with the command, or what the server
+says."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from shoal.cli.remote import NoResponseError, RefusedError, UnreachableError
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
 
-EXIT_DONE, EXIT_MISUSED = 0, 1
+EXIT_DONE, EXIT_MISUSED, EXIT_REFUSED, EXIT_NO_ANSWER = 0, 1, 2, 3
+
+#: A part of the server's sentence → advice.
+_REMEDIES = {
+    "explicit model load / unload is not allowed": "Models are loaded and unloaded by command only where the server "
+    "was started with --model-control-mode=explicit.",
+    "This API is restricted": "Send that header: --header '<name>: <value>'.",
+    "failed to poll from model repository": "'shoal models' lists what the server found in its repositories.",
+    "Not Found": "That server does not know this request: it may be Triton, or an older Shoal.",
+}
 
 
 def run_verb(
@@ -31,3 +43,31 @@ def run_verb(
     except wrong as error:
         print(f"{error}\nUsage: {parser.usage}\n'{parser.prog} --help' explains it.", file=sys.stderr)
         return EXIT_MISUSED
+
+
+def ask_server(program: str, work: Callable[[], int]) -> int:
+    """The exit code of `work`, which asks a running server for the verb `program` ("shoal models").
+
+    Where the server refuses or does not answer, its sentence is printed with advice; the exit code is then 2 or 3.
+    """
+    try:
+        return work()
+    except (UnreachableError, ConnectionLostError) as error:
+        return _complain(
+            EXIT_NO_ANSWER,
+            str(error),
+            "It accepts connections once its models have loaded. To start one, or to ask another:",
+            "  shoal serve --model-repository <directory>",
+            f"  {program} --url http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
+        )
+    except (NoResponseError, TimedOutError) as error:
+        return _complain(EXIT_NO_ANSWER, str(error))
+    except RefusedError as error:
+        return _complain(EXIT_REFUSED, str(error), *(_REMEDIES[piece] for piece in _REMEDIES if piece in str(error)))
+    except ShoalError as error:
+        return _complain(EXIT_REFUSED, f"{error.words}: {error}")
+
+
+def _complain(code: int, *lines: str) -> int:
+    print(*lines, sep="\n", file=sys.stderr)
+    return code

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.bench import arguments as values
-from shoal.cli.operate import EXIT_NO_ANSWER, EXIT_REFUSED, seconds
-from shoal.cli.remote import NoResponseError, RefusedError
+from shoal.cli.operate import seconds
 from shoal.cli.request_arguments import count, name_and_value, parameter
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
-from shoal.errors import ConnectionLostError, ShoalError, TimedOutError
+from shoal.cli.verb import EXIT_DONE, EXIT_REFUSED, ask_server, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.bench.measurement import Level, Measured, Plan
@@ -79,21 +77,9 @@ wait. Exit codes: 0 done; 1 the command is wrong; 2 requests failed; 3 no answer
 
 def bench(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Measure and print; returns the exit code."""
-    from shoal.cli.bench.transport import LostError
-
-    try:
-        return run_verb(bench_parser(), argv, _HELP, lambda given: _bench(given, environ))
-    except (LostError, NoResponseError, ConnectionLostError, TimedOutError) as error:
-        print(error, file=sys.stderr)
-        print("  shoal serve --model-repository <directory>            starts a server", file=sys.stderr)
-        print("  shoal bench … --url http://<host>:<port>              asks another", file=sys.stderr)
-        return EXIT_NO_ANSWER
-    except RefusedError as error:
-        print(error, file=sys.stderr)
-        return EXIT_REFUSED
-    except ShoalError as error:
-        print(f"{error.words}: {error}", file=sys.stderr)
-        return EXIT_REFUSED
+    return ask_server(
+        "shoal bench …", lambda: run_verb(bench_parser(), argv, _HELP, lambda given: _bench(given, environ))
+    )
 
 
 def bench_parser() -> Parser:

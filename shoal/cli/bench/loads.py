@@ -67,7 +67,7 @@ class Load:
     def run(self, seconds: float, num_requests: int = 0) -> Window:
         """Load the server for a time, and on until so many requests have ended; returns what ended in it.
 
-        A window without that number ends a request's timeout later. Raises LostError.
+        A window without that number ends a request's timeout later. Raises UnreachableError.
         """
         clock, transport, opened = self._clock, self._transport, self._open
         window = Window()

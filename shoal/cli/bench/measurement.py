@@ -102,8 +102,8 @@ def measure(
 ) -> list[Measured]:
     """The figures of a level, by target. Several targets are loaded in turns, a window each, never at the same time.
 
-    `on_window` is called with the number of the target, that of the window, and the window. Raises LostError, and what
-    the targets raise.
+    `on_window` is called with the number of the target, that of the window, and the window. Raises NoResponseError,
+    and what the targets raise.
     """
     loads = [Load(each, level.num_slots, level.gaps(), timeout_s=plan.timeout_s) for each in transports]
     found = [Measured(level) for _ in targets]

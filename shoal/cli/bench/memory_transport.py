@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.cli.bench.transport import LostError
+from shoal.cli.remote import UnreachableError
 from shoal.client.aio import AsyncClient
 from shoal.errors import ConnectionLostError, ShoalError
 
@@ -30,7 +30,7 @@ class MemoryTransport:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answered: list[tuple[int, str | None]] = []
         self._num_sent = 0
-        self._failure: LostError | None = None
+        self._failure: UnreachableError | None = None
 
     def send(self, slot: int) -> None:
         """Like `Transport.send`."""
@@ -44,7 +44,7 @@ class MemoryTransport:
             await self._client.infer(self._model, request, version=self._version)
         except ShoalError as refused:
             if isinstance(refused, ConnectionLostError):
-                self._failure = LostError(str(refused))
+                self._failure = UnreachableError(str(refused))
             error = f"{refused.words}: {refused}"
         self._answered.append((slot, error))
         self._loop.stop()

@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from shoal.cli.remote import NoResponseError, UnreachableError
+
 #: The most seconds that a connection may take to be made (ours).
 CONNECT_TIMEOUT_S = 5.0
 #: The most bytes that are read at a time (ours): an answer of a MiB takes four reads.
 READ_BYTES = 256 * 1024
-
-
-class LostError(Exception):
-    """The server cannot be connected to; the message says why."""
 
 
 class Transport(Protocol):
@@ -26,7 +24,7 @@ class Transport(Protocol):
     idle_ns: int  # spent waiting so far; grows with `wait`
 
     def send(self, slot: int) -> None:
-        """Send the next request in a slot that is free. Raises LostError if the server cannot be connected to."""
+        """Send the next request in a free slot. Raises NoResponseError if the server cannot be connected to."""
         ...
 
     def wait(self, timeout_s: float) -> Iterator[tuple[int, str | None]]:
@@ -175,8 +173,9 @@ class SocketTransport:
         try:
             made = socket.create_connection(self._address, CONNECT_TIMEOUT_S)
         except OSError as error:
-            reason = "too many open files (ulimit -n)" if error.errno == errno.EMFILE else error.strerror or str(error)
-            raise LostError(reason) from None
+            if error.errno == errno.EMFILE:
+                raise NoResponseError("too many open files (ulimit -n)") from None
+            raise UnreachableError(error.strerror or str(error)) from None
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         held = _Slot(made, self._make_exchange())
         if opening := held.exchange.opening():

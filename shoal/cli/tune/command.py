@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.bench import arguments as values
-from shoal.cli.operate import EXIT_NO_ANSWER, EXIT_REFUSED, seconds
+from shoal.cli.operate import seconds
 from shoal.cli.remote import NoResponseError, RefusedError, RemoteServer
 from shoal.cli.request_arguments import count, name_and_value
 from shoal.cli.serve import CommandLineError, Parser
-from shoal.cli.verb import EXIT_DONE, run_verb
-from shoal.errors import ShoalError
+from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.run_inputs import RunRequest
@@ -66,19 +65,7 @@ or the change was refused; 3 no answer; 4 no setting meets the goal.
 
 def tune(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Search, print, and apply; returns the exit code."""
-    from shoal.cli.bench.transport import LostError
-
-    try:
-        return run_verb(_parser(), argv, _HELP, lambda given: _tune(given, environ))
-    except (LostError, NoResponseError) as error:
-        print(error, file=sys.stderr)
-        return EXIT_NO_ANSWER
-    except RefusedError as error:
-        print(error, file=sys.stderr)
-        return EXIT_REFUSED
-    except ShoalError as error:
-        print(f"{error.words}: {error}", file=sys.stderr)
-        return EXIT_REFUSED
+    return ask_server("shoal tune …", lambda: run_verb(_parser(), argv, _HELP, lambda given: _tune(given, environ)))
 
 
 def _parser() -> Parser:

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.bench.transport import LostError
-from shoal.cli.remote import RemoteServer
+from shoal.cli.remote import NoResponseError, RemoteServer
 
 #: The most seconds that a server may take to load the model, and to stop (ours).
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 30.0
@@ -21,7 +20,7 @@ _STARTED = "Started HTTPService at "
 
 @contextmanager
 def trial_server(repository: Path, model: str) -> Iterator[RemoteServer]:
-    """A server that has loaded the model, and that is stopped at the end. Raises LostError if it does not start.
+    """A server that has loaded the model, and that is stopped at the end. Raises NoResponseError if it does not start.
 
     It reads the repository, and changes nothing there: each trial's configuration comes with its load.
     """
@@ -49,7 +48,7 @@ def trial_server(repository: Path, model: str) -> Iterator[RemoteServer]:
 
 
 def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Where the server listens, once it does. Raises LostError with the end of its log if it does not start."""
+    """Where the server listens, once it does. Raises NoResponseError with the end of its log if it does not start."""
     end_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end_s:
         text = log.read_text(errors="replace")
@@ -59,7 +58,7 @@ def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
         if process.poll() is not None:
             break
         time.sleep(_LOOK_S)
-    raise LostError(f"The server for the trials did not start:\n{log.read_text(errors='replace')[-4000:]}")
+    raise NoResponseError(f"The server for the trials did not start:\n{log.read_text(errors='replace')[-4000:]}")
 
 
 def load(server: RemoteServer, model: str, config: Mapping[str, Any]) -> None:
