@@ -45,6 +45,7 @@ class Poller:
             on(to_poller.LoadStore, self._load_store),
             on(to_poller.Register, self._register),
             on(to_poller.Withdraw, self._withdraw),
+            on(to_poller.SaveSnapshot, self._save_snapshot),
             on(to_poller.Discard, self._discard),
             on(to_poller.Forget, self._forget),
             on(LogChanged, lambda message: log.configure(**message.settings)),
@@ -94,6 +95,11 @@ class Poller:
     def _withdraw(self, order: to_poller.Withdraw) -> None:
         if self._store is not None:
             self._store.withdraw(Path(order.directory), order.archive)
+        self._channel.send(to_poller.OrderDone(order.order))
+
+    def _save_snapshot(self, order: to_poller.SaveSnapshot) -> None:
+        if self._store is not None:
+            self._store.save_snapshot(order.name, order.models)
         self._channel.send(to_poller.OrderDone(order.order))
 
     def _discard(self, order: to_poller.Discard) -> None:

@@ -29,6 +29,9 @@ class StoreSettings:
     limit_max_image_pixels: bool = True
     number_of_gpu: int | None = None  # the most GPUs to use; None: all
     environment: Mapping[str, str] = field(default_factory=dict)  # what workers are told, as parameters of each model
+    models_are_snapshots: bool = False  # `models` says what was in force: it counts before what an archive says
+    snapshot_directory: str = ""  # for snapshots of the configuration; "": none is written
+    snapshot_properties: str = ""  # the lines of each snapshot beside its model_snapshot=
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -125,7 +125,12 @@ class Supervisor:
         self._models = Models(
             context, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
         )
-        self._registrations = Registrations(self._loop, self._repository, self._models)
+        self._registrations = Registrations(
+            self._loop,
+            self._repository,
+            self._models,
+            has_snapshots=options.store is not None and bool(options.store.snapshot_directory),
+        )
         self._model_control = ModelControl(
             self._loop, options, self._repository, self._models, self._registrations.is_registered
         )
@@ -330,6 +335,7 @@ class Supervisor:
         self._guests.close()
         self._star.send_to_clients(to_client.ServerStopping())
         await self._front_ends.stop()
+        await self._registrations.save_last_snapshot()
         self._drained.set_result(None)
         await self._guests.see_off()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")

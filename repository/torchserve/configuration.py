@@ -3,6 +3,7 @@
 The first that says something counts:
     workers   model-config.yaml, the request, `models=` of config.properties, default_workers_per_model
     the rest  the request, model-config.yaml, `models=`, the defaults
+`model_snapshot=` in the place of `models=` counts before the archive: it says what was in force.
 """
 
 import json
@@ -55,9 +56,11 @@ class ArchiveFacts(NamedTuple):
     streams: bool  # a handler's source sends intermediate responses
 
 
-def handler_of(request: StoreRequest, manifest: Manifest | None, settings: StoreSettings) -> str:
-    """The handler of a model; "" where none is named."""
-    return request.handler or (manifest and manifest.handler) or settings.default_service_handler
+def handler_of(request: StoreRequest, manifest: Manifest | None, settings: StoreSettings, name: str) -> str:
+    """The handler of the model of this name; "" where none is named."""
+    version = Manifest().version if manifest is None else manifest.version
+    kept = settings.models.get(name, {}).get(version, {}).get("handler")
+    return request.handler or kept or (manifest and manifest.handler) or settings.default_service_handler
 
 
 #: Settings of an archive's YAML file that TorchServe heeds and Shoal does not.
@@ -76,13 +79,16 @@ def configuration(
     warnings: list[str] = []
 
     def first(asked: Any, key: str, default: Any) -> Any:
-        given = (asked, yaml.get(key), row.get(key), default)
+        archive_and_row = (
+            (row.get(key), yaml.get(key)) if settings.models_are_snapshots else (yaml.get(key), row.get(key))
+        )
+        given = (asked, *archive_and_row, default)
         return next(value for value in given if value is not None)
 
     batch_size = first(request.batch_size, "batchSize", _BATCH_SIZE)
     response_s = first(request.response_timeout, "responseTimeout", settings.default_response_timeout)
     least, most = _workers(request, facts, row, settings, machine)
-    handler = handler_of(request, facts.manifest, settings)
+    handler = handler_of(request, facts.manifest, settings, facts.name)
     streams = facts.streams or handler in _STREAMING_HANDLERS or yaml.get("continuousBatching", False)
     if least > MAX_INSTANCES:
         warnings.append(f"model '{facts.name}' gets {MAX_INSTANCES} workers, the most of a model, instead of {least}")
@@ -189,7 +195,7 @@ def _workers(
     request: StoreRequest, facts: ArchiveFacts, row: Mapping[str, Any], settings: StoreSettings, machine: Machine
 ) -> tuple[int, int]:
     """The least and the most workers of a model; at its load it gets the least."""
-    if facts.yaml.get("minWorkers") is not None:
+    if facts.yaml.get("minWorkers") is not None and not (settings.models_are_snapshots and "minWorkers" in row):
         return facts.yaml.get("minWorkers"), facts.yaml.get("maxWorkers")
     default = settings.default_workers_per_model
     if request.is_startup:

@@ -36,6 +36,7 @@ from shoal.repository.torchserve.configuration import (
 )
 from shoal.repository.torchserve.download import download, is_allowed, is_url
 from shoal.repository.torchserve.manifest import MANIFEST, RUNTIMES, Manifest, ManifestError, read_manifest
+from shoal.repository.torchserve.snapshots import write_snapshot
 from shoal.repository.torchserve.yaml_config import YamlConfig, YamlError, read_yaml_config
 from shoal.store_settings import ALL, StoreSettings
 from shoal.torchserve_errors import torchserve_error
@@ -112,6 +113,11 @@ class TorchServeStore:
             shutil.rmtree(directory, ignore_errors=True)
         if archive and is_model_name(archive):
             (self.settings.directory / archive).unlink(missing_ok=True)
+
+    def save_snapshot(self, name: str, models: str) -> None:
+        """Write a snapshot of the configuration (snapshots.py). Raises InternalError."""
+        settings = self.settings
+        write_snapshot(Path(settings.snapshot_directory), name, settings.snapshot_properties, models)
 
     # --- finding ---
 
@@ -221,7 +227,7 @@ class TorchServeStore:
         """Refuse what no worker could load, before a process is started."""
         if manifest is not None and manifest.runtime not in ("", *RUNTIMES):
             raise torchserve_error(400, "BadRequestException", f"Invalid RuntimeType value: {manifest.runtime}")
-        if not handler_of(request, manifest, self.settings):
+        if not handler_of(request, manifest, self.settings, name):
             raise torchserve_error(
                 400,
                 "InvalidModelException",

@@ -79,6 +79,14 @@ class Withdraw(Message):
     archive: str
 
 
+class SaveSnapshot(Message):
+    """Sent by the supervisor: write a snapshot of the configuration of TorchServe's store, its models in JSON."""
+
+    order: int
+    name: str
+    models: str
+
+
 class Discard(Message):
     """Sent by the supervisor: remove a directory that was made for one load."""
 
@@ -133,5 +141,5 @@ class OrderRefused(Message):
     sentence: str
 
 
-Order = Poll | LookAll | Look | LoadStore | Register | Withdraw | Discard
+Order = Poll | LookAll | Look | LoadStore | Register | Withdraw | SaveSnapshot | Discard
 POLLER_WELCOME = Kinds(PollerWelcomed)

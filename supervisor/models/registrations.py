@@ -24,6 +24,7 @@ from shoal.supervisor.event_loop import EventLoop, gather, shared
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.scaling import with_count
+from shoal.supervisor.models.snapshots import Snapshots
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.questions import Verb
 from shoal.torchserve_errors import torchserve_error, torchserve_fault
@@ -48,15 +49,20 @@ class Registration:
     config: Config
     workers: int  # 0: known, not loaded
     most: int  # as a registration or the last scaling had it; the count of workers does not grow by itself
+    handler: str = ""  # as the registration named it; "": the archive's
 
 
 class Registrations:
     """All registered versions, by the name of their model."""
 
-    def __init__(self, loop: EventLoop, repository: RepositoryPoller, models: Models) -> None:
+    def __init__(
+        self, loop: EventLoop, repository: RepositoryPoller, models: Models, *, has_snapshots: bool = False
+    ) -> None:
+        """With `has_snapshots`, each change is followed by a snapshot of the configuration."""
         self._loop = loop
         self._repository = repository
         self._models = models
+        self._snapshots = Snapshots(loop, repository, self._snapshot, are_written=has_snapshots)
         # Changed by registrations and scalings. Versions are in the order of their registration.
         self._rows: dict[str, dict[str, Registration]] = {}
         self._defaults: dict[str, str] = {}  # model → text of the version that requests without one mean
@@ -93,6 +99,7 @@ class Registrations:
         self.find(name, text)
         self._defaults[name] = text
         self._mark_default(name)
+        self._snapshots.save("snapshot")
 
     def _mark_default(self, name: str) -> None:
         """Announce which of a model's versions is the default one, where clients know it otherwise. The configuration
@@ -133,6 +140,11 @@ class Registrations:
             else:
                 names |= {each.name: None} if row.workers else {}
         await gather(*[self._load(name) for name in names], return_exceptions=True)
+        self._snapshots.save("startup")
+
+    async def save_last_snapshot(self) -> None:
+        """Have the snapshot of the server's stop written."""
+        await self._snapshots.save_last()
 
     # --- what clients ask ---
 
@@ -146,8 +158,10 @@ class Registrations:
         except ShoalError:
             self._withdraw(found.directory, found.origin)
             raise
-        name = found.name
-        if row.workers:
+        name, row.handler = found.name, request.get("handler") or ""
+        if not row.workers:
+            self._snapshots.save("snapshot")
+        else:
             load = self._loop.begin(self._bring_up(name, row))
             if is_synchronous:
                 await shared(load)
@@ -165,6 +179,7 @@ class Registrations:
                 "InternalServerException",
                 f"Failed to start workers for model {name} version: {row.text}. {_readable(error)}",
             ) from error
+        self._snapshots.save("snapshot")
 
     async def _unregister(self, arguments: Arguments) -> None:
         """Unregister a version; answered when it has ended. Only the last one may be the default version."""
@@ -175,6 +190,7 @@ class Registrations:
                 403, "InvalidModelVersionException", f"Cannot remove default version for model {name}"
             )
         await self._remove(name, row)
+        self._snapshots.save("snapshot")
 
     async def _scale(self, arguments: Arguments) -> Mapping[str, Any]:
         """Give a version `min_worker` workers; 0 unloads it, and leaves it registered."""
@@ -207,14 +223,15 @@ class Registrations:
             if count and served is not None:
                 await shared(served.resize(with_count(served.version.config, count)))
                 await self._models.all_versions.settle()
-                return
-            if count:
-                row.config = {**row.config, "instance_group": with_count(row.config, count)}
-            await self._load(name)
+            else:
+                if count:
+                    row.config = {**row.config, "instance_group": with_count(row.config, count)}
+                await self._load(name)
         except Exception:
             row.workers = was if served is not None or not count else 0
             row.most = was_most
             raise
+        self._snapshots.save("snapshot")
 
     async def _list(self, arguments: Arguments) -> list[Mapping[str, Any]]:
         """Registered versions, loaded or not, of one model or of all, sorted by name."""
@@ -233,6 +250,14 @@ class Registrations:
             "is_loaded": self._serving(name, row) is not None,
             "parameters": {key: value["string_value"] for key, value in row.config["parameters"].items()}
             | {"ts_min_workers": str(row.workers), "ts_max_workers": str(row.most)},
+        }
+
+    def _snapshot(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What is registered, as TorchServe's model_snapshot has it."""
+        return {
+            name: {text: _snapshot_of(row, is_default=self._defaults[name] == text) for text, row in rows.items()}
+            for name, rows in sorted(self._rows.items())
+            if rows
         }
 
     # --- rows ---
@@ -313,6 +338,27 @@ class Registrations:
     def _serving(self, name: str, row: Registration) -> Any:
         model = self._model(name)
         return None if model is None else model.serving.get(row.number)
+
+
+def _snapshot_of(row: Registration, *, is_default: bool) -> dict[str, Any]:
+    numbers = {
+        field: int(parameter(row.config, name) or 0)
+        for field, name in (
+            ("batchSize", "ts_batch_size"),
+            ("maxBatchDelay", "ts_max_batch_delay_ms"),
+            ("responseTimeout", "ts_response_timeout_s"),
+            ("startupTimeout", "ts_startup_timeout_s"),
+        )
+    }
+    return {
+        "defaultVersion": is_default,
+        "marName": row.archive or row.url,
+        "minWorkers": row.workers,
+        "maxWorkers": row.most,
+        **numbers,
+        "runtimeType": parameter(row.config, "ts_runtime") or "python",
+        **({"handler": row.handler} if row.handler else {}),
+    }
 
 
 def number_for(text: str, taken: Iterable[int]) -> int:

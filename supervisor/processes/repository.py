@@ -156,6 +156,11 @@ class RepositoryPoller:
         order = to_poller.Withdraw(next(self._numbers), str(directory), archive)
         self._loop.start(_log_refusal(self._order(order, lambda _answer, _found: None)))
 
+    def save_snapshot(self, name: str, models: str) -> Future[None]:
+        """Order a snapshot of the configuration of TorchServe's store, under this file name; `models` is JSON."""
+        order = to_poller.SaveSnapshot(next(self._numbers), name, models)
+        return self._order(order, lambda _answer, _found: None)
+
     def discard(self, directory: Path) -> None:
         """Order the removal of a directory that was made for one load."""
         order = to_poller.Discard(next(self._numbers), str(directory))

@@ -5,7 +5,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +97,63 @@ def test_a_server_in_the_background_is_found_and_stopped(tmp_path: Path) -> None
         assert b"Archive 'broken.mar' is refused: it is damaged" in server.log  # and the server started all the same
         assert not (tmp_path / "key_file.json").exists()
         assert not (tmp_path / "tmp" / ".model_server.pid").exists()
+
+
+def test_a_start_goes_on_where_the_last_server_stopped(tmp_path: Path) -> None:
+    with started(tmp_path, "--models", "echo-1.0.mar", "--enable-model-api") as server:
+        assert manage(server, "POST", "/models?url=echo-2.0.mar&batch_size=3&initial_workers=1")[0] == 200
+        assert manage(server, "PUT", "/models/echo/2.0/set-default")[0] == 200
+        assert manage(server, "PUT", "/models/echo/1.0?min_worker=0&synchronous=true")[0] == 200
+        expected = registered(server)
+        assert expected == {"1.0": (0, 1, False), "2.0": (1, 3, True)}
+        assert server.stop() == 0
+    written = sorted((tmp_path / "logs" / "config").iterdir())
+    kinds = [each.name.partition("-")[2] for each in written]
+    assert (kinds[0], kinds[-1]) == ("startup.cfg", "shutdown.cfg")
+    assert written[-1].stat().st_mode & 0o777 == 0o600
+    with started(tmp_path, "--models", "no-such.mar") as server:  # which counts as little as in TorchServe
+        assert registered(server) == expected
+        assert ask(server.port_of("TorchServe Inference"), "/predictions/echo", "") == (200, b"2.0:hi")
+        assert server.stop() == 0
+    written = sorted((tmp_path / "logs" / "config").iterdir())
+    with started(tmp_path, "--ncs", "--models", "echo-1.0.mar") as server:
+        assert registered(server) == {"1.0": (1, 1, True)}
+        assert server.stop() == 0
+    assert sorted((tmp_path / "logs" / "config").iterdir()) == written
+
+
+@contextmanager
+def started(tmp_path: Path, *flags: str) -> Iterator[Server]:
+    """A server in the foreground, without tokens."""
+    process = subprocess.Popen(
+        [*_COMMAND, "--start", "--foreground", "--dt", *flags],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    with Server(process) as server:
+        yield server
+
+
+def manage(server: Server, method: str, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("localhost", server.port_of("TorchServe Management"), timeout=60)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    told = answer.status, json.loads(answer.read())
+    connection.close()
+    return told
+
+
+def registered(server: Server) -> dict[str, tuple[int, int, bool]]:
+    """Of each version of the model: workers, batch size, and whether it is the default one."""
+    _, versions = manage(server, "GET", "/models/echo/all")
+    (default,) = manage(server, "GET", "/models/echo")[1]
+    return {
+        each["modelVersion"]: (
+            len(each["workers"]),
+            each["batchSize"],
+            each["modelVersion"] == default["modelVersion"],
+        )
+        for each in versions
+    }

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import read_values
 from shoal.cli.torchserve.pid_file import PidFile, PidFileError, await_end, default_path, running_server
-from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
+from shoal.cli.torchserve.properties import PropertiesError, format_properties, parse_properties, with_variables
 from shoal.cli.torchserve.tokens import FILE, write_keys
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import files
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", metavar="[NAME=]ARCHIVE", help="loaded at start; all for every archive")
     parser.add_argument("--foreground", action="store_true", help="start in the foreground, and print the log here")
     parser.add_argument(
-        "--no-config-snapshots", "--ncs", action="store_true", help="read no snapshot of a configuration"
+        "--no-config-snapshots", "--ncs", action="store_true", help="read and write no snapshots of the configuration"
     )
     parser.add_argument("--disable-token-auth", "--dt", action="store_true", help="requests need no tokens")
     parser.add_argument("--enable-model-api", action="store_true", help="clients may register and unregister models")
@@ -147,6 +148,12 @@ def understand(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _St
         said.append("tokens are off: inference and management have one address, where no request could have both")
     token_file = str(Path.cwd() / FILE) if has_tokens and not is_one_port else ""
     fields, more = settings_of_options(values, token_file)
+    if not arguments.no_config_snapshots:
+        fields["store"] = replace(
+            fields["store"],
+            snapshot_directory=str(_snapshots(environ).absolute()),
+            snapshot_properties=_properties_of_snapshots(given, arguments),
+        )
     port = fields["torchserve_inference_port"]  # the port of HTTP names the socket of shoal.Client
     options = ServerOptions(**{**_DEFAULTS, **fields, "http_port": port})
     check(options)
@@ -172,12 +179,24 @@ def _config_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> P
             raise PropertiesError(f"--ts-config file not found: {named}")
         return Path(named)
     if not arguments.no_config_snapshots:
-        snapshots = Path(environ.get("LOG_LOCATION", "logs"), "config").glob("*.cfg")
-        newest = max(snapshots, key=lambda each: each.name, default=None)
+        newest = max(_snapshots(environ).glob("*.cfg"), key=lambda each: each.name, default=None)
         if newest is not None:
             return newest
     here = Path("config.properties")
     return here if here.is_file() else None
+
+
+def _snapshots(environ: Mapping[str, str]) -> Path:
+    """The directory of snapshots of the configuration."""
+    return Path(environ.get("LOG_LOCATION", "logs"), "config")
+
+
+def _properties_of_snapshots(given: Mapping[str, str], arguments: argparse.Namespace) -> str:
+    """The properties in each snapshot: those of the file in force, with the flags that say what is served; models are
+    those of the moment."""
+    flags = {key: value for key, value in _flags(arguments).items() if key in ("model_store", "load_models")}
+    kept = {key: value for key, value in given.items() if key not in ("models", "model_snapshot")}
+    return format_properties({**kept, **flags})
 
 
 def _read(file: Path) -> bytes:

@@ -15,6 +15,8 @@ from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 _PORTS = {"inference": 80, "management": 8081, "metrics": 8082}
 #: Fields of a row of `models=` that count, where they are whole numbers above 0.
 _NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+#: Those that may be 0 in a snapshot: a version without workers, a batch that is not waited for.
+_ZEROS = frozenset({"minWorkers", "maxWorkers", "maxBatchDelay"})
 #: s that stand for no limit, with debug=true: the most that a model's configuration takes.
 _NO_LIMIT_S = 3600
 
@@ -100,6 +102,7 @@ def store_settings(values: Mapping[str, Any], warnings: list[str]) -> StoreSetti
         load_models=loaded,
         allowed_urls=patterns,
         models=rows.settings,
+        models_are_snapshots=bool(values["model_snapshot"]),
         default_workers_per_model=1 if is_debug else max(0, values["default_workers_per_model"]),
         default_response_timeout=_NO_LIMIT_S if is_debug else max(1, values["default_response_timeout"]),
         default_startup_timeout=_NO_LIMIT_S if is_debug else max(1, values["default_startup_timeout"]),
@@ -160,7 +163,8 @@ def read_rows(values: Mapping[str, Any], warnings: list[str]) -> Rows:
             if not isinstance(row, dict):
                 warnings.append(f"{key} of model '{name}' version '{version}' is ignored: it is no JSON object")
                 continue
-            settings.setdefault(name, {})[version] = _row(row, f"{key} of model '{name}' version '{version}'", warnings)
+            where, least = f"{key} of model '{name}' version '{version}'", 0 if key == "model_snapshot" else 1
+            settings.setdefault(name, {})[version] = _row(row, where, warnings, least)
             if isinstance(row.get("marName"), str) and row["marName"]:
                 archives.append(f"{name}={row['marName']}")
             elif key == "model_snapshot":
@@ -168,17 +172,19 @@ def read_rows(values: Mapping[str, Any], warnings: list[str]) -> Rows:
     return Rows(settings, tuple(archives))
 
 
-def _row(row: Mapping[str, Any], where: str, warnings: list[str]) -> dict[str, Any]:
-    """The settings of a version; as in TorchServe, a number that is not positive does not count."""
+def _row(row: Mapping[str, Any], where: str, warnings: list[str], least: int) -> dict[str, Any]:
+    """The settings of a version; a number below `least` does not count, as a 0 of `models=` in TorchServe."""
     taken: dict[str, Any] = {}
     for field in _NUMBERS:
         value = row.get(field)
         if value is None:
             continue
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= (least if field in _ZEROS else 1):
             taken[field] = value
         else:
             warnings.append(f"{field} of {where} is ignored: it is no whole number above 0")
+    if isinstance(row.get("handler"), str) and row["handler"]:
+        taken["handler"] = row["handler"]
     if row.get("defaultVersion") is True:
         taken["defaultVersion"] = True
     return taken

@@ -31,6 +31,29 @@ def with_variables(values: Mapping[str, str], environ: Mapping[str, str]) -> dic
     return {key: _VARIABLE.sub(of, value) for key, value in values.items()}
 
 
+def format_properties(values: Mapping[str, str]) -> str:
+    """The text of a file with these values, which `parse_properties` reads; characters beyond Latin-1 as \\uXXXX."""
+    return "".join(f"{_escaped(key, blanks=True)}={_escaped(value)}\n" for key, value in values.items())
+
+
+def _escaped(text: str, *, blanks: bool = False) -> str:
+    escaped = text.replace("\\", "\\\\")
+    for letter, character in _ESCAPES.items():
+        escaped = escaped.replace(character, f"\\{letter}")
+    if blanks:
+        escaped = re.sub(r"([ =:#!])", r"\\\1", escaped)
+    elif escaped[:1] == " ":
+        escaped = f"\\{escaped}"
+    return "".join(_in_latin(character) for character in escaped)
+
+
+def _in_latin(character: str) -> str:
+    if ord(character) < 256:
+        return character
+    pairs = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{pairs[at]:02x}{pairs[at + 1]:02x}" for at in range(0, len(pairs), 2))
+
+
 def _logical_lines(text: str) -> Iterator[str]:
     """The lines that are no comments, without blanks before them, and those that are continued as one."""
     lines = iter(re.split("\r\n|\n|\r", text))
@@ -72,4 +95,6 @@ def _unescaped(text: str) -> str:
             at += 4
         else:
             parts.append(_ESCAPES.get(letter, letter))
-    return "".join([*parts, text[at:]])
+    joined = "".join([*parts, text[at:]])
+    # A character beyond the first 65536 is two \\uXXXX, as in Java.
+    return joined.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")

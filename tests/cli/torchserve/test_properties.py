@@ -1,8 +1,10 @@
 """Java's properties by a table of hand-written bytes, after the documentation of java.util.Properties.load."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shoal.cli.torchserve.properties import PropertiesError, parse_properties, with_variables
+from shoal.cli.torchserve.properties import PropertiesError, format_properties, parse_properties, with_variables
 
 READ: list[tuple[bytes, dict[str, str]]] = [
     (b"", {}),
@@ -58,3 +60,8 @@ def test_variables_are_filled_in() -> None:
 def test_an_unset_variable_is_refused_in_torchserves_words() -> None:
     with pytest.raises(PropertiesError, match="Invalid Environment Variable GONE"):
         with_variables({"a": "$$GONE$$"}, {})
+
+
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=4))
+def test_what_is_written_is_read_again(values: dict[str, str]) -> None:
+    assert parse_properties(format_properties(values).encode("latin-1")) == values

@@ -175,6 +175,18 @@ def test_settings_without_effect_are_told(store: TorchServeStore, caplog: pytest
     assert {"torchrun", "parallelType"} <= set(told)
 
 
+def test_a_snapshot_counts_before_what_the_archive_says(store: TorchServeStore) -> None:
+    yaml = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 2\n"
+    mar(store.settings.directory / "a.mar", {"c.yaml": yaml, "other.py": ""}, configFile="c.yaml")
+    row = {"minWorkers": 3, "maxWorkers": 4, "batchSize": 8, "handler": "other.py"}
+    for is_snapshot, expected in ((False, ("1", "1", "2")), (True, ("3", "4", "8"))):
+        settings = replace(store.settings, models={"echo": {"1.0": row}}, models_are_snapshots=is_snapshot)
+        config = replace(store, settings=settings).register(StoreRequest("a.mar", is_startup=True)).config
+        said = [config["parameters"][f"ts_{name}"] for name in ("min_workers", "max_workers", "batch_size")]
+        assert tuple(each["string_value"] for each in said) == expected
+        assert config["parameters"]["ts_handler"]["string_value"] == "other.py"
+
+
 SEQUENCES = [
     ("sequenceBatching: true\n", (1, False, False)),
     ("sequenceBatching: true\nmaxNumSequence: 5\nminWorkers: 2\nmaxWorkers: 2\n", (3, False, False)),
