@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scripts import row_process
 from scripts.gpu_check.finding import PLAYED, Finding, Verdict
 from scripts.gpu_check.rows import ROWS, Row
 
@@ -121,17 +122,7 @@ def run(row: Row, variables: Mapping[str, str], log: Path, limit_s: float, given
     """A row's finding, from a process in a session of its own, of which nothing is left afterwards."""
     command = [sys.executable, "-m", "scripts.gpu_check", "--row", row.name, "--seconds", str(given.seconds)]
     command += ["--on-cpu"] * given.on_cpu
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, env=dict(variables), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-        )
-        try:
-            code: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        end_session(process.pid)
-        process.wait()
-    lines = log.read_text(errors="replace").splitlines()
+    code, lines = row_process.run(command, log, limit_s, variables)
     result = next((line for line in reversed(lines) if line.startswith(RESULT)), None)
     if result is not None:
         verdict, found = json.loads(result.removeprefix(RESULT))
@@ -144,16 +135,6 @@ def run(row: Row, variables: Mapping[str, str], log: Path, limit_s: float, given
     if finding.verdict is Verdict.WRONG:
         print(f"--- the last lines of row {row.name}:", *lines[-SHOWN:], "---", sep="\n", file=sys.stderr, flush=True)
     return finding
-
-
-def end_session(session: int) -> None:
-    """Kill every process of a session."""
-    for entry in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            if os.getsid(int(entry)) == session:
-                os.kill(int(entry), 9)
-        except ProcessLookupError:  # it has ended meanwhile
-            continue
 
 
 if __name__ == "__main__":

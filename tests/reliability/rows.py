@@ -1,0 +1,131 @@
+"""The rows: every line of the bar, and the function that measures it. Their modules are imported by their processes."""
+
+from tests.reliability.row import Kind, Line, Row
+
+FIGURE = Kind.FIGURE
+
+ROWS = (
+    Row(
+        "storm", "storm:run", 1300, 60,
+        {
+            "answers": Line(
+                "KILL and STOP of workers, batchers, HTTP and gRPC lanes, the road, arbiters, zygotes and the poller, "
+                "under load",
+                "0 unanswered, 0 wrong; fail may only what was executing, or lay on a front end that died",
+            ),
+            "left": Line("what is left of the storm", "0 requests, blocks, bytes, descriptors, processes"),
+            "number": Line(
+                "size of the storm", "1,000 KILL, 1,000 STOP, 500,000 requests; short: each kind once", FIGURE
+            ),
+        },
+    ),
+    Row(
+        "death", "deaths:run", 240, 40,
+        {
+            "answered": Line("a worker dies: its clients have an answer", "p99 ≤ 250 ms", FIGURE),
+            "replaced": Line("a worker dies: another runs the model's code", "p99 ≤ 1 s", FIGURE),
+            "told": Line("a worker dies: the answer", "500 with instance, pid and signal, each time"),
+            "breaker": Line("a model that dies each time it is loaded", "no more starts after 5 deaths within 60 s"),
+        },
+    ),
+    Row(
+        "hang", "hangs:run", 180, 40,
+        {
+            "answered": Line(
+                "a model hangs (with the GIL, without it, stopped): its client has an answer, another worker serves",
+                "≤ the limit + 1 s",
+                FIGURE,
+            ),
+            "told": Line("a model hangs: the answer, and the next one", "500 that names the limit, then 200"),
+        },
+    ),
+    Row(
+        "front-end", "front_ends:run", 180, 40,
+        {
+            "others": Line("a front end is killed", "only its own connections fail; no connection is refused"),
+            "memory": Line("a front end is killed: its memory and its results' are back", "≤ 1 s", FIGURE),
+        },
+    ),
+    Row(
+        "supervisor", "supervisor:run", 180, 40,
+        {
+            "gone": Line("the supervisor is killed: every child is gone, stopped ones, too", "≤ 2 s", FIGURE),
+            "left": Line("the supervisor is killed: what is left", "no process, nothing in /dev/shm"),
+            "again": Line("the supervisor is killed: the next server is ready", "≤ 3 s + load of the model", FIGURE),
+        },
+    ),
+    Row(
+        "malformed", "malformed:run", 300, 40,
+        {
+            "status": Line("malformed requests, each again and again", "the exact status, each time"),
+            "growth": Line("malformed requests: growth of all front ends", "≤ 1 MiB per 100 of any one", FIGURE),
+        },
+    ),
+    Row(
+        "parsers", "parsers_row:run", 900, 60,
+        {
+            "errors": Line(
+                "mutated inputs of each parser, in its process: "
+                "HTTP head, chunks, JSON, binary tensors, forms, config.pbtxt, config.properties, archives, HTTP/2, "
+                "protobuf, records in rings, messages of clients",
+                "no error but the parser's own, nothing read differently by gunicorn or protobuf",
+            ),
+            "number": Line("mutated inputs, in all", "1,000,000; short: some thousands", FIGURE),
+        },
+    ),
+    Row(
+        "sockets", "sockets:run", 300, 40,
+        {
+            "answers": Line(
+                "mutated requests over HTTP and gRPC connections",
+                "no death, no 5xx but a model's, no answer without a sentence, none later than 5 s",
+            ),
+        },
+    ),
+    Row(
+        "overload", "overload:run", 200, 75,
+        {
+            "goodput": Line(
+                "0.9, 2, 3 and 10 times the capacity, from clients that give up after 0.5 s and clients that wait",
+                "goodput ≥ 90 % of the peak (85 % of what is asked at 0.9)",
+                FIGURE,
+            ),
+            "accepted": Line("overload: answers to clients that give up", "p99 ≤ 0.5 s", FIGURE),
+            "live": Line("overload: /v2/health/live", "p99 ≤ 50 ms", FIGURE),
+            "broken": Line("overload: each request", "an answer or a refusal with a status; no connection is cut"),
+        },
+    ),
+    Row(
+        "slow-loris", "slow_loris:run", 150, 75,
+        {
+            "others": Line("1,000 connections that stand still: other clients", "p99 ≤ 1.5 × that without", FIGURE),
+            "answers": Line("1,000 connections that stand still: other clients' answers", "each right"),
+            "gone": Line(
+                "1,000 connections that stand still are closed", "heads ≤ 10 s, bodies ≤ 30 s, ± 5 s", FIGURE
+            ),
+        },
+    ),
+    Row(
+        "soak", "soak:run", 1900, 60,
+        {
+            "answers": Line("a soak at 70 %, with exceptions, deaths and clients that leave", "each answer right"),
+            "left": Line("the soak: descriptors, children and shared bytes at rest", "as after the warm-up"),
+            "slope": Line("the soak: growth of the process that grows most", "≤ 1 MiB per 10 minutes", FIGURE),
+        },
+    ),
+    Row(
+        "reloads", "reloads:run", 150, 40,
+        {
+            "failed": Line("100 reloads under load (short: 10), every tenth of an invalid configuration", "0 failed"),
+            "stop": Line("SIGTERM under load: accepted requests", "0 failed"),
+            "time": Line("SIGTERM under load: the server has ended", "≤ --exit-timeout-secs", FIGURE),
+        },
+    ),
+    Row(
+        "systemd", "systemd:run", 30, 30,
+        {
+            "cpu": Line("systemd-analyze security of the unit", "≤ 1.1", FIGURE),
+            "gpu": Line("systemd-analyze security of the unit with GPUs", "≤ 1.3", FIGURE),
+        },
+    ),
+)  # fmt: skip
