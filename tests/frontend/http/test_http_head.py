@@ -4,28 +4,18 @@ Whoever stands in front of the server must not be able to make the two disagree 
 property is not "what is wrong is refused" but "what is accepted, gunicorn accepts, too, and as the same request".
 """
 
-import runpy
 import tracemalloc
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from gunicorn.config import Config
-from gunicorn.http.body import LengthReader
-from gunicorn.http.errors import ParseException
-from gunicorn.http.parser import RequestParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoal.frontend.http.http_head import Head, parse_head
+from shoal.frontend.http.http_head import parse_head
 from shoal.frontend.response import Response
 from shoal.frontend.router import RouteMatch
+from tests.frontend.gunicorn_judge import Judge, assert_gunicorn_agrees, head_judge
 from tests.frontend.heads import GET, get, infer
-
-#: What stands behind a head on the connection; a judge that sees another end has another rest.
-REST = b"REST"
-#: gunicorn trusts this peer more than others.
-PEER = ("127.0.0.1", 54321)
 
 
 def sized(nbytes: int) -> bytes:
@@ -228,68 +218,10 @@ def test_refused_cases_differ_from_accepted_ones_in_what_they_say() -> None:
 # --- the other judge ---
 
 
-class Judged(NamedTuple):
-    """A request as gunicorn reads it."""
-
-    method: str
-    target: str
-    headers: dict[str, str]
-    content_length: int
-    keep_alive: bool
-    rest: bytes
-
-
-Judge = Callable[[bytes], "Judged | None"]
-
-
 @pytest.fixture(scope="module")
 def judge() -> Judge:
     """gunicorn's parser with the settings that the front ends run it with; None where it refuses."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "SHOAL_FRONT_ENDS": '{"road": 1}',
-            "SHOAL_GO_FD": "0",
-            "SHOAL_ROAD_LISTENER_FDS": "0",
-            "SHOAL_ROAD_THREADS": "1",
-            "SHOAL_GRACEFUL_TIMEOUT_S": "1",
-        }.items():
-            patch.setenv(name, value)
-        conf = runpy.run_module("shoal.frontend.gunicorn_conf")
-    config = Config()
-    known = {name: value for name, value in conf.items() if name in config.settings}
-    assert known["limit_request_fields"] == 100
-    for name, value in known.items():
-        config.set(name, value)
-
-    def ask(raw: bytes) -> Judged | None:
-        parser = RequestParser(config, iter([raw + REST]), PEER)
-        try:
-            request: Any = next(parser)
-        except (ParseException, StopIteration, OSError):  # OSError: NoMoreData, a head without an end
-            return None
-        headers: dict[str, str] = {}
-        for name, value in request.headers:
-            headers[name.lower()] = f"{headers[name.lower()]},{value}" if name.lower() in headers else value
-        reader = request.body.reader
-        assert isinstance(reader, LengthReader)
-        unreader: Any = parser.unreader
-        rest = unreader.take_buffered()
-        return Judged(request.method, request.uri, headers, reader.length, not request.should_close(), rest)
-
-    return ask
-
-
-def assert_gunicorn_agrees(raw: bytes, judge: Judge) -> Head | None:
-    """Whatever is accepted is to gunicorn the same request; what it found, for the caller to look at."""
-    head = parse_head(raw)
-    if head is None:
-        return None
-    judged = judge(raw)
-    assert judged is not None, raw
-    method, target = raw.split(b" ")[:2]
-    expected = Judged(method.decode(), target.decode(), head.headers, head.content_length, head.keep_alive, REST)
-    assert judged == expected, raw
-    return head
+    return head_judge()
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
