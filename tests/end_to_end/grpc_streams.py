@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.server import Server, footprint, imbalances, lasting, serving
-from tests.end_to_end.soak import FLAGS, MAX_GROWTH, at_rest, resident_bytes, write_models
+from tests.reliability.soak import FLAGS, MAX_GROWTH, at_rest, resident_bytes, write_models
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 #: Streams of one connection; HTTP/2's clients open another one beyond a hundred.

@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.grpc_streams import PATH, Streams, request
 from tests.end_to_end.server import DEADLINE_S, footprint, imbalances, serving
-from tests.end_to_end.soak import FLAGS, at_rest, write_models
+from tests.reliability.soak import FLAGS, at_rest, write_models
 
 #: All that a place of a stream may do.
 KINDS = ("ordinary", "decoupled", "mixed", "leave", "leave_at_once")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.end_to_end.server import DEADLINE_S, footprint, imbalances, serving_to_the_end
-from tests.end_to_end.soak import FLAGS, Soak, at_rest, write_models
+from tests.reliability.soak import FLAGS, Soak, at_rest, write_models
 
 #: All that a soak counts and that is right.
 KINDS = ("right", "oversized", "exception", "exit", "stream", "left a stream", "left")

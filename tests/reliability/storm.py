@@ -1,26 +1,26 @@
-"""A storm: workers and batchers are killed again and again while verified requests come in, and the sums must come out.
+"""A storm: processes of every kind are killed and stopped while verified requests come in, and the sums must come out.
 
-Memory and descriptors are short. Asked are an ordinary model, one that answers the requests of a batch one by one, one
-with payloads that have segments of their own, which some clients read slowly, and one that asks another model and keeps
-its GIL in native code. Every request carries a number of its own and is counted once: answered rightly, refused because
-its instance died, cut off because its lane died, or anything else, which is a fault of the server. `scripts/storm` is
-the long form, test_storm.py the short one.
+Memory and descriptors are short. Asked are an ordinary model (on a lane, on the road and over gRPC), one that answers
+the requests of a batch one by one, one with payloads that have segments of their own, which some clients read slowly,
+one that asks another model and keeps its GIL in native code, and the poller. Every request carries a number of its own
+and is counted once: answered rightly, refused because its instance died, cut off because its front end died, or
+anything else, which is a fault of the server. `scripts/reliability --only storm` is the long form, test_storm.py one
+that says which kind of death it is.
 """
 
-import argparse
 import asyncio
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from shoal.supervisor.processes.stopped_processes import is_stopped
 from tests.end_to_end.server import (
     Ledger,
     Server,
@@ -33,29 +33,48 @@ from tests.end_to_end.server import (
     serving,
     title,
 )
-from tests.end_to_end.storm_clients import FLAGS, KINDS, MAX_BATCH_SIZE, Answer, Kind, write_models
+from tests.reliability.row import Course, quantile
+from tests.reliability.storm_clients import FLAGS, KINDS, MAX_BATCH_SIZE, POLLER, Answer, Cut, Kind, write_models
 
-KILL_EVERY_S = (0.1, 0.3)
-#: Between two stops of a lane: until it has been replaced, and its clients are back.
-STOP_EVERY_S = 3.0
-#: That answer for the ledger: two lanes, the road, the batcher, six workers, and the caller's as a client, too.
-NUM_PROCESSES = 11
-#: Who dies. A lane is stopped, which the supervisor must find out.
-VICTIMS = {
-    "worker": (
-        "shoal worker m_0_",
-        "shoal worker parts_0_",
-        "shoal worker large_0_",
-        "shoal worker inner_0_",
-        "shoal worker caller_0_",
-    ),
-    "batcher": ("shoal batcher",),
-    "lane": ("shoal http",),
-}
+#: Between two blows of one signal. What is stopped is resumed after three seconds, or replaced after one.
+KILL_EVERY_S, STOP_EVERY_S = (0.1, 0.3), (0.4, 0.8)
+#: That answer for the ledger: two lanes, the road, the gRPC lane, the batcher, six workers, the caller's as a client.
+NUM_PROCESSES = 12
 NUM_LANES = 2
 #: Of every process: what the server needs, and a few connections.
 MAX_DESCRIPTORS = 256
 CONNECTIONS = sum(kind.num_clients for kind in KINDS)
+#: A request without an answer for so long has none.
+UNANSWERED_S = 30.0
+#: What an answer says where the instance died that was executing its request.
+DIED = b"was killed by signal 9 (SIGKILL) while executing", b"was ended because the execution took longer"
+#: A worker that is stopped is killed when its batch has taken so long.
+EXECUTION_LIMIT_S = 2
+
+
+class Victims(NamedTuple):
+    """One kind of process."""
+
+    titles: tuple[str, ...]  # with which the title of one begins
+    pause_s: float  # between two blows: until a successor is up, and its clients are back
+    num_connections: int = 0  # that end with a process of this kind, at most
+
+
+VICTIMS = {
+    "worker": Victims(tuple(f"shoal worker {name}_0_" for name in ("m", "parts", "large", "inner", "caller")), 0.0),
+    "batcher": Victims(("shoal batcher",), 0.0),
+    "standby": Victims(("shoal batcher (standby)",), 1.0),
+    "lane": Victims(("shoal http",), 3.0, CONNECTIONS),
+    "grpc": Victims(("shoal grpc",), 3.0, CONNECTIONS),
+    "road": Victims(("shoal road",), 3.0, CONNECTIONS),
+    "arbiter": Victims(("gunicorn: master",), 8.0, CONNECTIONS),
+    "zygote": Victims(("shoal zygote",), 2.0),
+    "poller": Victims(("shoal repository poller",), 2.0),
+}
+#: What a storm does; `Phase.blows` counts it.
+Blow = tuple[str, signal.Signals]
+KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
+EVERY_BLOW: tuple[Blow, ...] = tuple((kind, number) for number in (KILLED, STOPPED) for kind in VICTIMS)
 
 
 @dataclass
@@ -67,8 +86,9 @@ class Phase:
     num_right: int = 0
     num_refused: int = 0  # 500, because the instance died that was executing it
     num_cut: int = 0  # connections that ended, because their lane died
+    num_unread: int = 0  # questions to the poller that died
     latencies_s: list[float] = field(default_factory=list)
-    kills: Counter[str] = field(default_factory=Counter)
+    blows: Counter[Blow] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -77,29 +97,43 @@ class Phase:
         return self.num_right / self.seconds
 
     @property
+    def num_asked(self) -> int:
+        """All requests."""
+        return self.num_right + self.num_refused + self.num_cut + self.num_unread + len(self.faults)
+
+    @property
     def max_refused(self) -> int:
-        """As many as can have been executing when workers were killed."""
-        return self.kills["worker"] * MAX_BATCH_SIZE
+        """As many as can have been executing when workers died."""
+        return sum(number for (kind, _), number in self.blows.items() if kind == "worker") * MAX_BATCH_SIZE
 
     @property
     def max_cut(self) -> int:
-        """All connections of each lane that was stopped."""
-        return self.kills["lane"] * CONNECTIONS
+        """All connections of each front end that died."""
+        return sum(VICTIMS[kind].num_connections * number for (kind, _), number in self.blows.items())
+
+    def num_blows(self, number: signal.Signals) -> int:
+        """How often this signal was sent."""
+        return sum(times for (_, sent), times in self.blows.items() if sent == number)
 
     def describe(self) -> str:
         """One line of the report."""
-        times = sorted(self.latencies_s) or [0.0]
-        p50, p99 = (1e3 * times[int(len(times) * share)] for share in (0.5, 0.99))
+        times = self.latencies_s or [0.0]
+        told = ", ".join(f"{kind} {number}" for kind, number in sorted(self.kinds(KILLED).items()))
+        stopped = ", ".join(f"{kind} {number}" for kind, number in sorted(self.kinds(STOPPED).items()))
         return (
-            f"{self.name:<18} {self.rate:>7.0f}/s right, p50 {p50:6.1f} ms, p99 {p99:7.1f} ms, "
-            f"{self.kills['worker']} workers and {self.kills['batcher']} batchers killed, "
-            f"{self.kills['lane']} lanes stopped, {self.num_refused} refused (at most {self.max_refused}), "
-            f"{self.num_cut} connections cut (at most {self.max_cut}), {len(self.faults)} faults"
+            f"{self.name}: {self.num_asked:,} requests, {self.rate:.0f}/s right, p50 {1e3 * quantile(times, 0.5):.1f} "
+            f"ms, p99 {1e3 * quantile(times, 0.99):.1f} ms; {self.num_blows(KILLED)} KILL ({told}), "
+            f"{self.num_blows(STOPPED)} STOP ({stopped}); {self.num_refused} refused (at most {self.max_refused}), "
+            f"{self.num_cut} cut, {self.num_unread} questions to a dead poller, {len(self.faults)} faults"
         )
+
+    def kinds(self, number: signal.Signals) -> dict[str, int]:
+        """How often each kind was sent this signal."""
+        return {kind: times for (kind, sent), times in self.blows.items() if sent == number}
 
 
 class Storm:
-    """One server, many connections, and somebody who kills."""
+    """One server, many connections, and blows to its processes."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self._server = server
@@ -108,15 +142,18 @@ class Storm:
         self._number = 0
         # Changed by every right answer, and when a worker is killed: models that have answered since one of theirs was.
         self._answered: set[str] = set()
+        # Changed by every blow: until when processes of a kind are spared.
+        self._spared_s: dict[str, float] = {}
 
     async def phase(
-        self, phase: Phase, is_over: Callable[[], bool], victims: tuple[str, ...], kinds: Sequence[Kind] = KINDS
+        self, phase: Phase, is_over: Callable[[], bool], blows: Sequence[Blow] = (), kinds: Sequence[Kind] = KINDS
     ) -> Phase:
-        """Requests over all connections until the phase is over, while processes of these kinds are killed."""
+        """Requests over all connections until the phase is over, while these blows fall."""
         start = time.monotonic()
         tasks = [self._client(phase, is_over, kind) for kind in kinds for _ in range(kind.num_clients)]
-        if victims:
-            tasks.append(self._kill(phase, is_over, victims))
+        for number, every_s in ((KILLED, KILL_EVERY_S), (STOPPED, STOP_EVERY_S)):
+            if victims := [kind for kind, sent in blows if sent == number]:
+                tasks.append(self._strike(phase, is_over, victims, number, every_s))
         # What nobody reads of the log is lost once the pipe is full.
         assert self._server.process.stdout is not None
         log_fd = self._server.process.stdout.fileno()
@@ -131,59 +168,69 @@ class Storm:
     async def _client(self, phase: Phase, is_over: Callable[[], bool], kind: Kind) -> None:
         while not is_over():
             try:
-                reader, writer = await kind.connect(self._server.http_port)
+                connection = await kind.connect(self._server)
             except OSError as error:
                 phase.faults.append(f"no connection: {error!r}")
                 return
             try:
                 while not is_over():
-                    self._count(phase, kind, await self._ask(kind, reader, writer))
-            except (OSError, asyncio.IncompleteReadError):
+                    self._number += 1
+                    answer = await asyncio.wait_for(connection.ask(self._number), UNANSWERED_S)
+                    self._count(phase, kind, answer)
+                    await asyncio.sleep(kind.pause_s)
+            except Cut:
                 phase.num_cut += 1
+            except asyncio.TimeoutError:
+                phase.faults.append(f"{kind.model}: no answer within {UNANSWERED_S:.0f} s to {self._number}")
             finally:
-                writer.close()
-
-    async def _ask(self, kind: Kind, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
-        self._number = number = self._number + 1
-        return await kind.ask(reader, writer, number)
+                connection.close()
 
     def _count(self, phase: Phase, kind: Kind, answer: Answer) -> None:
         phase.latencies_s.append(answer.seconds)
         if answer.is_right:
             phase.num_right += 1
             self._answered.update(kind.models)
-        elif answer.status == 500 and b"was killed by signal 9 (SIGKILL) while executing" in answer.body:
+        elif answer.status == 500 and any(each in answer.body for each in DIED):
             phase.num_refused += 1
+        elif kind.model == POLLER and answer.status >= 400 and b"poller" in answer.body:
+            phase.num_unread += 1
         else:
             phase.faults.append(f"{kind.model}: {answer.status} {answer.body[:300]!r} to {answer.number}")
 
-    async def _kill(self, phase: Phase, is_over: Callable[[], bool], kinds: tuple[str, ...]) -> None:
-        stop_s = time.monotonic()
+    async def _strike(
+        self,
+        phase: Phase,
+        is_over: Callable[[], bool],
+        kinds: Sequence[str],
+        number: signal.Signals,
+        every_s: tuple[float, float],
+    ) -> None:
         while not is_over():
-            now = time.monotonic()
-            await asyncio.sleep(self._random.uniform(*KILL_EVERY_S))
+            await asyncio.sleep(self._random.uniform(*every_s))
             alive = [(kind, pid) for kind in kinds for pid in self._alive(kind)]
-            if now < stop_s:
-                alive = [(kind, pid) for kind, pid in alive if kind != "lane"]
-            spared = [(kind, pid) for kind, pid in alive if not phase.kills[kind]]
-            if alive:
-                kind, pid = self._random.choice(spared or alive)  # so that each kind has its turn
-                name = title(pid)
-                with suppress(ProcessLookupError):  # one that was killed before has only now ended
-                    os.kill(pid, signal.SIGSTOP if kind == "lane" else signal.SIGKILL)
-                    phase.kills[kind] += 1
-                    if kind == "worker":
-                        self._answered.discard(model_of(name))
-                if kind == "lane":
-                    stop_s = now + STOP_EVERY_S
+            spared = [(kind, pid) for kind, pid in alive if not phase.blows[kind, number]]
+            if not alive:
+                continue
+            kind, pid = self._random.choice(spared or alive)  # so that each kind has its turn
+            name = title(pid)
+            with suppress(ProcessLookupError):  # one that was killed before has only now ended
+                os.kill(pid, number)
+                phase.blows[kind, number] += 1
+                self._spared_s[kind] = time.monotonic() + VICTIMS[kind].pause_s
+                if kind == "worker":
+                    self._answered.discard(model_of(name))
 
     def _alive(self, kind: str) -> list[int]:
-        """Those that may die now: no batcher that stands by, no lane that is alone, and no worker of a model that has
-        not answered since another of its was killed: an instance that dies again and again before it has completed a
-        batch is given up, and on a busy machine it takes longer to come up than a storm pauses."""
+        """Those that may be struck now: no batcher that stands by for one, no lane that is alone, nothing that is
+        stopped, and no worker of a model that has not answered since another of its was struck: an instance that dies
+        again and again before it has completed a batch is given up, and on a busy machine it takes longer to come up
+        than a storm pauses."""
+        if time.monotonic() < self._spared_s.get(kind, 0.0):
+            return []
         titles = {pid: title(pid) for pid in descendants(self._server.process.pid)}
-        found = [pid for pid, name in titles.items() if name.startswith(VICTIMS[kind])]
-        found = [pid for pid in found if not titles[pid].startswith("shoal batcher (")]
+        found = [pid for pid, name in titles.items() if name.startswith(VICTIMS[kind].titles) and not is_stopped(pid)]
+        if kind == "batcher":
+            found = [pid for pid in found if titles[pid] == "shoal batcher"]
         if kind == "worker":
             found = [pid for pid in found if model_of(titles[pid]) in self._answered]
         return [] if kind == "lane" and len(found) < NUM_LANES else found
@@ -198,24 +245,25 @@ def model_of(worker: str) -> str:
 def storm_server(repository: Path) -> Iterator[Server]:
     """The server of a storm, with little memory and few descriptors."""
     limits = MAX_DESCRIPTORS, MAX_DESCRIPTORS
-    flags = [*FLAGS, f"--http-process-count={NUM_LANES}"]
+    flags = [*FLAGS, f"--http-process-count={NUM_LANES}", "--grpc-process-count=1", "--grpc-port=0"]
+    flags += [f"--model-execution-timeout-secs={EXECUTION_LIMIT_S}"]
     with serving(write_models(repository), *flags, descriptors=limits) as server:
         yield server
 
 
 def warm_up(storm: Storm, server: Server) -> list[object]:
     """What every process has once it has been at work. Without large payloads, whose memory is kept for a second."""
-    small = [kind for kind in KINDS if kind.model != "large"]
+    small = [kind for kind in KINDS if kind.model not in ("large", POLLER)]
     asyncio.run(storm.phase(Phase("warm-up"), lasting(0.5), (), small))
     return footprint_at_rest(server)
 
 
 async def _call_once(server: Server) -> None:
     (caller,) = [kind for kind in KINDS if kind.model == "caller"]
-    reader, writer = await caller.connect(server.http_port)
-    answer = await caller.ask(reader, writer, 0)
+    connection = await caller.connect(server)
+    answer = await connection.ask(0)
     assert answer.is_right, answer
-    writer.close()
+    connection.close()
 
 
 def footprint_at_rest(server: Server, expected: list[object] | None = None) -> list[object]:
@@ -241,48 +289,34 @@ def judge(phase: Phase) -> list[str]:
     if phase.num_refused > phase.max_refused:
         wrong.append(f"{phase.name}: {phase.num_refused} refused, more than were executing")
     if phase.num_cut > phase.max_cut:
-        wrong.append(f"{phase.name}: {phase.num_cut} connections cut, more than their lanes had")
+        wrong.append(f"{phase.name}: {phase.num_cut} connections cut, more than their front ends had")
     return wrong
 
 
-def main() -> int:
-    """The long form. Exit status 1 if something did not come out."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/storm",
-        description="Kill workers and batchers every 100-300 ms, and stop lanes, under 64 connections of verified "
-        "requests: ordinary ones, decoupled ones, large ones, slow readers and models that call others. Every request "
-        "must get exactly one answer, every 200 must be right, and only what was executing, or was a dead lane's, may "
-        "fail.",
-    )
-    parser.add_argument("--seconds", type=float, default=180.0, help="how long the storm lasts; default 180")
-    parser.add_argument("--seed", type=int, default=1, help="of the choice of whom to kill and when; default 1")
-    options = parser.parse_args()
-    wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as directory, storm_server(Path(directory)) as server:
-        storm = Storm(server, options.seed)
-        calm = max(2.0, options.seconds / 10)
-        phases = (
-            ("quiet", calm, ()),
-            ("batchers", calm, ("batcher",)),
-            ("workers, batchers", options.seconds, ("worker", "batcher")),
-            ("lanes, batchers", calm, ("lane", "batcher")),
-            ("quiet again", calm, ()),
-        )
-        rates = {}
+def run(course: Course) -> None:
+    """The long form: every kind of process, killed and stopped, and what is left."""
+    with storm_server(course.directory / "models") as server:
+        storm = Storm(server, course.seed)
         before = warm_up(storm, server)
-        for name, seconds, victims in phases:
-            print(f"{name}: {seconds:.0f} s ...", file=sys.stderr, flush=True)
-            phase = asyncio.run(storm.phase(Phase(name), lasting(seconds), victims))
-            rates[name] = phase.rate
-            print(phase.describe(), flush=True)
-            wrong += judge(phase)
-        print(f"goodput in the storm: {rates['workers, batchers'] / rates['quiet']:.0%} of the quiet run")
-        footprint_at_rest(server, before)
-        if server.stop() != 0:
-            wrong.append(f"the server did not end as it should:\n{server.log.decode()[-2000:]}")
-    print("\n".join(wrong) or "every request was answered once and rightly; memory and descriptors are as before")
-    return bool(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        phase = Phase("storm")
+        asyncio.run(storm.phase(phase, lasting(course.pick(15, 1100)), EVERY_BLOW))
+        wrong = judge(phase)
+        print(phase.describe(), *wrong, *phase.faults, sep="\n", flush=True)
+        course.found("answers", "; ".join([phase.describe(), *wrong[:2]]), is_met=not wrong)
+        is_large = phase.num_blows(KILLED) >= 1000 <= phase.num_blows(STOPPED) and phase.num_asked >= 500_000
+        is_each = all(phase.blows[blow] for blow in EVERY_BLOW)
+        course.found(
+            "number",
+            f"{phase.num_blows(KILLED)} KILL, {phase.num_blows(STOPPED)} STOP, {phase.num_asked:,} requests; "
+            f"{sum(bool(phase.blows[blow]) for blow in EVERY_BLOW)} of {len(EVERY_BLOW)} kinds of blows",
+            is_met=is_each if course.is_short else is_large,
+        )
+        try:
+            footprint_at_rest(server, before)
+        except AssertionError as error:
+            course.found("left", str(error)[:600], is_met=False)
+            raise
+        code = server.stop()
+        course.found("left", f"nothing; the server then ended with {code}", is_met=code == 0)
+        if code:
+            print(server.log.decode()[-4000:])

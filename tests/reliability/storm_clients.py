@@ -3,12 +3,18 @@
 import asyncio
 import json
 import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2
 
 from tests.end_to_end.repositories import add_model
+from tests.end_to_end.server import Server
 
 MAX_BATCH_SIZE = 8
 #: With little memory: a payload of LARGE_INTEGERS has a segment of its own, in the client's memory and in the worker's.
@@ -68,7 +74,25 @@ class Answer(NamedTuple):
     seconds: float
 
 
+class Cut(Exception):
+    """A connection has ended before its answer."""
+
+
+class Connection(Protocol):
+    """A client's connection."""
+
+    async def ask(self, number: int) -> Answer:
+        """Send the request of this number and receive the answer. Raises Cut."""
+        ...
+
+    def close(self) -> None:
+        """End the connection."""
+        ...
+
+
 Ask = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[Answer]]
+#: Stands for the process that reads the repository, in the place of a model.
+POLLER = "(the poller)"
 
 
 class Kind(NamedTuple):
@@ -76,26 +100,101 @@ class Kind(NamedTuple):
 
     model: str
     num_clients: int
-    ask: Ask
+    ask: Ask | None  # None: over gRPC
     receive_buffer_bytes: int = 0
+    pause_s: float = 0.0  # between an answer and the next request
 
     @property
     def models(self) -> tuple[str, ...]:
         """Those that have worked for a right answer."""
         return ("caller", "inner") if self.model == "caller" else (self.model,)
 
-    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, server: Server) -> Connection:
         """Open a connection to the server."""
+        if self.ask is None:
+            return await GrpcConnection.open(server.grpc_port, self.model)
         opened = socket.socket()
         try:
             if self.receive_buffer_bytes:
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer_bytes)
             opened.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", port))
-            return await asyncio.open_connection(sock=opened)
+            await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", server.http_port))
+            return HttpConnection(self.ask, *await asyncio.open_connection(sock=opened))
         except OSError:
             opened.close()
             raise
+
+
+class HttpConnection:
+    """A connection over HTTP."""
+
+    def __init__(self, ask: Ask, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._ask = ask
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, number: int) -> Answer:
+        """Send and receive."""
+        try:
+            return await self._ask(self._reader, self._writer, number)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise Cut from error
+
+    def close(self) -> None:
+        """End the connection."""
+        self._writer.close()
+
+
+class GrpcConnection:
+    """A connection over gRPC. UNAVAILABLE with a sentence of gRPC's own is the connection's end."""
+
+    def __init__(self, channel: Any, model: str) -> None:
+        self._channel = channel
+        self._model = model
+        self._infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+    @classmethod
+    async def open(cls, port: int, model: str) -> "GrpcConnection":
+        """Connect. Raises ConnectionRefusedError where the server does not take the connection."""
+        # A name of its own for each: channels with equal arguments share a connection.
+        channel = grpc.aio.insecure_channel(
+            f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        )
+        try:
+            await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
+        except asyncio.TimeoutError:
+            await channel.close()
+            raise ConnectionRefusedError(f"gRPC's port {port} takes no connection within {CONNECT_S:.0f} s") from None
+        return cls(channel, model)
+
+    async def ask(self, number: int) -> Answer:
+        """Send and receive."""
+        sent_s = time.monotonic()
+        request = service_pb2.ModelInferRequest(model_name=self._model, id=str(number))
+        request.inputs.add(name="A", datatype="INT32", shape=[1, 4])
+        data = struct.pack("<4i", *_data(number))
+        request.raw_input_contents.append(data)
+        try:
+            answer = service_pb2.ModelInferResponse.FromString(await self._infer(request.SerializeToString()))
+        except grpc.aio.AioRpcError as error:
+            sentence = error.details() or ""
+            if error.code() is grpc.StatusCode.UNAVAILABLE and "model" not in sentence:
+                raise Cut(sentence) from error
+            status = {grpc.StatusCode.INTERNAL: 500, grpc.StatusCode.UNAVAILABLE: 503}.get(error.code(), 400)
+            return Answer(number, status, sentence.encode(), False, time.monotonic() - sent_s)
+        is_right = answer.id == str(number) and list(answer.raw_output_contents) == [data]
+        return Answer(number, 200, str(answer).encode(), is_right, time.monotonic() - sent_s)
+
+    def close(self) -> None:
+        """End the connection."""
+        _CLOSING.add(task := asyncio.ensure_future(self._channel.close()))
+        task.add_done_callback(_CLOSING.discard)
+
+
+#: Channels that are being closed, held until they are.
+_CLOSING: set["asyncio.Future[None]"] = set()
+#: For a gRPC connection: while an arbiter is replaced, connections wait in the listener's queue.
+CONNECT_S = 30.0
 
 
 def _data(number: int) -> list[int]:
@@ -124,11 +223,11 @@ async def _receive(reader: asyncio.StreamReader, *, slowly: bool = False) -> tup
     return status, bytes(body)
 
 
-def _integers(model: str) -> Ask:
+def _integers(model: str, fields: str = "") -> Ask:
     async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
         sent_s = time.monotonic()
         tensor = {"name": "A", "shape": [1, 4], "datatype": "INT32", "data": _data(number)}
-        _send(writer, f"{model}/infer", json.dumps({"inputs": [tensor]}).encode())
+        _send(writer, f"{model}/infer", json.dumps({"inputs": [tensor]}).encode(), fields=fields)
         status, body = await _receive(reader)
         is_right = status == 200 and json.loads(body)["outputs"][0]["data"] == _data(number)
         return Answer(number, status, body, is_right, time.monotonic() - sent_s)
@@ -160,13 +259,25 @@ def _large(num_integers: int, *, slowly: bool = False) -> Ask:
     return ask
 
 
-#: Sixty-four connections in all.
+async def _index(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
+    """Of the repository, for which the poller reads it."""
+    sent_s = time.monotonic()
+    writer.write(b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    status, body = await _receive(reader)
+    is_right = status == 200 and len(json.loads(body)) == NUM_MODELS
+    return Answer(number, status, body, is_right, time.monotonic() - sent_s)
+
+
+NUM_MODELS = 5
 KINDS = (
-    Kind("m", 44, _integers("m")),
+    Kind("m", 34, _integers("m")),
+    Kind("m", 4, _integers("m", "TE: trailers\r\n")),  # on the road
+    Kind("m", 6, None),
     Kind("parts", 12, _generate),
     Kind("large", 2, _large(LARGE_INTEGERS)),
     Kind("large", 2, _large(SLOW_INTEGERS, slowly=True), RECEIVE_BUFFER_BYTES),
     Kind("caller", 4, _integers("caller")),
+    Kind(POLLER, 1, _index, pause_s=0.2),
 )
 
 

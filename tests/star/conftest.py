@@ -1,31 +1,16 @@
-"""One version of a model as a front end knows it, made from the fields of its configuration that requests meet."""
+"""One version of a model as a front end knows it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from shoal.model_config.signature import Signature
 from shoal.star.models import ModelEntry
+from tests.star.entries import LABELS, entry_of
 
-LABELS: dict[str, tuple[str, ...]] = {"LABELLED": ("zero", "one", "")}
+__all__ = ["LABELS", "make_entry"]
 
 
 @pytest.fixture(scope="session")
 def make_entry() -> Callable[..., ModelEntry]:
-    def make(name: str, max_batch_size: int, inputs: list[Any], outputs: list[Any] | None = None) -> ModelEntry:
-        """`inputs` and `outputs` are (name, data type, dims) with more fields as a dict at the end.
-
-        Outputs named LABELLED have the labels "zero" and "one" and, for index 2, an empty one.
-        """
-
-        def tensors(rows: list[Any]) -> list[dict[str, Any]]:
-            return [
-                {"name": row[0], "data_type": row[1], "dims": row[2], **(row[3] if row[3:] else {})} for row in rows
-            ]
-
-        config = {"name": name, "max_batch_size": max_batch_size, "input": tensors(inputs)}
-        config["output"] = tensors([("OUT" + row[0], *row[1:3]) for row in inputs] if outputs is None else outputs)
-        return ModelEntry(name, 1, 7, 0, "READY", "", False, 1, 1, config, Signature.from_config(config), 0.0, LABELS)
-
-    return make
+    """Makes entries, as entries.py says."""
+    return entry_of
