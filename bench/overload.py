@@ -62,6 +62,14 @@ class Outcome:
     live_s: list[float] = field(default_factory=list)
 
 
+def write_model(repository: Path) -> None:
+    """The repository of the model."""
+    version = repository / "slow" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(_CONFIG)
+    (version / "model.py").write_text(_MODEL)
+
+
 async def _exchange(port: int) -> str:
     """One request on a connection of its own; returns what became of it."""
     writer = None
@@ -103,7 +111,8 @@ async def _watch_liveness(port: int, outcome: Outcome) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _load(port: int, rate: float, patience_s: float | None, seconds: float) -> Outcome:
+async def load(port: int, rate: float, patience_s: float | None, seconds: float) -> Outcome:
+    """Requests at this rate, at random times, for so many seconds after the warm-up; patience None: clients wait."""
     outcome, chance = Outcome(), random.Random(1)
     watcher = asyncio.create_task(_watch_liveness(port, outcome))
     asked: set[asyncio.Task[None]] = set()
@@ -124,7 +133,7 @@ async def _load(port: int, rate: float, patience_s: float | None, seconds: float
     return outcome
 
 
-async def _peak(port: int, seconds: float) -> float:
+async def peak(port: int, seconds: float) -> float:
     """Answers per second of clients that ask one request after the other, enough of them for no pause."""
     until_s = time.monotonic() + seconds
 
@@ -161,10 +170,7 @@ def main() -> None:
     arguments = parser.parse_args()
     checkout = Checkout.at(arguments.checkout)
     with tempfile.TemporaryDirectory() as folder:
-        version = Path(folder) / "models" / "slow" / "1"
-        version.mkdir(parents=True)
-        (version.parent / "config.pbtxt").write_text(_CONFIG)
-        (version / "model.py").write_text(_MODEL)
+        write_model(Path(folder) / "models")
         (port,) = free_ports(1)
         command = [str(checkout.folder / ".venv" / "bin" / "shoal"), "serve", "--model-repository", f"{folder}/models"]
         command += [f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false", *arguments.flag]
@@ -172,14 +178,14 @@ def main() -> None:
         server.start()
         try:
             server.wait_for_answer(Request("/v2/models/slow/infer", {}, _BODY), lambda _headers, _body: None)
-            peak = asyncio.run(_peak(port, arguments.seconds))
-            sys.stdout.write(f"{checkout.title}: {peak:.1f} answers/s at its peak\n\n")
+            highest = asyncio.run(peak(port, arguments.seconds))
+            sys.stdout.write(f"{checkout.title}: {highest:.1f} answers/s at its peak\n\n")
             sys.stdout.write("| load | clients | goodput | p99 good | p99 refused | p99 live | |\n")
             sys.stdout.write("| --- | --- | ---: | ---: | ---: | ---: | --- |\n")
             for patience_s in (PATIENCE_S, None):
                 for times in TIMES_CAPACITY:
-                    outcome = asyncio.run(_load(port, times * peak, patience_s, arguments.seconds))
-                    sys.stdout.write(_row(times, patience_s, outcome, arguments.seconds, peak) + "\n")
+                    outcome = asyncio.run(load(port, times * highest, patience_s, arguments.seconds))
+                    sys.stdout.write(_row(times, patience_s, outcome, arguments.seconds, highest) + "\n")
                     sys.stdout.flush()
         finally:
             server.stop()

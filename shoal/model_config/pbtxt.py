@@ -62,6 +62,8 @@ def parse(text: str, path: Path) -> Config:
         reason = re.sub(r"^\d+:\d+ : ", "", str(error))
         where = f"line {line}, column {column}: " if line else ""
         raise _unreadable(path, f"{where}{reason}{_advice(reason)}") from error
+    except ValueError as error:  # of an enum's number: protobuf's parser checks no other field so late
+        raise _unreadable(path, str(error)) from error
     try:
         return to_config(message)
     except InvalidArgumentError as error:

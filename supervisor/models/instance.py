@@ -341,9 +341,11 @@ class Instance:
         return Execution(self.number, progress.number, progress.moved_ns, limit_ms * 1_000_000)
 
     def end_for_limit(self, number: int) -> None:
-        """Send the worker a signal because a batch has exceeded the execution limit."""
+        """Send the worker a signal because a batch has exceeded the execution limit. A stopped worker acts on it once
+        it is resumed; an inspection ends with the limit."""
         self.worker.is_over_limit = True
         self.worker.signal(number)
+        self.worker.signal(signal.SIGCONT)
 
     @property
     def _limit_ms(self) -> int:

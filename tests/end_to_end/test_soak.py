@@ -1,4 +1,4 @@
-"""The short form of scripts/soak: every kind of request has its answer, and nothing is left of it."""
+"""The short form of the soak: every kind of request has its answer, and nothing is left of it."""
 
 import asyncio
 from functools import partial

@@ -162,6 +162,7 @@ def test_maps_keep_one_order() -> None:
             "max_batch_size: 99999999999",
             "line 1, column 17: 'max_batch_size: 99999999999': Value out of range: 99999999999",
         ),
+        ("input { data_type: 99999999999999999999 }", "Value out of range: 99999999999999999999"),
         (
             'name: "a"\nname: "b"',
             'line 2, column 7: Message type "inference.ModelConfig" should not have multiple "name" fields.',

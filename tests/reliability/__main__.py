@@ -1,8 +1,8 @@
 """A check of the promises of docs/reliability.md on the running system, row by row.
 
-Each row is a process of its own with a time limit, and its lines are printed as it ends; a row that fails or hangs stops
-no other. The exit status is 1 where a fact is not as promised; times and shares, which another load on the machine may
-spoil, are only reported. The whole form writes the table of docs/reliability.md.
+Each row is a process of its own with a time limit, and its lines are printed as it ends; a row that fails or hangs
+stops no other. The exit status is 1 where a fact is not as promised; times and shares, which another load on the
+machine may spoil, are only reported. The whole form writes the table of docs/reliability.md.
 """
 
 import argparse

@@ -39,7 +39,7 @@ class TritonPythonModel:
             os._exit(3)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", np.array([os.getpid()], np.int32))])]
 """
-#: Deaths that open the breaker, and how long more starts are waited for: longer than the pause before the next would be.
+#: Starts until the breaker opens, and how long more are waited for: longer than the pause before the next would be.
 MAX_STARTS, WATCHED_S = 5, 6.0
 
 

@@ -362,10 +362,12 @@ def _unpack_model(archive: Path, target: Path) -> object:
 
 # --- between processes ---
 
-MESSAGES = tuple(
-    encode(message, seq)[0]
-    for message, seq in ((GuestConnected(), 0), (Acknowledged(7), 0), (QuestionAsked(1, "index", {"a": [1, "b"]}), 3))
-) + (msgpack.packb(["ModelChanged", 1, "m", None, {"x": b"y"}]), msgpack.packb(["Ping", 1 << 63]))
+MESSAGES = (
+    *(encode(message, seq)[0] for message, seq in (
+        (GuestConnected(), 0), (Acknowledged(7), 0), (QuestionAsked(1, "index", {"a": [1, "b"]}), 3),
+    )),
+    msgpack.packb(["ModelChanged", 1, "m", None, {"x": b"y"}]), msgpack.packb(["Ping", 1 << 63]),
+)  # fmt: skip
 
 
 def read_message(data: bytes) -> Message:

@@ -36,7 +36,10 @@ ROWS = (
                 "≤ the limit + 1 s",
                 FIGURE,
             ),
-            "told": Line("a model hangs: the answer, and the next one", "500 that names the limit, then 200"),
+            "told": Line(
+                "a model hangs: the answer, and the next one",
+                "500 that names the limit (or right, where it had not begun), then 200",
+            ),
         },
     ),
     Row(
@@ -51,7 +54,7 @@ ROWS = (
         {
             "gone": Line("the supervisor is killed: every child is gone, stopped ones, too", "≤ 2 s", FIGURE),
             "left": Line("the supervisor is killed: what is left", "no process, nothing in /dev/shm"),
-            "again": Line("the supervisor is killed: the next server is ready", "≤ 3 s + load of the model", FIGURE),
+            "again": Line("the supervisor is killed: the next server serves an identity model", "≤ 3 s", FIGURE),
         },
     ),
     Row(

@@ -1,22 +1,23 @@
 """A soak: Python models under mixed traffic, with exceptions, deaths, oversized tensors and clients that leave.
 
-`scripts/soak` is the long form, test_soak.py the short one. After a warm-up that does everything once, the server's
-memory, descriptors and shared pages at rest are noted; at the end they must be the same.
+`scripts/reliability --only soak` is the long form, test_soak.py the short one. After a warm-up that does everything
+once, the server's memory, descriptors and shared pages at rest are noted; at the end they must be the same. Meanwhile
+the memory of each process is measured again and again: none may grow steadily.
 """
 
-import argparse
 import asyncio
 import json
 import random
-import sys
-import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import Server, await_rest, descendants, footprint, lasting, serving
+from tests.end_to_end.server import Server, await_rest, descendants, footprint, lasting, serving, title
+from tests.reliability.row import Course
 
 FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
 OVERSIZED = 500_000  # elements: 2 MB, more than a block of these slabs
@@ -84,8 +85,10 @@ def write_models(repository: Path) -> Path:
 class Soak:
     """One server and its traffic: every kind of request has a connection of its own that repeats it."""
 
-    def __init__(self, server: Server, seed: int, exit_every_s: float = EXIT_EVERY_S) -> None:
+    def __init__(self, server: Server, seed: int, exit_every_s: float = EXIT_EVERY_S, load: float = 1.0) -> None:
+        """`load`: which part of its time a client of small requests waits for an answer; the rest it pauses."""
         self._server = server
+        self._pause = 1 / load - 1
         self._exit_every_s = exit_every_s
         self._random = random.Random(seed)
         # Changed by every request.
@@ -117,7 +120,9 @@ class Soak:
             await asyncio.sleep(0)
 
     async def _small(self) -> None:
+        start_s = time.monotonic()
         await self._echo("right", self._random.randrange(1, 1 << 30), 4)
+        await asyncio.sleep(self._pause * (time.monotonic() - start_s))
 
     async def _oversized(self) -> None:
         await self._echo("oversized", self._random.randrange(1, 1 << 30), OVERSIZED)
@@ -218,44 +223,80 @@ def num_workers(ledger: dict[str, list[dict[str, str]]]) -> int:
 
 def resident_bytes(server: Server) -> int:
     """Private and shared pages of all processes, each shared one counted once (PSS)."""
-    total = 0
-    for pid in [server.process.pid, *descendants(server.process.pid)]:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1]) << 10
-    return total
+    return sum(pss_bytes(pid) for pid in (server.process.pid, *descendants(server.process.pid)))
 
 
-def main() -> int:
-    """The long form. Exit status 1 if something did not come out."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/soak",
-        description="Python models under mixed traffic for ten minutes: exceptions, os._exit, tensors larger than any "
-        "slab, streams, clients that leave. At the end memory, descriptors and shared pages must be as after the "
-        "warm-up.",
-    )
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long it lasts; default 600")
-    parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before the first look; default 30")
-    parser.add_argument("--seed", type=int, default=1, help="of what is asked; default 1")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, serving(write_models(Path(directory)), *FLAGS) as server:
-        soak = Soak(server, options.seed)
-        asyncio.run(soak.run(lasting(options.warm_up)))
+def pss_bytes(pid: int) -> int:
+    """The private pages of a process and its share of those that it shares."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+class Growth(threading.Thread):
+    """Measures the memory of each process every so often, from a thread of its own."""
+
+    def __init__(self, server: Server, every_s: float) -> None:
+        super().__init__(daemon=True)
+        self._pid = server.process.pid
+        self._every_s = every_s
+        self._is_over = threading.Event()
+        self.measured: dict[int, list[tuple[float, int]]] = {}  # by pid: time in seconds, bytes
+        self.titles: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Measure until `stop`."""
+        while not self._is_over.wait(self._every_s):
+            for pid in (self._pid, *descendants(self._pid)):
+                with suppress(OSError):
+                    self.measured.setdefault(pid, []).append((time.monotonic(), pss_bytes(pid)))
+                    self.titles[pid] = title(pid)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._is_over.set()
+        self.join()
+
+    def steepest(self) -> tuple[str, float]:
+        """The process that lived throughout and grew most in the second half, and its bytes per second by linear fit."""
+        num_most = max(map(len, self.measured.values()))
+        slopes = {
+            self.titles[pid]: slope(points[len(points) // 2 :])
+            for pid, points in self.measured.items()
+            if len(points) == num_most
+        }
+        print(sorted(slopes.items(), key=lambda each: each[1]), flush=True)
+        name = max(slopes, key=lambda each: slopes[each])
+        return name, slopes[name]
+
+
+def slope(points: list[tuple[float, int]]) -> float:
+    """The slope of the line that fits best; 0 for fewer than two points."""
+    if len(points) < 2:
+        return 0.0
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def run(course: Course) -> None:
+    """The long form: 70 % of what the clients can get, with a death every so often."""
+    seconds = course.pick(12, 900)
+    with serving(write_models(course.directory / "models"), *FLAGS) as server:
+        soak = Soak(server, course.seed, load=0.7)
+        asyncio.run(soak.run(lasting(course.pick(8, 60))))
         before, before_bytes = at_rest(server), resident_bytes(server)
-        print(f"after the warm-up: {before_bytes >> 20} MiB, {dict(soak.counts)}", flush=True)
-        asyncio.run(soak.run(lasting(options.seconds)))
+        growth = Growth(server, seconds / 120)
+        growth.start()
+        asyncio.run(soak.run(lasting(seconds)))
+        growth.stop()
+        name, per_s = growth.steepest()
+        told = f"{soak.counts.total():,} requests: {dict(soak.counts)}"
+        course.found("answers", "; ".join([told, *soak.faults[:3]]), is_met=not soak.faults)
+        course.found("slope", f"{per_s * 600 / (1 << 20):.2f} MiB, {name}", is_met=per_s * 600 <= 1 << 20)
         after, after_bytes = at_rest(server), resident_bytes(server)
-        print(f"at the end:        {after_bytes >> 20} MiB, {dict(soak.counts)}", flush=True)
-        wrong = soak.faults[:5]
-        if after != before:
-            wrong.append(f"the processes have {after}, after the warm-up {before}")
-        if after_bytes > before_bytes * MAX_GROWTH:
-            wrong.append(f"{after_bytes >> 20} MiB of memory, after the warm-up {before_bytes >> 20}")
-        if server.stop() != 0:
-            wrong.append(f"the server did not end as it should:\n{server.log.decode()[-2000:]}")
-    print("\n".join(wrong) or "every request had its answer; memory, descriptors and shared pages are as before")
-    return bool(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        is_same = after == before and after_bytes <= before_bytes * MAX_GROWTH
+        told = f"{'the same' if after == before else f'{after}, not {before}'}; {before_bytes >> 20} MiB, at the end "
+        course.found("left", f"{told}{after_bytes >> 20} MiB", is_met=is_same)
+        assert server.stop() == 0
