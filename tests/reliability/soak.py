@@ -259,7 +259,7 @@ class Growth(threading.Thread):
         self.join()
 
     def steepest(self) -> tuple[str, float]:
-        """The process that lived throughout and grew most in the second half, and its bytes per second by linear fit."""
+        """The process that lived throughout and grew most in the second half; bytes per second, by linear fit."""
         num_most = max(map(len, self.measured.values()))
         slopes = {
             self.titles[pid]: slope(points[len(points) // 2 :])
