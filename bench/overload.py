@@ -140,7 +140,7 @@ async def peak(port: int, seconds: float) -> float:
     async def ask_on() -> int:
         num_answers = 0
         while time.monotonic() < until_s:
-            num_answers += await _exchange(port) == "good"
+            num_answers += await _exchange(port) == "good" and time.monotonic() < until_s
         return num_answers
 
     return sum(await asyncio.gather(*[ask_on() for _ in range(_NUM_AT_PEAK)])) / seconds

@@ -5,6 +5,7 @@ that HTTP has understood and the handlers refuse are in `http_cases/refused.py`.
 """
 
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -67,6 +68,14 @@ def test_unusual_but_legal(server: Server, sent: bytes) -> None:
 def test_http_1_0_is_answered_and_closed(server: Server) -> None:
     reply = send(server, message(length(BODY)).replace(b"/1.1", b"/1.0"))
     assert (reply.status, reply.closed) == (200, CLOSED)
+
+
+def test_a_later_minor_version_is_answered_with_ours(server: Server) -> None:
+    with connect(server) as connection:
+        connection.sendall(message(length(BODY)).replace(b"/1.1", b"/1.9"))
+        assert connection.recv(65536, socket.MSG_PEEK).startswith(b"HTTP/1.1 200 ")
+        reply = receive(connection)
+    assert (reply.status, reply.closed) == (200, KEPT)
 
 
 def test_expectation_is_met_before_the_body(server: Server) -> None:

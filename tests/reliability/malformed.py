@@ -35,13 +35,14 @@ def run(course: Course) -> None:
         told = f"{len(cases)} requests, each {repeats + 3} times, {len(wrong)} other answers"
         course.found("status", "; ".join([told, *wrong[:3]]), is_met=not wrong)
         worst = max(growth, key=lambda each: growth[each])
-        scaled = growth[worst] * REPEATS // repeats
         print(sorted(growth.items(), key=lambda each: each[1])[-8:])
+        # A handful of requests shows the allocator's steps, not a growth.
+        judged = sum(growth.values()) if course.is_short else growth[worst]
         course.found(
             "growth",
-            f"worst {scaled / (1 << 20):.2f} MiB per {REPEATS}, of {worst!r}; all together "
+            f"worst {growth[worst] / (1 << 20):.2f} MiB for {repeats} of {worst!r}; all together "
             f"{sum(growth.values()) / (1 << 20):.2f} MiB for {len(cases) * repeats}",
-            is_met=scaled <= MAX_GROWTH_BYTES,
+            is_met=judged <= MAX_GROWTH_BYTES,
         )
         assert server.stop() == 0
 
