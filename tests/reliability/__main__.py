@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(names)}", file=sys.stderr)
         return 2
     if given.row:
-        return run_row(names[given.row], is_short=given.short, seed=given.seed)
+        return run_row(names[given.row], given)
     with tempfile.TemporaryDirectory(prefix="reliability-") as directory:
         logs = Path(given.logs or directory)
         logs.mkdir(parents=True, exist_ok=True)
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's flags, and that of a row's process."""
     found = argparse.ArgumentParser(prog="scripts/reliability", description=__doc__)
     found.add_argument("--short", action="store_true", help="minutes instead of an hour: everything, but less often")
+    found.add_argument("--part", type=float, default=1.0, help="of the whole form, 0.1 for six minutes (default: 1)")
     found.add_argument("--only", action="append", default=[], metavar="ROW", help="run this row; may be repeated")
     found.add_argument("--seed", type=int, default=1, help="of all that is drawn by chance (default: 1)")
     found.add_argument("--logs", metavar="DIR", help="keep the output of each row here")
@@ -68,7 +69,9 @@ def check(rows: Sequence[Row], logs: Path, given: argparse.Namespace) -> int:
             print(table.cells(line.what, line.bar, measured[key].figure, word, took), flush=True)
     if given.write or not given.short:
         page = table.PAGE.read_text()
-        table.PAGE.write_text(table.written(page, ROWS, found, table.when(given.short)))
+        table.PAGE.write_text(
+            table.written(page, ROWS, found, table.when("short" if given.short else f"{given.part:.0%}"))
+        )
     is_wrong = [key for row in rows for key in row.lines if is_failure(row, key, found[row.name, key])]
     return int(bool(is_wrong))
 
@@ -80,8 +83,16 @@ def is_failure(row: Row, key: str, measured: Measured) -> bool:
 
 def run(row: Row, log: Path, given: argparse.Namespace) -> dict[str, Measured]:
     """What a row's process has handed over, by line."""
-    limit_s = row.short_s if given.short else row.whole_s
-    command = [sys.executable, "-m", "tests.reliability", "--row", row.name, f"--seed={given.seed}"]
+    limit_s = row.short_s if given.short else max(row.short_s, row.whole_s * given.part)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.reliability",
+        "--row",
+        row.name,
+        f"--seed={given.seed}",
+        f"--part={given.part}",
+    ]
     command += ["--short"] * given.short
     code, lines = row_process.run(command, log, limit_s)
     results = [json.loads(line.removeprefix(RESULT)) for line in lines if line.startswith(RESULT)]
@@ -93,13 +104,13 @@ def run(row: Row, log: Path, given: argparse.Namespace) -> dict[str, Measured]:
     return found
 
 
-def run_row(row: Row, *, is_short: bool, seed: int) -> int:
+def run_row(row: Row, given: argparse.Namespace) -> int:
     """Run a row in this process; returns 0 unless it raises."""
     module, _, function = row.function.partition(":")
     with tempfile.TemporaryDirectory(prefix=f"reliability-{row.name}-") as directory:
         try:
             getattr(importlib.import_module(f"tests.reliability.{module}"), function)(
-                Course(Path(directory), is_short, seed)
+                Course(Path(directory), given.short, given.seed, given.part)
             )
         except Exception:  # noqa: BLE001 - whatever it is, the row's log says it and the other rows go on
             traceback.print_exc()

@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -199,7 +199,7 @@ def written(prepared: object) -> object:
     return write_block(prepared, memoryview(bytearray(block_nbytes(prepared))))  # type: ignore[arg-type]
 
 
-def tried(attempts: Sequence[Callable[[], object]]) -> None:
+def tried(attempts: Iterable[Callable[[], object]]) -> object:
     """Make all attempts; a refusal of one is no reason not to make the next."""
     for attempt in attempts:
         try:

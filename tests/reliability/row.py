@@ -42,10 +42,11 @@ class Course:
     directory: Path  # of the row alone; goes when the row ends
     is_short: bool
     seed: int
+    part: float = 1.0  # of the whole form
 
     def pick(self, short: int, whole: int) -> int:
-        """How often, in this form of the check."""
-        return short if self.is_short else whole
+        """How often, or for how many seconds, in this form of the check."""
+        return short if self.is_short else max(short, round(whole * self.part))
 
     def found(self, key: str, measured: str, *, is_met: bool) -> None:
         """Hand over what was measured for the line with this key. A line found twice keeps the last figure."""

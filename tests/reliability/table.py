@@ -38,12 +38,12 @@ def word(measured: Measured, kind: Kind) -> str:
     return "**NO**" if kind is Kind.FACT else "no"
 
 
-def when(is_short: bool) -> str:
-    """The day, the commit, and the form of the check, as the table names a run."""
+def when(form: str) -> str:
+    """The day, the commit, and the form of the check, as the table names a run: short, or which part of the whole."""
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "?"
     day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    return f"{day}, {commit}{', short' if is_short else ''}"
+    return f"{day}, {commit}, {form}"
 
 
 def machine() -> str:

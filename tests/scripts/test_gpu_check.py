@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import row_process
 from scripts.gpu_check import __main__ as gpu_check
 from scripts.gpu_check import devices, machine, pack
 from scripts.gpu_check.finding import PLAYED, Finding, Verdict
@@ -102,7 +103,7 @@ def test_the_end_of_a_row_ends_what_it_has_started(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"here\n"
-        gpu_check.end_session(process.pid)
+        row_process.end_session(process.pid)
         assert process.stdout.read() == b""  # its end: no process writes any more
 
 
