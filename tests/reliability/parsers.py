@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -32,7 +32,7 @@ from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.grpc import infer as grpc_infer
 from shoal.frontend.header_forwarding import NOTHING
 from shoal.frontend.http.http_head import has_bare_line_feed
-from shoal.frontend.prepared import block_nbytes, write_block
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.torchserve.forms import form_fields
 from shoal.frontend.v2.compression import inflate
 from shoal.frontend.v2.generate import prepare as prepare_generate
@@ -48,6 +48,7 @@ from shoal.repository.torchserve.archive import Limits, RefusedArchiveError
 from shoal.repository.torchserve.archive import unpack as unpack_model
 from shoal.repository.torchserve.manifest import ManifestError, read_manifest
 from shoal.repository.torchserve.yaml_config import YamlError, read_yaml_config
+from shoal.star.models import ModelEntry
 from tests.batcher.fuzz import Fuzz
 from tests.frontend import gunicorn_judge, heads
 from tests.frontend.grpc import diced_messages
@@ -165,9 +166,8 @@ BODIES = tuple(
 
 def read_json(data: bytes) -> object:
     """As `/infer`, for models of every kind, and as `/generate`."""
-    return tried([lambda entry=entry: written(prepare(entry, {}, memoryview(data), LIMIT)) for entry in ENTRIES] + [
-        lambda: prepare_generate(ENTRIES[0], {}, memoryview(data), LIMIT, NOTHING)
-    ])  # fmt: skip
+    written_for_all(lambda entry: prepare(entry, {}, memoryview(data), LIMIT))
+    return prepare_generate(ENTRIES[0], {}, memoryview(data), LIMIT, NOTHING)
 
 
 def binary(element: dict[str, object], values: bytes, length: bytes = b"") -> bytes:
@@ -187,23 +187,19 @@ BINARY = (
 )  # fmt: skip
 
 
-def read_binary(data: bytes) -> object:
+def read_binary(data: bytes) -> None:
     """As `/infer` with tensors behind the JSON."""
     length, _, body = data.partition(b"\n")
     headers = {"inference-header-content-length": length.decode("latin-1")}
-    return tried([lambda entry=entry: written(prepare(entry, headers, memoryview(body), LIMIT)) for entry in ENTRIES])
+    written_for_all(lambda entry: prepare(entry, headers, memoryview(body), LIMIT))
 
 
-def written(prepared: object) -> object:
-    """A prepared request in its block, as the worker gets it."""
-    return write_block(prepared, memoryview(bytearray(block_nbytes(prepared))))  # type: ignore[arg-type]
-
-
-def tried(attempts: Iterable[Callable[[], object]]) -> object:
-    """Make all attempts; a refusal of one is no reason not to make the next."""
-    for attempt in attempts:
+def written_for_all(prepare_for: Callable[[ModelEntry], PreparedRequest]) -> None:
+    """The request for each model, in a block as a worker gets it; a refusal by one is no reason not to go on."""
+    for entry in ENTRIES:
         try:
-            attempt()
+            prepared = prepare_for(entry)
+            write_block(prepared, memoryview(bytearray(block_nbytes(prepared))))
         except ShoalError as error:
             assert str(error), "a refusal without a sentence"
 
@@ -226,7 +222,8 @@ def read_grpc(data: bytes) -> object:
     if diced_messages.check_split(data) is None:
         return None
     request, raws = grpc_infer.parse(data)
-    return tried([lambda entry=entry: written(grpc_infer.prepare(entry, request, raws)) for entry in ENTRIES])
+    written_for_all(lambda entry: grpc_infer.prepare(entry, request, raws))
+    return None
 
 
 def make_grpc(dice: Random) -> bytes:
