@@ -12,7 +12,7 @@ WHOLE, SHORT = 1_000_000, 16_000
 WALKS = {"http2": 8, "ring": 48}
 #: Inputs of one turn; seconds after which a parser has had its share, in the whole form and in the short one.
 TURN = 200
-SHARE_S = (50, 3)
+SHARE_S = (36, 2)
 
 
 def run(course: Course) -> None:

@@ -299,7 +299,7 @@ def run(course: Course) -> None:
         storm = Storm(server, course.seed)
         before = warm_up(storm, server)
         phase = Phase("storm")
-        asyncio.run(storm.phase(phase, lasting(course.pick(15, 1100)), EVERY_BLOW))
+        asyncio.run(storm.phase(phase, lasting(course.pick(14, 1100)), EVERY_BLOW))
         wrong = judge(phase)
         print(phase.describe(), *wrong, *phase.faults, sep="\n", flush=True)
         course.found("answers", "; ".join([phase.describe(), *wrong[:2]]), is_met=not wrong)
