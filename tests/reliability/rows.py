@@ -65,7 +65,7 @@ ROWS = (
         },
     ),
     Row(
-        "parsers", "parsers_row:run", 900, 60,
+        "parsers", "parsers_row:run", 700, 60,
         {
             "errors": Line(
                 "mutated inputs of each parser, in its process: "
