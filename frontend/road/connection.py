@@ -45,7 +45,7 @@ class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hin
         finally:
             del unreader.read
         # gunicorn answers with the request's version. A server's is its own highest of that major one (RFC 9110, 2.5).
-        self.version: tuple[int, int] = min(self.version, (1, 1))
+        self.version: tuple[int, int] | None = min(self.version or (1, 1), (1, 1))
         self.head = b"".join(pieces).removesuffix(unused)
         self.expects_continue: bool = self._expected_100_continue
         self._expected_100_continue = False

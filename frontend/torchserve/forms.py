@@ -59,7 +59,7 @@ def _multipart(content_type: str, body: bytes) -> Iterator[Field]:
         decoder.receive_data(None)
         while not isinstance(event := decoder.next_event(), (Epilogue, NeedData)):
             if isinstance(event, (PlainPart, FilePart)):
-                if event.name is None:
+                if not event.name:
                     raise _malformed("a part has no name; its Content-Disposition must have one")
                 name, pieces = event.name, []
                 kind = (event.headers.get("content-type") or _FILE) if isinstance(event, FilePart) else ""

@@ -363,7 +363,7 @@ MESSAGES = (
     *(encode(message, seq)[0] for message, seq in (
         (GuestConnected(), 0), (Acknowledged(7), 0), (QuestionAsked(1, "index", {"a": [1, "b"]}), 3),
     )),
-    msgpack.packb(["ModelChanged", 1, "m", None, {"x": b"y"}]), msgpack.packb(["Ping", 1 << 63]),
+    msgpack.Packer().pack(["ModelChanged", 1, "m", None, {"x": b"y"}]), msgpack.Packer().pack(["Ping", 1 << 63]),
 )  # fmt: skip
 
 

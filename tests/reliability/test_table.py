@@ -1,5 +1,7 @@
 """The table that the check writes, and that the page has all lines of the bar."""
 
+import importlib
+
 import pytest
 
 from tests.reliability.__main__ import is_failure
@@ -33,6 +35,12 @@ def test_a_page_without_the_markers_is_refused() -> None:
 )
 def test_facts_and_what_was_not_measured_fail_the_check(key: str, is_met: bool | None, fails: bool) -> None:
     assert is_failure(ROW, key, Measured("", is_met)) is fails
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_has_its_function(row: Row) -> None:
+    module, _, function = row.function.partition(":")
+    assert callable(getattr(importlib.import_module(f"tests.reliability.{module}"), function))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
