@@ -43,7 +43,7 @@ from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import Work, work_of
 from shoal.frontend.state import ServerState
-from shoal.process import set_title, unblock_end_signals
+from shoal.process import return_large_blocks, set_title, unblock_end_signals
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -69,6 +69,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def init_process(self) -> None:
         """Set up the worker process; gunicorn calls this after the fork."""
+        return_large_blocks()
         self.log.error_log.addFilter(RefusalLog())
         self._incoming = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
         self._lanes = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
