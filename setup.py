@@ -30,6 +30,7 @@ COMPILED = {
     "shoal.frontend": ["lane_loop"],
     "shoal.frontend.http": [
         "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "submission",
+        "tls_connection", "tls_lane",    # subclasses
     ],
     "shoal.frontend.grpc": ["grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure
     "shoal.testing": ["instances"],    # subclasses

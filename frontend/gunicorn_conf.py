@@ -18,6 +18,7 @@ from typing import Any
 
 from shoal import log
 from shoal.frontend.arbiter import WORKER_CLASSES, listener_fds
+from shoal.frontend.tls import context as tls_context
 from shoal.process import die_with_parent, set_title
 
 #: From glibc's malloc.h.
@@ -60,9 +61,8 @@ def on_starting(_arbiter: Any) -> None:
     die_with_parent(int(os.environ["SHOAL_SUPERVISOR_PID"]))
     set_title("front ends (gunicorn)")
     for role in _ROLES:
-        module = importlib.import_module(WORKER_CLASSES[role].rpartition(".")[0])
-        if role == "grpc":
-            module.read_tls_files()
+        importlib.import_module(WORKER_CLASSES[role].rpartition(".")[0])
+        tls_context.read_in_arbiter(role)
     _limit_arenas()
     _forward_log()
     gc.freeze()  # the children share these pages as long as the collector does not touch them

@@ -2,22 +2,30 @@
 
 Two pairs of datagram sockets, made by the supervisor: lanes send connections to the road that they will not serve, the
 road sends idle ones back. A message goes to exactly one of the processes that read a socket. Bytes that are too many
-for a message travel in a file in memory, whose descriptor goes along. Never blocks.
+for a message travel in a file in memory, whose descriptor goes along. Of a connection with TLS, which ends in its lane,
+the road gets the end of a socket pair (relayed_socket.py). Never blocks.
 """
 
 import array
+import json
 import logging
 import os
 import socket
 from collections import deque
+
+from shoal.frontend.relayed_socket import RelayedSocket
 
 _log = logging.getLogger("shoal")
 
 #: Most bytes in a message itself, beside one byte: a head and a small body. A socket's buffer takes three such
 #: messages, and refuses a message that is larger than itself.
 MAX_BYTES = 64 * 1024
-#: The descriptors of a message: the connection, and the file that its bytes are in, if it is not in the message.
-_MAX_FDS = 2
+#: The descriptors of a message: the connection, the note of one that is relayed, and the file that its bytes are in, if
+#: they are not in the message.
+_MAX_FDS = 3
+#: A message's first byte. If relayed, the length of a JSON of the two addresses follows, in two bytes, and the JSON.
+_OWN, _RELAYED = b"\0", b"\1"
+_MAX_ADDRESSES_BYTES = 1024
 
 
 class Sender:
@@ -63,6 +71,11 @@ class Sender:
 
 def _send(channel: socket.socket, connection: socket.socket, data: bytes) -> None:
     fds = array.array("i", [connection.fileno()])
+    start = _OWN
+    if isinstance(connection, RelayedSocket):
+        fds.append(connection.note)
+        addresses = json.dumps([connection.client, connection.server]).encode()
+        start = _RELAYED + len(addresses).to_bytes(2, "little") + addresses
     file = -1
     try:
         if len(data) > MAX_BYTES:
@@ -71,7 +84,7 @@ def _send(channel: socket.socket, connection: socket.socket, data: bytes) -> Non
             fds.append(file)
             data = b""
         # An empty datagram would be read as an end of file.
-        channel.sendmsg([b"\0", data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        channel.sendmsg([start, data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
     finally:
         if file >= 0:
             os.close(file)
@@ -92,7 +105,7 @@ def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
     while True:
         try:
             data, ancillary, flags, _ = channel.recvmsg(
-                MAX_BYTES + 1, socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC
+                MAX_BYTES + 3 + _MAX_ADDRESSES_BYTES, socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return None
@@ -105,15 +118,27 @@ def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
                 raise OSError("no file descriptor is left")
             if flags & socket.MSG_TRUNC:
                 raise OSError("the message that hands it over was cut")
-            data = data[1:] if len(fds) == 1 else _read(fds[1])
+            connection, data, num_used = _unpack(data, fds)
         except OSError as error:
             _log.error("a connection is closed, since it cannot be taken over: %s", error)
             for fd in fds:
                 os.close(fd)
             continue
-        for fd in fds[1:]:
+        for fd in fds[num_used:]:
             os.close(fd)
-        return socket.socket(fileno=fds[0]), data
+        return connection, data
+
+
+def _unpack(message: bytes, fds: "array.array[int]") -> tuple[socket.socket, bytes, int]:
+    """The connection of a message, its bytes, and how many of the descriptors the connection owns. Raises OSError, and
+    owns none."""
+    if message[:1] == _OWN:
+        data = message[1:] if len(fds) == 1 else _read(fds[1])
+        return socket.socket(fileno=fds[0]), data, 1
+    end = 3 + int.from_bytes(message[1:3], "little")
+    data = message[end:] if len(fds) == 2 else _read(fds[2])
+    client, server = json.loads(message[3:end])
+    return RelayedSocket(fds[0], tuple(client), tuple(server), fds[1]), data, 2
 
 
 def _read(file: int) -> bytes:

@@ -1,6 +1,8 @@
 """A lane as gunicorn runs it: a worker class whose processes answer in one thread, without WSGI."""
 
+import json
 import os
+from functools import partial
 from typing import Any, ClassVar
 
 from gunicorn.workers.base import Worker
@@ -9,6 +11,7 @@ from shoal.control import GONE
 from shoal.frontend.front_end import FrontEnd, join
 from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.lane_loop import GunicornHandle, Lane
+from shoal.frontend.tls import context
 from shoal.process import set_title, unblock_end_signals
 
 
@@ -19,8 +22,14 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
     protocol: ClassVar[str] = "http"
 
     def make_lane(self, front_end: FrontEnd, gunicorn: GunicornHandle) -> Lane[Any]:
-        """The lane that this worker runs."""
-        return HttpLane(front_end, gunicorn)
+        """The lane that this worker runs: for plain text, or for TLS."""
+        tls = context.read_at_start(self.protocol)
+        if tls is None:
+            return HttpLane(front_end, gunicorn)
+        from shoal.frontend.http.tls_lane import HttpTlsLane  # here: with ssl, for lanes with TLS only
+
+        https = json.loads(os.environ["SHOAL_TLS_ENDPOINTS"])
+        return HttpTlsLane(front_end, gunicorn, tls, partial(context.read, self.protocol), https)
 
     def init_signals(self) -> None:
         """Handle signals, those that came since the fork, too."""

@@ -118,6 +118,11 @@ class ServerOptions:
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
+    http_use_ssl: bool = False  # these five as gRPC's; ours: Triton has no TLS for HTTP
+    http_use_ssl_mutual: bool = False
+    http_server_cert: str = ""
+    http_server_key: str = ""
+    http_root_cert: str = ""
     ui: bool = True  # the page at / and /ui; ours; tritonserver's is Triton's, none
     allow_remote_admin: bool = False  # change the server from other machines; ours, the safe one; tritonserver: yes
     listen_backlog: int = 256  # connections that the kernel queues; measured: at 2200 accepts/s 2048 would hide 0.9 s
@@ -152,6 +157,7 @@ class ServerOptions:
     allow_metrics: bool = True  # Triton's
     metrics_address: str = "127.0.0.1"  # http_address by default on the command line, as in Triton
     metrics_port: int = 8002  # 0 = any free port; Triton's
+    metrics_use_ssl: bool = False  # with the files for HTTP; ours
     allow_gpu_metrics: bool = True  # Triton's
     allow_cpu_metrics: bool = True  # Triton's
     metrics_interval_ms: int = 2000  # ms for which a figure of the system is reused; Triton's
@@ -185,6 +191,7 @@ class ServerOptions:
     torchserve_management_port: int = 8081
     torchserve_metrics_address: str = "127.0.0.1"
     torchserve_metrics_port: int = 8082
+    torchserve_https: tuple[str, ...] = ()  # those of TORCHSERVE_APIS over TLS, with the files for HTTP
     allow_torchserve_grpc: bool = True  # with allow_torchserve
     torchserve_grpc_inference_address: str = "127.0.0.1"
     torchserve_grpc_inference_port: int = 7070
@@ -257,6 +264,22 @@ class ServerOptions:
         whether a client must have one."""
         return self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert, self.grpc_use_ssl_mutual
 
+    @property
+    def has_http_tls(self) -> bool:
+        """Whether the port of HTTP takes only clients with TLS; either switch turns TLS on, as gRPC's."""
+        return self.http_use_ssl or self.http_use_ssl_mutual
+
+    @property
+    def http_tls(self) -> tuple[str, str, str, bool]:
+        """The files for HTTP over TLS, like `grpc_tls`."""
+        return self.http_server_cert, self.http_server_key, self.http_root_cert, self.http_use_ssl_mutual
+
+    @property
+    def tls(self) -> dict[str, tuple[str, str, str, bool]]:
+        """The files of each protocol that takes TLS somewhere, "grpc" or "http"."""
+        found = {"grpc": self.grpc_tls} if self.has_grpc and self.has_grpc_tls else {}
+        return found | ({"http": self.http_tls} if https_endpoints(self) else {})
+
 
 class Endpoint(NamedTuple):
     """A listening socket of the server."""
@@ -310,6 +333,16 @@ def torchserve_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
     return {f"torchserve-{apis[0]}": apis for apis in _listeners(options, "", wanted)}
 
 
+def https_endpoints(options: ServerOptions) -> tuple[str, ...]:
+    """The names of the endpoints at which HTTP takes only clients with TLS."""
+    found = ["http"] if options.allow_http and options.has_http_tls else []
+    found += ["metrics"] if options.allow_metrics and options.metrics_use_ssl else []
+    found += [
+        name for name, apis in torchserve_apis(options).items() if not set(apis).isdisjoint(options.torchserve_https)
+    ]
+    return tuple(found)
+
+
 def torchserve_grpc_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
     """The name of each listener of TorchServe's for gRPC, and which of the TORCHSERVE_GRPC_APIS it serves."""
     is_wanted = options.allow_torchserve and options.allow_torchserve_grpc
@@ -347,7 +380,7 @@ def check(options: ServerOptions) -> None:
     if "*" in options.load_model and len(options.load_model) > 1:
         raise InvalidArgumentError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     _check_ports(options)
-    _check_grpc_tls(options)
+    _check_tls(options)
     _check_cloud_endpoints(options)
     check_cache(options.cache_config, options.cache_directory)
     largest = largest_request_bytes(options)
@@ -390,16 +423,17 @@ def _meet(one: Endpoint, other: Endpoint) -> bool:
     return len(addresses) == 1 or not addresses.isdisjoint(_WILDCARDS)
 
 
-def _check_grpc_tls(options: ServerOptions) -> None:
-    needed = {
-        "--grpc-server-cert": (options.has_grpc_tls, options.grpc_server_cert),
-        "--grpc-server-key": (options.has_grpc_tls, options.grpc_server_key),
-        "--grpc-root-cert": (options.grpc_use_ssl_mutual, options.grpc_root_cert),
+def _check_tls(options: ServerOptions) -> None:
+    switches = {
+        "grpc": "--grpc-use-ssl-mutual" if options.grpc_use_ssl_mutual else "--grpc-use-ssl",
+        "http": "--http-use-ssl-mutual" if options.http_use_ssl_mutual else "--http-use-ssl",
     }
-    for flag, (is_needed, file) in needed.items():
-        if options.has_grpc and is_needed and not file:
-            switch = "--grpc-use-ssl-mutual" if options.grpc_use_ssl_mutual else "--grpc-use-ssl"
-            raise InvalidArgumentError(f"{switch} needs {flag}, a file in PEM format")
+    if not options.has_http_tls and options.metrics_use_ssl:
+        switches["http"] = "--metrics-use-ssl"
+    for protocol, (cert, key, root, must_verify) in options.tls.items():
+        for file, path in (("server-cert", cert), ("server-key", key), ("root-cert", root if must_verify else "none")):
+            if not path:
+                raise InvalidArgumentError(f"{switches[protocol]} needs --{protocol}-{file}, a file in PEM format")
 
 
 def _check_cloud_endpoints(options: ServerOptions) -> None:

@@ -3,18 +3,26 @@
 import os
 import ssl
 
-#: HTTP/2 over TLS 1.2 wants forward secrecy and AEAD (RFC 9113, section 9.2.2). All ciphers of TLS 1.3 have both.
+#: HTTP/2 over TLS 1.2 wants forward secrecy and AEAD (RFC 9113, section 9.2.2), and HTTP/1 needs no other. All ciphers
+#: of TLS 1.3 have both.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+#: What a listener's clients speak, by the beginning of its flags: the protocols of ALPN.
+_ALPN = {"grpc": "h2", "http": "http/1.1"}
 
 
-def server_context(cert: str, key: str, root: str, must_verify: bool) -> ssl.SSLContext:
-    """The context of a gRPC listener: TLS 1.2 or later, without renegotiation, HTTP/2 by ALPN.
+def server_context(cert: str, key: str, root: str, must_verify: bool, protocol: str = "grpc") -> ssl.SSLContext:
+    """The context of the listeners of a protocol, "grpc" or "http": TLS 1.2 or later, without renegotiation, HTTP/2 or
+    HTTP/1.1 by ALPN.
 
     `cert` and `key` are the files of the server's certificate chain and private key, `root` that of the certificates
     that may sign those of clients ("": none); with `must_verify`, clients must show one. Raises OSError that names the
     file and the flag.
     """
-    for flag, file in (("--grpc-server-cert", cert), ("--grpc-server-key", key), ("--grpc-root-cert", root)):
+    for flag, file in (
+        (f"--{protocol}-server-cert", cert),
+        (f"--{protocol}-server-key", key),
+        (f"--{protocol}-root-cert", root),
+    ):
         try:
             if file:
                 os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
@@ -23,14 +31,14 @@ def server_context(cert: str, key: str, root: str, must_verify: bool) -> ssl.SSL
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # of TLS 1.3: gRPC's clients resume no sessions
+    context.num_tickets = 0  # of TLS 1.3: clients keep their connections, and few resume sessions
     context.set_ciphers(_CIPHERS)
-    context.set_alpn_protocols(["h2"])
-    flags = f"--grpc-server-cert={cert} and --grpc-server-key={key}"
+    context.set_alpn_protocols([_ALPN[protocol]])
+    flags = f"--{protocol}-server-cert={cert} and --{protocol}-server-key={key}"
     try:
         context.load_cert_chain(cert, key, password=lambda: b"")  # or a key with a password would ask for it
         if root:
-            flags = f"--grpc-root-cert={root}"
+            flags = f"--{protocol}-root-cert={root}"
             context.load_verify_locations(root)
     except OSError as error:
         raise OSError(f"no TLS with {flags}: {error}. Files are in PEM format and without a password") from error

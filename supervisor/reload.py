@@ -6,6 +6,7 @@ A file that is broken changes nothing: what was read before stays in force, and 
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import CertificatesChanged
@@ -17,6 +18,8 @@ from shoal.supervisor.watched_files import WatchedFiles
 
 _log = logging.getLogger(__name__)
 
+#: The protocols that may have TLS, for the log.
+_NAMES = {"http": "HTTP", "grpc": "gRPC"}
 #: The end of the line for SIGHUP: what a new start alone changes.
 _NOT_READ = (
     "not read again: the command line, the environment, the listeners and their number of processes; start the server "
@@ -45,23 +48,23 @@ class Reload:
         self._restore_log = restore_log
         self._poll = poll
         self._keys = WatchedFiles(loop, [options.api_keys], key_file.reload)
-        *files, _ = options.grpc_tls
-        self._certificates = WatchedFiles(loop, files if self._has_tls else [], self._renew_certificates)
-
-    @property
-    def _has_tls(self) -> bool:
-        return self._options.allow_grpc and self._options.has_grpc_tls
+        self._certificates = [
+            WatchedFiles(loop, files[:3], partial(self._renew_certificates, protocol))
+            for protocol, files in options.tls.items()
+        ]
 
     def watch(self) -> None:
         """Look at the files from now on."""
         self._keys.watch()
-        self._certificates.watch()
+        for files in self._certificates:
+            files.watch()
 
     def on_hup(self) -> None:
         """Read again what can be, and log what was and what was not."""
         options = self._options
         self._keys.reload()
-        self._certificates.reload()
+        for files in self._certificates:
+            files.reload()
         self._restore_log(
             LogSettings(
                 log_verbose=options.log_verbose,
@@ -72,7 +75,7 @@ class Reload:
             )
         )
         done = ["log settings (those of the command line)"]
-        done += ["API keys"] * bool(options.api_keys) + ["certificates"] * self._has_tls
+        done += ["API keys"] * bool(options.api_keys) + ["certificates"] * bool(options.tls)
         if self._poll():
             done.append("repositories")
             left = _NOT_READ
@@ -80,14 +83,14 @@ class Reload:
             left = f"models are loaded by request (--model-control-mode={options.model_control_mode}); {_NOT_READ}"
         _log.info("SIGHUP: read again: %s; %s", ", ".join(done), left)
 
-    def _renew_certificates(self) -> None:
+    def _renew_certificates(self, protocol: str) -> None:
         from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
 
         try:
-            server_context(*self._options.grpc_tls)
+            server_context(*self._options.tls[protocol], protocol)
         except OSError as error:
             _log.error("%s. The certificates that were read before stay in force", error)
             return
-        _log.info("certificates are read again; connections from now on have the new ones")
+        _log.info("certificates for %s are read again; connections from now on have the new ones", _NAMES[protocol])
         message = CertificatesChanged()
         self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])

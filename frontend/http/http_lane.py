@@ -77,11 +77,14 @@ class HttpLane(Lane[HttpConnection]):
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         api = self._api_of(accepted) if self._apis else self._triton
-        connection = HttpConnection(accepted, self.now_s, self.now_s + patience_s, api)
+        connection = self._make_connection(accepted, self.now_s + patience_s, api)
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, select.EPOLLIN)
         if data:
             self._process(connection, data)
+
+    def _make_connection(self, accepted: socket.socket, deadline_s: float, api: LaneApi) -> HttpConnection:
+        return HttpConnection(accepted, self.now_s, deadline_s, api)
 
     def _api_of(self, accepted: socket.socket) -> LaneApi:
         """The API of the port that a connection came to."""

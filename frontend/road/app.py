@@ -220,7 +220,7 @@ def _closed(response: Response) -> Response:
 
 def _endpoint_of(state: ServerState, environ: Environ) -> str:
     """The name of the endpoint at which a request arrived."""
-    if environ.get("REMOTE_ADDR") == "":  # only a socketpair has no address, and only gRPC's lanes create socketpairs
+    if environ.get("REMOTE_ADDR") == "":  # a socketpair of a gRPC lane: all else has an address
         return "grpc"
     return state.endpoint_at(environ["SERVER_NAME"], environ["SERVER_PORT"])
 

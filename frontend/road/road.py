@@ -26,6 +26,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from shoal.errors import InvalidArgumentError
 from shoal.frontend import handover
 from shoal.frontend.front_end import join
+from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.response import error_json
 from shoal.frontend.road.app import (
     HEAD_VARIABLE,
@@ -192,6 +193,9 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self._uploads.add(conn, rest, self.cfg.keepalive)
         elif conn.is_lent and self.alive:
             self.nr_conns -= 1
+            if isinstance(conn.sock, RelayedSocket):
+                conn.sock.give_back()
+                return
             self._lanes.send(conn.sock, b"")
             if self._lanes.wants_to_write and self._lanes.fileno() not in self.poller.get_map():
                 self.poller.register(self._lanes.fileno(), selectors.EVENT_WRITE, self._flush_lanes)

@@ -186,6 +186,11 @@ HTTP = (
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
     honour("max-control-bytes", integer(1), "bytes of the body of a request that neither asks nor loads a model"),
     honour("max-expansion", integer(0), "a decompressed body has 1 MiB, or so many times its size, at most; 0 for any"),
+    honour("http-use-ssl", BOOLEAN, "TLS on HTTP's port"),
+    honour("http-use-ssl-mutual", BOOLEAN, "TLS on HTTP's port, and clients must show a certificate"),
+    honour("http-server-cert", ANY_TEXT, "file of the server's certificate chain, PEM"),
+    honour("http-server-key", ANY_TEXT, "file of the server's private key, PEM"),
+    honour("http-root-cert", ANY_TEXT, "file of the certificates that may sign those of clients, PEM"),
     honour("ui", BOOLEAN, "show the models, their figures and a form to try them to browsers, at / and /ui"),
     honour(
         "max-upload-mib",
@@ -290,6 +295,7 @@ METRICS = (
     honour("allow-cpu-metrics", BOOLEAN, "tell of the machine's CPU and memory"),
     honour("metrics-address", TEXT, "address to listen on"),
     honour("metrics-port", INTEGER, "port to listen on; 0 for any free one"),
+    honour("metrics-use-ssl", BOOLEAN, "TLS on the metrics port, with the files of --http-server-cert and its like"),
     honour("metrics-interval-ms", integer(0), "milliseconds for which what was read of CPU and GPUs is told again"),
     honour(
         "metrics-config", METRICS_SETTING, "counters, histograms, summaries: docs/metrics.md; repeat it for several"

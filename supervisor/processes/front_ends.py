@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.grpc_settings import GrpcSettings
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
-from shoal.options import MIB, ServerOptions, torchserve_apis, torchserve_grpc_apis
+from shoal.options import MIB, ServerOptions, https_endpoints, torchserve_apis, torchserve_grpc_apis
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.memory.available_memory import available_nbytes
@@ -36,7 +36,7 @@ UPLOAD_PART_OF_MEMORY, LEAST_UPLOAD_BYTES = 4, 64 << 20
 ANSWER_SLACK_S = 30
 #: Seconds in which front ends refuse the requests that are open when --exit-timeout-secs is over (ours).
 REFUSAL_S = 5
-#: The endpoints whose connections the lanes accept, HTTP's and gRPC's.
+#: The endpoints whose connections the lanes accept, HTTP's (beside all that have TLS) and gRPC's.
 HTTP_LANE_ENDPOINTS = ("http", "torchserve-inference")
 GRPC_LANE_ENDPOINTS = ("grpc", "torchserve-grpc-inference", "torchserve-grpc-management")
 
@@ -73,8 +73,7 @@ class FrontEnds:
         part = max(LEAST_UPLOAD_BYTES, available_nbytes() // UPLOAD_PART_OF_MEMORY)
         self._max_upload_bytes = options.max_upload_mib * MIB or part
         self._handovers = [*_datagram_pair(), *_datagram_pair()]
-        if options.has_grpc_tls:
-            environment["SHOAL_GRPC_TLS"] = json.dumps(options.grpc_tls)
+        self._https = https_endpoints(options)
         self._roles = self._make_roles()
         self._arbiter = Arbiter(loop, self._roles, environment, zygotes) if self._roles else None
         # Changed as models settle, as front ends join, and by stop.
@@ -91,15 +90,15 @@ class FrontEnds:
         options = self._options
         road_in, to_road, returns, to_lanes = self._handovers
         roles = []
-        if endpoints := [name for name in HTTP_LANE_ENDPOINTS if name in self._listeners]:
+        if endpoints := self._http_lane_endpoints():
             passed = {"SEND_FD": to_road, "RECEIVE_FD": returns}
             num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
-            roles.append(FrontEndRole("http", num_lanes, self._descriptors(endpoints, passed)))
+            roles.append(FrontEndRole("http", num_lanes, self._descriptors(endpoints, passed), self._tls("http")))
         if endpoints := [name for name in GRPC_LANE_ENDPOINTS if name in self._listeners]:
             passed = {"SEND_FD": to_road}  # it is no client's connection, and never returns
             num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
-            roles.append(FrontEndRole("grpc", num_lanes, self._descriptors(endpoints, passed)))
-        lanes = [name for name in (*HTTP_LANE_ENDPOINTS, *GRPC_LANE_ENDPOINTS) if name in self._listeners]
+            roles.append(FrontEndRole("grpc", num_lanes, self._descriptors(endpoints, passed), self._tls("grpc")))
+        lanes = self._http_lane_endpoints() + [name for name in GRPC_LANE_ENDPOINTS if name in self._listeners]
         accepting = self._listeners.keys() - set(lanes)
         if not accepting and not roles:
             return []
@@ -118,6 +117,15 @@ class FrontEnds:
             "LISTENER_FDS": [self._listeners[name].fileno() for name in endpoints],
             **{variable: [each.fileno()] for variable, each in passed.items()},
         }
+
+    def _http_lane_endpoints(self) -> list[str]:
+        """The endpoints whose connections HTTP's lanes accept: TLS is ended there, also for endpoints of the road."""
+        return [name for name in self._listeners if name in HTTP_LANE_ENDPOINTS or name in self._https]
+
+    def _tls(self, protocol: str) -> dict[str, str]:
+        """The settings of a protocol's lanes for TLS; none if they have no TLS."""
+        files = self._options.tls.get(protocol)
+        return {} if files is None else {"TLS": json.dumps(files), "TLS_ENDPOINTS": json.dumps(self._https)}
 
     # --- their life ---
 

@@ -62,10 +62,10 @@ def bind(options: ServerOptions, passed: Sequence[socket.socket] = ()) -> Listen
 
     Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
     """
-    if options.has_grpc and options.has_grpc_tls:
+    for protocol, files in options.tls.items():
         from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
 
-        server_context(*options.grpc_tls)
+        server_context(*files, protocol)
     by_port = {each.getsockname()[1]: each for each in passed}
     found = {
         endpoint.name: by_port.pop(endpoint.port) if endpoint.port in by_port else _bind(endpoint)

@@ -1,4 +1,5 @@
-"""A front end's state with models in every situation, its counters in a real segment, and no process but this one."""
+"""A front end's state with models in every situation, its counters in a real segment, certificates, and no process but
+this one."""
 
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from shoal.shm import segment
 from shoal.shm.counters import GEOMETRY, CounterTable, CounterTableView
 from shoal.shm.layout import COUNTERS, unpack_span
 from shoal.shm.segment import Segment, SegmentView
+from tests.certificates import Certificates, make_certificates
 from tests.frontend.lane_star import Star
 from tests.messages import model_message
 
@@ -200,3 +202,9 @@ def star() -> Iterator[Star]:
     made = Star()
     yield made
     made.bell.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """A server's and a client's, of one authority."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))

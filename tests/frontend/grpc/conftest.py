@@ -1,11 +1,10 @@
-"""One version of a model as a front end knows it; certificates."""
+"""One version of a model as a front end knows it."""
 
 from collections.abc import Callable
 
 import pytest
 
 from shoal.star.models import ModelEntry
-from tests.certificates import Certificates, make_certificates
 from tests.star.conftest import make_entry
 
 __all__ = ["make_entry"]
@@ -15,9 +14,3 @@ __all__ = ["make_entry"]
 def pair(make_entry: Callable[..., ModelEntry]) -> ModelEntry:
     """Two inputs; BYTES and batches of up to four."""
     return make_entry("m", 4, [("A", "TYPE_INT32", [2]), ("B", "TYPE_STRING", [1])])
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """A server's and a client's, of one authority."""
-    return make_certificates(tmp_path_factory.mktemp("certificates"))

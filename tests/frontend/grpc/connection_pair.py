@@ -9,8 +9,8 @@ from typing import Any
 
 from shoal.frontend.grpc.connection import GrpcConnection, Token
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.tls_socket import TlsSocket
 from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.tls import server_context
 from tests.certificates import Certificates
 from tests.frontend.grpc.http2.peer import HEADERS, PLAIN_CALL, PREFACE, SETTINGS, frame, setting

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.tls_lane import TlsLane
+from shoal.frontend.grpc.tls_lane import GrpcTlsLane
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 from shoal.tls import server_context
 from tests.certificates import Certificates
@@ -29,7 +29,7 @@ class Client:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
         lane.lane._add(accepted, b"", is_new=True)
-        self.accepted = lane.lane._handshakes[self.fd]
+        self.accepted = lane.lane._handshakes._open[self.fd]
 
     def say_hello(self) -> None:
         with pytest.raises(ssl.SSLWantReadError):
@@ -63,8 +63,9 @@ class Lane:
         front_end: Any = SimpleNamespace(state=star.state, place=place)
         files = str(certificates.server_cert), str(certificates.server_key)
         host = GunicornHandle([], -1, lambda: True, lambda: None)
-        self.lane = TlsLane(front_end, host, server_context(*files, "", False))
-        self.lane._max_connections, self.lane._max_handshakes = 40, 4
+        self.lane = GrpcTlsLane(front_end, host, server_context(*files, "", False))
+        self.lane._max_connections = 40
+        self.lane._handshakes.limit(40)
         self.lane.now_s = 1000.0
         self._context = ssl.create_default_context(cafile=certificates.root)
         self._context.set_alpn_protocols(["h2"])
@@ -99,8 +100,7 @@ def lane(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield lane
     for client in lane.clients:
         client.socket.close()
-    for handshake in list(lane.lane._handshakes.values()):
-        handshake.close()
+    lane.lane._handshakes.close()
     for connection in list(lane.connections.values()):
         lane.lane.close(connection)
     lane.lane._sources.end()
@@ -143,7 +143,7 @@ def test_the_oldest_handshake_makes_room(lane: Lane) -> None:
 
 
 def test_so_many_steps_of_handshakes_in_one_pass(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.frontend.grpc.tls_lane._MAX_STEPS", 2)
+    monkeypatch.setattr("shoal.frontend.tls.handshakes._MAX_STEPS", 2)
     clients = lane.connect(4)
     for client in clients:
         client.say_hello()
@@ -168,7 +168,7 @@ def test_a_stopping_lane_waits_for_handshakes_for_as_long_as_for_idle_clients(la
 
 
 def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> None:
-    before, renewed = lane.lane._context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    before, renewed = lane.lane._handshakes.context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     answers: list[Any] = [OSError("broken"), None, renewed]
 
     def read() -> Any:
@@ -177,7 +177,7 @@ def test_certificates_are_renewed_for_handshakes_from_then_on(lane: Lane) -> Non
             raise answer
         return answer
 
-    lane.lane._read_context = read
+    lane.lane._handshakes._read_context = read
     for expected in (before, before, renewed):
         lane.lane._renew_certificates()
-        assert lane.lane._context is expected
+        assert lane.lane._handshakes.context is expected

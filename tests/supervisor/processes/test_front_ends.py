@@ -23,7 +23,9 @@ class Running:
         ports: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "http_process_count": 2}
         options = dataclasses.replace(OPTIONS, **ports, **changes)
         self._clock = clock
-        self.listeners = bind(dataclasses.replace(options, grpc_use_ssl=False))  # tries no files
+        self.listeners = bind(
+            dataclasses.replace(options, grpc_use_ssl=False, http_use_ssl_mutual=False, metrics_use_ssl=False)
+        )  # tries no files
         unused: Any = None
         key_file = KeyFile("", unused, None)
         zygotes = Zygotes(EventLoop(clock), "")
@@ -155,4 +157,15 @@ def test_a_model_s_process_is_not_sent_the_secrets_of_restricted_apis(run: Calla
 def test_the_files_of_tls_are_for_the_lanes_of_grpc(run: Callable[..., Running]) -> None:
     running = run(grpc_use_ssl=True, grpc_server_cert="c", grpc_server_key="k")
     assert json.loads(running.environment["SHOAL_GRPC_TLS"]) == ["c", "k", "", False]
+    assert "SHOAL_HTTP_TLS" not in running.environment
     assert "SHOAL_GRPC_TLS" not in run().environment
+
+
+def test_tls_for_http_and_metrics_ends_in_the_lanes_of_http(run: Callable[..., Running]) -> None:
+    files = {"http_server_cert": "c", "http_server_key": "k"}
+    running = run(http_use_ssl_mutual=True, metrics_use_ssl=True, http_root_cert="r", **files)
+    environment = running.environment
+    assert json.loads(environment["SHOAL_HTTP_TLS"]) == ["c", "k", "r", True]
+    assert json.loads(environment["SHOAL_HTTP_TLS_ENDPOINTS"]) == ["http", "metrics"]
+    assert "SHOAL_GRPC_TLS" not in environment
+    assert environment["SHOAL_ROAD_ACCEPTS"] == "0"

@@ -1,4 +1,4 @@
-"""A client's socket with TLS, in the place of a plain one: what connection.py sends and receives is encrypted here.
+"""A client's socket with TLS, in the place of a plain one: what a connection sends and receives is encrypted here.
 
 OpenSSL works in memory, on bytes that the socket has received or is to send, so a system call moves many records.
 """
@@ -19,6 +19,14 @@ _OVERHEAD_BYTES, _MAX_IDLE_BYTES = 64, 32 * 1024
 #: Where a call receives ciphertext: one buffer for all connections, since a lane has one thread and no call leaves
 #: anything in it.
 _RECEIVED = memoryview(bytearray(512 * 1024))
+#: Protocols by their names in ALPN (RFC 7301, section 6).
+_PROTOCOLS = {"h2": "HTTP/2", "http/1.1": "HTTP/1.1"}
+#: The answer to a request of HTTP/1 in plain text.
+_SENTENCE = b'{"error":"this port takes TLS only: ask it by an https:// URL"}'
+_NOT_PLAIN = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_SENTENCE), _SENTENCE)
+)
 
 
 class TlsSocket(socket.socket):
@@ -26,15 +34,20 @@ class TlsSocket(socket.socket):
     BlockingIOError where nothing can be received or sent now, another OSError where the connection is broken."""
 
     __slots__ = (
-        "_incoming", "_num_idle", "_num_sealed", "_outgoing", "_tls", "_unsent", "handshake_ends_s", "has_spoken",
+        "_alpn", "_incoming", "_num_idle", "_num_sealed", "_outgoing", "_tls", "_unsent", "handshake_ends_s",
+        "has_spoken",
     )  # fmt: skip
 
-    def __init__(self, accepted: socket.socket, context: ssl.SSLContext, handshake_ends_s: float) -> None:
-        """`accepted` is used up: its descriptor is this socket's now."""
+    def __init__(
+        self, accepted: socket.socket, context: ssl.SSLContext, handshake_ends_s: float, alpn: str = ""
+    ) -> None:
+        """`accepted` is used up: its descriptor is this socket's now. The client must ask for the protocol `alpn`; "":
+        for any, or for none."""
         super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
         self.setblocking(False)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._alpn = alpn
         self.handshake_ends_s = handshake_ends_s  # when the lane no longer waits for its end
         # Changed by every method.
         self.has_spoken = False  # the client has sent something
@@ -47,8 +60,8 @@ class TlsSocket(socket.socket):
     def shake_hands(self) -> bool:
         """Take what has come of the handshake, and answer it. True where the handshake is complete.
 
-        Raises OSError where it has failed: the client is gone, does not show the right certificate, or speaks something
-        else than HTTP/2 over TLS.
+        Raises OSError where it has failed: the client is gone, does not show the right certificate, speaks no TLS, or
+        does not ask for the right protocol.
         """
         with suppress(BlockingIOError):  # the socket was waited for to send
             data = super().recv(_PIECE_BYTES)
@@ -61,12 +74,15 @@ class TlsSocket(socket.socket):
         except ssl.SSLWantReadError:
             self._flush()
             return False
-        except ssl.SSLError:
+        except ssl.SSLError as error:
             with suppress(OSError):
-                self._flush()  # the alert that tells the client why
+                if error.reason == "HTTP_REQUEST":
+                    super().send(_NOT_PLAIN)
+                else:
+                    self._flush()  # the alert that tells the client why
             raise
-        if self._tls.selected_alpn_protocol() != "h2":
-            raise ConnectionRefusedError("the client does not ask for HTTP/2 (ALPN)")
+        if self._alpn and self._tls.selected_alpn_protocol() != self._alpn:
+            raise ConnectionRefusedError(f"the client does not ask for {_PROTOCOLS[self._alpn]} (ALPN)")
         return self._flush()
 
     @property

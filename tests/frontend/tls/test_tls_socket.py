@@ -1,4 +1,4 @@
-"""frontend/grpc/tls_socket.py against the standard library's client: handshakes, and bytes both ways."""
+"""frontend/tls/tls_socket.py against the standard library's client: handshakes, and bytes both ways."""
 
 import select
 import socket
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from shoal.frontend.grpc.tls_socket import TlsSocket
+from shoal.frontend.tls.tls_socket import TlsSocket
 from shoal.tls import server_context
 from tests.certificates import Certificates, make_certificates
 from tests.frontend.grpc.connection_pair import plain_ends, tls_ends
@@ -198,7 +198,7 @@ def shake(ours: TlsSocket) -> None:
 
 def shaken(accepted: socket.socket, context: ssl.SSLContext) -> TlsSocket:
     """The server's end, after its part of a handshake. Raises what the lane sees."""
-    ours = TlsSocket(accepted, context, 0.0)
+    ours = TlsSocket(accepted, context, 0.0, "h2")
     try:
         shake(ours)
     except OSError:

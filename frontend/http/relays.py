@@ -1,0 +1,239 @@
+"""Connections with TLS that the road serves: a lane decrypts what the client sends, and encrypts what the road answers.
+
+Each way holds one read at most, and nothing is read that has no place: a slow reader slows the road down, and the road
+a fast sender. The road's deadlines end what a client leaves unfinished; a client that reads nothing for SEND_S is
+closed here. When the road gives the connection back (relayed_socket.py), the lane serves it again. One thread, the
+lane's; nothing blocks.
+"""
+
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from shoal.errors import UnavailableError
+from shoal.frontend.connection_sources import ConnectionSources
+from shoal.frontend.http.connection import READ_BYTES
+from shoal.frontend.http.submission import response_head
+from shoal.frontend.lane_loop import LINGER_S
+from shoal.frontend.relayed_socket import make_pair, read_note
+from shoal.frontend.response import CLOSE, error_response
+from shoal.frontend.slow_readers import SEND_S
+from shoal.frontend.tls.tls_socket import TlsSocket
+
+_log = logging.getLogger("shoal")
+
+_IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+#: Reads of one connection in a row, each way (ours): other connections wait meanwhile.
+_MAX_READS = 8
+
+
+class Relay:
+    """One connection: the client's socket, the lane's end of the pair, and the bytes on their way."""
+
+    __slots__ = (
+        "client", "client_events", "ends_s", "has_client_ended", "has_road_ended", "is_road_shut", "note",
+        "progress_s", "road", "road_events", "road_takes", "to_client", "to_road",
+    )  # fmt: skip
+
+    def __init__(self, client: TlsSocket, road: socket.socket, note: int, now_s: float) -> None:
+        self.client = client
+        self.road = road
+        self.note = note  # closed with the relay
+        # Changed by Relays.
+        self.to_road = memoryview(b"")  # bytes that the road's end has not taken
+        self.to_client = memoryview(b"")
+        self.has_client_ended = False  # the client sends no more
+        self.has_road_ended = False
+        self.is_road_shut = False  # the road knows that the client has ended
+        self.road_takes = True  # false once the road reads no more
+        self.progress_s = now_s  # when the client last took something
+        self.ends_s = 0.0  # when a connection that is over is closed; 0: it is not over
+        self.client_events, self.road_events = _IN, _IN  # what epoll waits for; the road's 0: it is not registered
+
+
+class Relays:
+    """All relayed connections of one lane."""
+
+    def __init__(
+        self,
+        poller: select.epoll,
+        sources: ConnectionSources,
+        max_num: int,
+        returned: Callable[[TlsSocket, bytes], None],
+    ) -> None:
+        """`returned` takes over a connection that the road has given back, with the bytes that the road has not
+        used."""
+        self._poller = poller
+        self._sources = sources
+        self._max_num = max_num
+        self._returned = returned
+        # Changed by every method.
+        self._open: dict[int, Relay] = {}  # by both descriptors
+
+    def __len__(self) -> int:
+        return len(self._open) // 2
+
+    def begin(self, client: TlsSocket, data: bytes, now_s: float) -> None:
+        """Hand a connection over to the road, with the bytes that were read from it; the poller does not watch it."""
+        if len(self) >= self._max_num:
+            sentence = f"{self._max_num} connections with TLS wait for answers that take long, as many as one lane has"
+            _refuse(client, UnavailableError(sentence))
+            return
+        try:
+            road, theirs, note = make_pair(client.getpeername(), client.getsockname())
+        except OSError as error:  # its client is gone, or no descriptor is left
+            _log.warning("a connection with TLS is closed, since it cannot be relayed: %s", error)
+            client.close()
+            return
+        self._sources.hand_over(theirs, data)
+        relay = Relay(client, road, note, now_s)
+        self._open[client.fileno()] = self._open[road.fileno()] = relay
+        self._poller.register(client.fileno(), _IN)
+        self._poller.register(road.fileno(), _IN)
+        if client.has_received:
+            self._pump(relay, now_s)
+
+    def serve(self, fd: int, event: int, now_s: float) -> bool:
+        """Handle an event; False if the descriptor is of no relayed connection."""
+        relay = self._open.get(fd)
+        if relay is None:
+            return False
+        if fd == relay.client.fileno() and event & _GONE:
+            self._close(relay)
+            return True
+        try:
+            self._pump(relay, now_s)
+        except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
+            _log.exception("a connection is closed, since relaying it failed")
+            if self._open.get(fd) is relay:
+                self._close(relay)
+        return True
+
+    def expire(self, now_s: float) -> None:
+        """Close connections whose clients read nothing, and those that are over."""
+        for relay in {id(each): each for each in self._open.values()}.values():
+            is_stuck = relay.to_client and now_s - relay.progress_s >= SEND_S
+            if is_stuck or 0.0 < relay.ends_s <= now_s:
+                self._close(relay)
+
+    def _pump(self, relay: Relay, now_s: float) -> None:
+        """Move all bytes that can be moved."""
+        self._move_to_client(relay, now_s)
+        if not self._move_to_road(relay):
+            self._close(relay)
+            return
+        if not relay.has_road_ended or relay.to_client:
+            self._watch(relay)
+        elif relay.ends_s:
+            if relay.has_client_ended:
+                self._close(relay)
+        elif (rest := read_note(relay.note)) is not None:
+            self._forget(relay)
+            self._returned(relay.client, rest + bytes(relay.to_road))
+        else:
+            # As on the road: closed with bytes unread, the connection would be reset, and the client could lose the
+            # response (RFC 9112, section 9.6).
+            relay.ends_s = now_s + LINGER_S
+            with suppress(OSError):
+                relay.client.shutdown(socket.SHUT_WR)
+            self._watch(relay)
+
+    def _move_to_client(self, relay: Relay, now_s: float) -> None:
+        for _ in range(_MAX_READS):
+            while relay.to_client:
+                try:
+                    num_sent = relay.client.send(relay.to_client)
+                except BlockingIOError:
+                    return
+                except OSError:  # gone; reading from it says so, too
+                    relay.to_client = memoryview(b"")
+                    break
+                relay.to_client = relay.to_client[num_sent:]
+                relay.progress_s = now_s
+            if relay.has_road_ended:
+                return
+            try:
+                data = relay.road.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            relay.has_road_ended = not data
+            relay.to_client = memoryview(data)
+            relay.progress_s = now_s
+
+    def _move_to_road(self, relay: Relay) -> bool:
+        """False if the client is gone."""
+        for _ in range(_MAX_READS):
+            if relay.ends_s:
+                relay.to_road = memoryview(b"")
+            elif relay.to_road and relay.road_takes and not self._send_to_road(relay):
+                return True
+            if relay.has_client_ended or relay.to_road:
+                break
+            try:
+                data = relay.client.recv(READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                return False
+            relay.has_client_ended = not data
+            relay.to_road = memoryview(data)
+        if relay.has_client_ended and not relay.to_road and not relay.is_road_shut:
+            relay.is_road_shut = True
+            with suppress(OSError):  # the road has ended, too
+                relay.road.shutdown(socket.SHUT_WR)
+        return True
+
+    def _send_to_road(self, relay: Relay) -> bool:
+        """False if something is left that the road may take later."""
+        try:
+            relay.to_road = relay.to_road[relay.road.send(relay.to_road) :]
+        except BlockingIOError:
+            return False
+        except OSError:  # the road reads no more: what is left is for the lane, or for none
+            relay.road_takes = False
+        return not relay.to_road or not relay.road_takes
+
+    def _watch(self, relay: Relay) -> None:
+        reads = not relay.has_client_ended and not relay.to_road
+        client_events = (_IN if reads else 0) | (_OUT if relay.to_client else 0)
+        if client_events != relay.client_events:
+            relay.client_events = client_events
+            self._poller.modify(relay.client.fileno(), client_events)
+        events = 0 if relay.to_client or relay.has_road_ended else _IN
+        if relay.to_road and relay.road_takes:
+            events |= _OUT
+        fd, before = relay.road.fileno(), relay.road_events
+        relay.road_events = events
+        if events and before and events != before:
+            self._poller.modify(fd, events)
+        elif events and not before:
+            self._poller.register(fd, events)
+        elif before and not events:  # epoll would tell of its end again and again
+            self._poller.unregister(fd)
+
+    def _forget(self, relay: Relay) -> None:
+        """Forget a connection, and close all but the client's socket."""
+        del self._open[relay.client.fileno()], self._open[relay.road.fileno()]
+        self._poller.unregister(relay.client.fileno())
+        if relay.road_events:
+            self._poller.unregister(relay.road.fileno())
+        relay.road.close()
+        os.close(relay.note)
+
+    def _close(self, relay: Relay) -> None:
+        self._forget(relay)
+        relay.client.close()
+
+
+def _refuse(client: TlsSocket, error: UnavailableError) -> None:
+    response = error_response(error)
+    response = response._replace(headers=response.headers + CLOSE)
+    with suppress(OSError):  # gone, or it does not read
+        client.send(b"".join([response_head(response), *response.chunks]))
+        client.shutdown(socket.SHUT_WR)
+    client.close()

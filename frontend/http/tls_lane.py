@@ -1,0 +1,126 @@
+"""HTTP on a lane over TLS: what the lane answers itself, and what it relays to the road (relays.py)."""
+
+import select
+import socket
+import ssl
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.http.connection import HttpConnection
+from shoal.frontend.http.http_lane import HttpLane
+from shoal.frontend.http.lane_api import LaneApi
+from shoal.frontend.http.relays import Relays
+from shoal.frontend.http.tls_connection import TlsHttpConnection
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
+from shoal.frontend.tls.handshakes import Handshakes
+from shoal.frontend.tls.tls_socket import TlsSocket
+
+#: For this many connections that a lane may have, one may be relayed (ours): each takes three descriptors of the
+#: process, and two of a road that has as many as three lanes.
+_CONNECTIONS_PER_RELAY = 8
+
+
+class HttpTlsLane(HttpLane):
+    """Every HTTP connection of one process: over TLS at the endpoints of `https`, in plain text at others."""
+
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        gunicorn: GunicornHandle,
+        context: ssl.SSLContext,
+        read_context: "Callable[[], ssl.SSLContext | None]",
+        https: Collection[str],
+    ) -> None:
+        """`context` and `read_context` are those of Handshakes."""
+        super().__init__(front_end, gunicorn)
+        self._handshakes = Handshakes(self._poller, context, read_context, "", self._greet, "HTTP's clients")
+        self._handshakes.limit(self._max_connections)
+        self._https = frozenset(https)
+        self._relays = Relays(
+            self._poller, self._sources, max(1, self._max_connections // _CONNECTIONS_PER_RELAY), self._take_back
+        )
+
+    # --- connections come and go ---
+
+    def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
+        if is_new and self._endpoint_of(accepted) in self._https:
+            self._handshakes.begin(accepted, self.now_s, self.now_s + (LINGER_S if self._stops_at_s else HEAD_S))
+        else:
+            super()._add(accepted, data, is_new=is_new)
+
+    def _make_connection(self, accepted: socket.socket, deadline_s: float, api: LaneApi) -> HttpConnection:
+        return TlsHttpConnection(accepted, self.now_s, deadline_s, api)
+
+    def _endpoint_of(self, accepted: socket.socket) -> str:
+        try:
+            address, port = accepted.getsockname()[:2]
+        except OSError:  # its client is gone
+            return ""
+        return self._state.endpoint_at(address, port)
+
+    def _greet(self, client: TlsSocket) -> None:
+        """Add the connection of a client whose handshake is complete."""
+        if not self._serves(client):
+            self._relays.begin(client, b"", self.now_s)
+            return
+        super()._add(client, b"", is_new=True)
+        connection = self._connections[client.fileno()]
+        if client.has_received:
+            try:
+                self._serve(connection, select.EPOLLIN)
+            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
+                self._give_up(connection)
+
+    def _serves(self, client: TlsSocket) -> bool:
+        """Whether a connection came to an endpoint of the lane's; TLS of others ends here, too, for the road."""
+        endpoint = self._endpoint_of(client)
+        return endpoint == "http" or endpoint in self._apis
+
+    def _take_back(self, client: TlsSocket, data: bytes) -> None:
+        """Serve a connection again that the road has given back."""
+        if self._serves(client):
+            super()._add(client, data, is_new=False)
+        else:
+            self._relays.begin(client, data, self.now_s)
+
+    def _hand_over(self, connection: HttpConnection, data: bytes) -> None:
+        client = connection.socket
+        if isinstance(client, TlsSocket):
+            self._forget(connection)
+            self._relays.begin(client, data, self.now_s)
+        else:
+            super()._hand_over(connection, data)
+
+    def _close(self, connection: HttpConnection) -> None:
+        client = connection.socket
+        if isinstance(client, TlsSocket):
+            with suppress(OSError):  # the client is gone
+                client.shutdown(socket.SHUT_WR)
+        super()._close(connection)
+
+    # --- the loop ---
+
+    @property
+    def _is_idle(self) -> bool:
+        return super()._is_idle and not len(self._handshakes) and not len(self._relays)
+
+    def _on_other(self, fd: int, event: int) -> None:
+        if not (self._relays.serve(fd, event, self.now_s) or self._handshakes.serve(fd, self.now_s)):
+            super()._on_other(fd, event)
+
+    def _finish_pass(self) -> None:
+        super()._finish_pass()
+        self._handshakes.end_pass()
+
+    def _tick(self) -> None:
+        super()._tick()
+        self._handshakes.expire(self.now_s)
+        self._relays.expire(self.now_s)
+
+    def _begin_to_stop(self) -> None:
+        super()._begin_to_stop()
+        self._handshakes.end_by(self.now_s + LINGER_S)
+
+    def _renew_certificates(self) -> None:
+        self._handshakes.renew_certificates()

@@ -1,0 +1,81 @@
+"""The road's end of a connection that a lane relays, since TLS ends in the lane: a pair of Unix sockets, and a note.
+
+The road uses it as the client's own socket. When the connection is idle, the road gives it back by the note, a file in
+memory that the lane reads once this end is closed: it says that the connection goes on, and has the bytes that the road
+had not read. An empty note says that the connection is over, as it is if the road dies.
+"""
+
+import os
+import socket
+from typing import Any
+
+#: The first byte of the note of a connection that goes on.
+_GOES_ON = b"\1"
+#: Time limit of one recv or send of a thread of the road's, as a listener's connections have (supervisor/processes/
+#: listeners.py): a client that does not read must hold no thread.
+_TIMEOUT_S = 10
+#: Bytes that are read at once.
+_READ_BYTES = 64 * 1024
+
+
+class RelayedSocket(socket.socket):
+    """The road's end of a relayed connection; its addresses are the client's and the listener's."""
+
+    def __init__(self, fd: int, client: tuple[Any, ...], server: tuple[Any, ...], note: int) -> None:
+        """Owns both descriptors, that of the socket and that of the note."""
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
+        self.client, self.server = client, server
+        self.note = note  # -1 once closed
+
+    def getpeername(self) -> tuple[Any, ...]:
+        """The client's address."""
+        return self.client
+
+    def getsockname(self) -> tuple[Any, ...]:
+        """The address of the listener that the client has connected to."""
+        return self.server
+
+    def give_back(self) -> None:
+        """Give an idle connection back to its lane, and close this end. Never blocks; bytes that the lane sends
+        meanwhile stay with it."""
+        try:
+            self.shutdown(socket.SHUT_RD)
+            self.setblocking(False)
+            note = _GOES_ON
+            while data := self.recv(_READ_BYTES):
+                note += data
+            os.write(self.note, note)
+        except OSError:
+            """The lane is gone, and its client with it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close this end and the note."""
+        super().close()
+        if self.note >= 0:
+            os.close(self.note)
+            self.note = -1
+
+
+def make_pair(client: tuple[Any, ...], server: tuple[Any, ...]) -> tuple[socket.socket, RelayedSocket, int]:
+    """A lane's end, which does not block, the road's end, and the lane's descriptor of the note."""
+    ours, theirs = socket.socketpair()
+    try:
+        note = os.memfd_create("shoal relay", os.MFD_CLOEXEC)
+        road_note = os.dup(note)
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    ours.setblocking(False)
+    timeval = _TIMEOUT_S.to_bytes(8, "little") + bytes(8)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+    return ours, RelayedSocket(theirs.detach(), client, server, road_note), note
+
+
+def read_note(note: int) -> bytes | None:
+    """The bytes that the road had not read of a connection that goes on; None if the connection is over. For the lane,
+    once the road has closed its end."""
+    text = os.pread(note, os.fstat(note).st_size, 0)
+    return text[1:] if text.startswith(_GOES_ON) else None

@@ -1,0 +1,1 @@
+"""TLS on lanes of either protocol: handshakes, and sockets that encrypt."""

@@ -1,0 +1,159 @@
+"""The TLS handshakes that are under way on one lane.
+
+A handshake costs the lane up to a millisecond, and memory until its end. So their steps in one pass of the loop are
+bounded, as are their number at once and their time. One thread, the lane's.
+"""
+
+import logging
+import select
+import socket
+import ssl
+from collections.abc import Callable
+
+from shoal.frontend.connection_sources import MAX_ACCEPTED
+from shoal.frontend.tls.tls_socket import TlsSocket
+
+_log = logging.getLogger("shoal")
+
+#: For this many connections that a lane may have, one client may be in its handshake (ours). One client more, and the
+#: oldest handshake is closed: clients that stall must not keep others waiting.
+_CONNECTIONS_PER_HANDSHAKE = 10
+#: Steps of handshakes in one pass of the loop: a handshake has two, so they keep up with the connections that a pass
+#: accepts. Further steps wait for the next pass, which comes at once.
+_MAX_STEPS = 2 * MAX_ACCEPTED
+#: The log has one line for all handshakes that failed within this time.
+_LOG_S = 1.0
+
+
+class Handshakes:
+    """Clients of one lane that are in their handshakes."""
+
+    def __init__(
+        self,
+        poller: select.epoll,
+        context: ssl.SSLContext,
+        read_context: "Callable[[], ssl.SSLContext | None]",
+        alpn: str,
+        completed: Callable[[TlsSocket], None],
+        clients: str,
+    ) -> None:
+        """`context` is for handshakes until `read_context`, which reads the files again, returns another.
+
+        `completed` is called with the socket of a client whose handshake is complete, which `poller` no longer watches;
+        the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` names them in the log.
+        """
+        self._poller = poller
+        self._read_context = read_context
+        self._alpn = alpn
+        self._max_num = 1  # changed by limit
+        self._completed = completed
+        self.context = context  # changed by renew_certificates
+        # Changed by every method.
+        self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
+        self._num_steps = 0
+        self._failures = Failures(clients)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def limit(self, max_connections: int) -> None:
+        """Take so many handshakes at once as are right for a lane with so many connections."""
+        self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
+
+    def renew_certificates(self) -> None:
+        """Use the files as they are now, in handshakes from now on; if they cannot be used, nothing changes."""
+        try:
+            self.context = self._read_context() or self.context
+        except OSError as error:
+            _log.error("%s. The certificates that were read before stay in force", error)
+
+    def begin(self, accepted: socket.socket, now_s: float, ends_s: float) -> None:
+        """Begin a handshake, which is given up at `ends_s`. `accepted` is used up."""
+        if len(self._open) >= self._max_num:
+            oldest = next(iter(self._open.values()))
+            self._fail(oldest, "too many clients were in their handshakes", now_s)
+        client = TlsSocket(accepted, self.context, ends_s, self._alpn)
+        self._open[client.fileno()] = client
+        self._poller.register(client.fileno(), select.EPOLLIN)
+
+    def serve(self, fd: int, now_s: float) -> bool:
+        """Go on with the handshake that an event is of; False if the descriptor is not one of a client's here."""
+        client = self._open.get(fd)
+        if client is None:
+            return False
+        if self._num_steps < _MAX_STEPS:  # else the event comes again
+            self._num_steps += 1
+            self._shake_hands(client, now_s)
+        return True
+
+    def _shake_hands(self, client: TlsSocket, now_s: float) -> None:
+        try:
+            is_complete = client.shake_hands()
+        except OSError as error:
+            self._fail(client, str(error), now_s)
+            return
+        if is_complete:
+            self._forget(client)
+            self._completed(client)
+        else:
+            self._poller.modify(client.fileno(), select.EPOLLIN | (select.EPOLLOUT if client.has_unsent else 0))
+
+    def _forget(self, client: TlsSocket) -> None:
+        del self._open[client.fileno()]
+        self._poller.unregister(client.fileno())
+
+    def _fail(self, client: TlsSocket, reason: str, now_s: float) -> None:
+        """Close the connection of a client whose handshake has failed; one that never sent anything is not logged."""
+        self._forget(client)
+        if client.has_spoken:
+            self._failures.add(client, reason, now_s)
+        client.close()
+
+    def end_pass(self) -> None:
+        """Allow as many steps again: a pass of the loop is over."""
+        self._num_steps = 0
+
+    def expire(self, now_s: float) -> None:
+        """Close the connections of clients whose time is over."""
+        for client in list(self._open.values()):
+            if client.handshake_ends_s <= now_s:
+                self._fail(client, "it was not complete in time", now_s)
+        self._failures.log(now_s)
+
+    def end_by(self, ends_s: float) -> None:
+        """Give those that are under way no more time than until then."""
+        for client in self._open.values():
+            client.handshake_ends_s = min(client.handshake_ends_s, ends_s)
+
+    def close(self) -> None:
+        """Close the connections of all clients."""
+        for client in list(self._open.values()):
+            self._forget(client)
+            client.close()
+
+
+class Failures:
+    """The handshakes that have failed, for the log."""
+
+    def __init__(self, clients: str) -> None:
+        self._clients = clients
+        # Changed by add and log.
+        self._num = 0
+        self._last = ""
+        self._logged_s = 0.0
+
+    def add(self, client: TlsSocket, reason: str, now_s: float) -> None:
+        """Count a failed handshake; `reason` is a clause about it."""
+        try:
+            address = client.getpeername()[0]
+        except OSError:  # gone already
+            address = "a client that has gone"
+        self._num += 1
+        self._last = f"the last from {address}: {reason}"
+        self.log(now_s)
+
+    def log(self, now_s: float) -> None:
+        """Log their number and the last one, at most once a second."""
+        if self._num and now_s - self._logged_s >= _LOG_S:
+            _log.warning("TLS handshakes of %s that failed: %d, %s", self._clients, self._num, self._last)
+            self._num, self._logged_s = 0, now_s
