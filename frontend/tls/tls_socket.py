@@ -99,16 +99,22 @@ class TlsSocket(socket.socket):
 
     def recv(self, bufsize: int, _flags: int = 0, /) -> bytes:
         """All that can be decrypted with up to so many bytes of ciphertext more; b"" at the end of the connection."""
+        is_over = False
         try:
             nbytes = super().recv_into(_RECEIVED, min(bufsize, len(_RECEIVED)))
+            is_over = not nbytes
         except BlockingIOError:
-            if not self._incoming.pending:
-                raise
             nbytes = 0
-        else:
-            if not nbytes:
+        if not nbytes and not self._incoming.pending:  # what came along with the handshake's end
+            if is_over:
                 return b""
-        pieces = self._decrypt(nbytes)
+            raise BlockingIOError
+        try:
+            pieces = self._decrypt(nbytes)
+        except BlockingIOError:
+            if is_over:  # in the middle of a record
+                return b""
+            raise
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def recvmsg_into(

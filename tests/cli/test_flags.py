@@ -37,6 +37,7 @@ SHOAL = """
     model-load-timeout-secs model-execution-timeout-secs grpc-max-connections
     max-request-bytes max-control-bytes max-expansion max-upload-mib upload-timeout-secs min-upload-rate
     listen-backlog http-process-count
+    http-use-ssl http-use-ssl-mutual http-server-cert http-server-key http-root-cert metrics-use-ssl
     api-keys allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
     environment-cache-directory latency-target cpu-fallback models ui reload
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
@@ -55,7 +56,7 @@ def test_an_honoured_flag_sets_a_field_and_every_field_has_a_flag_or_a_variable(
     honoured = {flag.option for flag in FLAGS if flag.fate is FlagSupport.HONOURED}
     of_store = {"model_store", "load_models"}  # which together are the option `store`
     assert of_store <= honoured
-    of_command = {"store", "torchserve", "announcement"}  # set by the command `torchserve`
+    of_command = {"store", "torchserve", "torchserve_https", "announcement"}  # set by the command `torchserve`
     assert {field.name for field in fields(ServerOptions)} == honoured - of_store | of_command | set(VARIABLES.values())
     assert honoured.isdisjoint(VARIABLES.values())
 

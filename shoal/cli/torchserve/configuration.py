@@ -11,8 +11,8 @@ from shoal.cli.torchserve.properties import PropertiesError
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 
-#: Default ports of addresses without one, TorchServe's.
-_PORTS = {"inference": 80, "management": 8081, "metrics": 8082}
+#: Default ports of addresses without one, by http and by https, TorchServe's.
+_PORTS = {"inference": (80, 443), "management": (8081, 8444), "metrics": (8082, 8445)}
 #: Fields of a row of `models=` that count, where they are whole numbers above 0.
 _NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
 #: Those that may be 0 in a snapshot: a version without workers, a batch that is not waited for.
@@ -26,6 +26,7 @@ class Address(NamedTuple):
 
     host: str
     port: int
+    is_https: bool = False
 
 
 class Rows(NamedTuple):
@@ -43,9 +44,13 @@ def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dic
     """
     warnings: list[str] = []
     fields: dict[str, Any] = {"store": store_settings(values, warnings), "allow_torchserve": True}
-    for api, port in _PORTS.items():
-        address = read_address(f"{api}_address", values[f"{api}_address"], port)
+    for api, ports in _PORTS.items():
+        address = read_address(f"{api}_address", values[f"{api}_address"], *ports)
         fields |= {f"torchserve_{api}_address": address.host, f"torchserve_{api}_port": address.port}
+        if address.is_https:
+            cert, key = tls_files(values, f"{api}_address={values[f'{api}_address']}")
+            https = (*fields.get("torchserve_https", ()), api)
+            fields |= {"torchserve_https": https, "http_server_cert": cert, "http_server_key": key}
     fields |= grpc_settings(values)
     if values["metrics_mode"] not in METRICS_MODES:
         warnings.append(
@@ -77,11 +82,21 @@ def grpc_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     fields["grpc_max_connection_age"] = values["grpc_inference_max_connection_age_ms"]
     fields["grpc_max_connection_age_grace"] = values["grpc_inference_max_connection_age_grace_ms"]
     if values["enable_grpc_ssl"]:
-        certificate, key = values["certificate_file"], values["private_key_file"]
-        if not (certificate and key):
-            raise PropertiesError("enable_grpc_ssl=true needs certificate_file and private_key_file, in PEM format")
+        certificate, key = tls_files(values, "enable_grpc_ssl=true")
         fields |= {"grpc_use_ssl": True, "grpc_server_cert": certificate, "grpc_server_key": key}
     return fields
+
+
+def tls_files(values: Mapping[str, Any], why: str) -> tuple[str, str]:
+    """The files of the certificate and of its key. Raises PropertiesError, which says `why` they are needed, if they
+    are not given."""
+    certificate, key = values["certificate_file"], values["private_key_file"]
+    if certificate and key:
+        return certificate, key
+    sentence = f"{why} needs certificate_file and private_key_file, in PEM format"
+    if values["keystore"]:
+        sentence += ": a keystore is not read; 'keytool -importkeystore' and 'openssl pkcs12' convert one"
+    raise PropertiesError(sentence)
 
 
 def store_settings(values: Mapping[str, Any], warnings: list[str]) -> StoreSettings:
@@ -126,11 +141,9 @@ def environment_of(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in said.items() if value}
 
 
-def read_address(key: str, text: str, default_port: int) -> Address:
-    """The address of a listener. Raises PropertiesError for TLS, a Unix socket, and what is no address."""
+def read_address(key: str, text: str, http_port: int, https_port: int) -> Address:
+    """The address of a listener. Raises PropertiesError for a Unix socket, and what is no address."""
     scheme = text.partition(":")[0]
-    if scheme == "https":
-        raise PropertiesError(f"{key} is '{text}', but TorchServe's listeners have no TLS: let it end in a proxy")
     if scheme == "unix":
         raise PropertiesError(f"{key} is '{text}', but TorchServe's listeners have no Unix sockets: write http://")
     parts = urlsplit(text)
@@ -138,9 +151,11 @@ def read_address(key: str, text: str, default_port: int) -> Address:
         port = parts.port
     except ValueError:
         port = -1
-    if scheme != "http" or not parts.hostname or port == -1 or parts.path not in ("", "/"):
+    if scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.path not in ("", "/"):
         raise PropertiesError(f"{key} is '{text}', which is no address: write it as http://127.0.0.1:8080")
-    return Address(parts.hostname, default_port if port is None else port)
+    is_https = scheme == "https"
+    default_port = https_port if is_https else http_port
+    return Address(parts.hostname, default_port if port is None else port, is_https)
 
 
 def read_rows(values: Mapping[str, Any], warnings: list[str]) -> Rows:

@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 _THREADS = "lanes, batcher and workers are processes; --http-process-count of shoal serve adds lanes"
 _JAVA = "there is no Java virtual machine"
-_TLS = "TLS ends in front of TorchServe's listeners, in a proxy; their addresses must be http://"
+_TLS = "TLS has its files in PEM format: private_key_file and certificate_file"
 _PINNED = "workers are pinned to cores by shoal itself"
 _SYSTEM = "figures of the machine are read when /metrics is asked"
 _AGE = "connections of both gRPC listeners have the age of grpc_inference_max_connection_age_ms"
@@ -87,7 +87,7 @@ KEYS = {
         Key("keystore", None, _TLS),
         Key("keystore_pass", "changeit", _TLS),
         Key("keystore_type", "PKCS12", _TLS),
-        Key("private_key_file", None),  # these two: for gRPC
+        Key("private_key_file", None),  # these two: for gRPC, and for addresses with https://
         Key("certificate_file", None),
         Key("limit_max_image_pixels", True),
         Key("ts_open_inference_protocol", False),

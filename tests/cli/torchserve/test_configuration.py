@@ -9,7 +9,7 @@ import pytest
 from shoal.cli.torchserve.configuration import Address, read_address, settings_of_options, store_settings
 from shoal.cli.torchserve.keys import read_values
 from shoal.cli.torchserve.properties import PropertiesError
-from shoal.options import ServerOptions, check, endpoints, torchserve_grpc_apis
+from shoal.options import ServerOptions, check, endpoints, https_endpoints, torchserve_grpc_apis
 from shoal.store_settings import StoreSettings
 
 
@@ -30,7 +30,8 @@ ADDRESSES = [
     ("127.0.0.1:8080", None),
     ("http://host:port", None),
     ("http://host:80/path", None),
-    ("https://127.0.0.1:8443", None),
+    ("https://127.0.0.1:8443", Address("127.0.0.1", 8443, True)),
+    ("https://localhost", Address("localhost", 444, True)),
     ("unix:/tmp/socket", None),
     ("", None),
 ]
@@ -39,10 +40,10 @@ ADDRESSES = [
 @pytest.mark.parametrize(("text", "expected"), ADDRESSES)
 def test_addresses(text: str, expected: Address | None) -> None:
     if expected is not None:
-        assert read_address("inference_address", text, 81) == expected
+        assert read_address("inference_address", text, 81, 444) == expected
         return
     with pytest.raises(PropertiesError, match=r"^inference_address is "):
-        read_address("inference_address", text, 81)
+        read_address("inference_address", text, 81, 444)
 
 
 def test_defaults_are_torchserves() -> None:
@@ -71,6 +72,15 @@ def test_grpc_has_one_listener_for_one_address_and_tls_with_its_files() -> None:
     options = ServerOptions(**fields)
     assert torchserve_grpc_apis(options) == {"torchserve-grpc-inference": ("inference", "management")}
     assert (options.has_grpc_tls, options.grpc_tls) == (True, ("c.pem", "k.pem", "", False))
+
+
+def test_an_address_with_https_has_tls_with_its_files() -> None:
+    files = {"certificate_file": "c.pem", "private_key_file": "k.pem"}
+    both = {"inference_address": "https://0.0.0.0:8443", "management_address": "https://0.0.0.0:8443"}
+    fields, _ = settings_of_options(values(**both, **files), "")
+    options = ServerOptions(**fields)
+    assert https_endpoints(options) == ("torchserve-inference",)
+    assert options.tls["http"] == ("c.pem", "k.pem", "", False)
 
 
 def test_every_setting_of_the_store_is_read() -> None:
@@ -160,7 +170,9 @@ UNUSABLE = [
     ({"allowed_urls": "http://(.*"}, "allowed_urls has"),
     ({"enable_grpc_ssl": "true"}, "enable_grpc_ssl=true needs certificate_file and private_key_file"),
     ({"model_store": ""}, "Missing mandatory parameter --model-store"),
-    ({"metrics_address": "https://127.0.0.1:1"}, "metrics_address is"),
+    ({"metrics_address": "ftp://127.0.0.1:1"}, "metrics_address is"),
+    ({"metrics_address": "https://127.0.0.1:1", "certificate_file": "c"}, "metrics_address=https://127.0.0.1:1 needs"),
+    ({"inference_address": "https://127.0.0.1", "keystore": "k.p12"}, "a keystore is not read"),
 ]
 
 

@@ -300,7 +300,10 @@ def test_a_client_that_hangs_up_in_its_handshake(certificates: Certificates) -> 
         assert ours.has_spoken is bool(sent)
 
 
-def test_bytes_that_come_with_the_end_of_the_handshake_are_received(certificates: Certificates) -> None:
+@pytest.mark.parametrize("is_over", [False, True], ids=["goes on", "is over"])
+def test_bytes_that_come_with_the_end_of_the_handshake_are_received(
+    certificates: Certificates, *, is_over: bool
+) -> None:
     """As a client of TLS 1.3 sends its preface: there is no event for them. Here the handshake comes byte by byte."""
     accepted, client = plain_ends()
     ours = TlsSocket(accepted, server(certificates), 0.0)
@@ -326,5 +329,10 @@ def test_bytes_that_come_with_the_end_of_the_handshake_are_received(certificates
         can(ours)
         assert ours.shake_hands()
         assert ours.has_received
+        if is_over:
+            client.shutdown(socket.SHUT_WR)
+            can(ours)
         assert ours.recv(65536) == b"preface"
         assert not ours.has_received
+        if is_over:
+            assert ours.recv(65536) == b""
