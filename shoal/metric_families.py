@@ -244,6 +244,11 @@ FRONT_END_RINGS = _gauge(
 )
 #: Shoal's version; `version` in GET /v2 is that of the Triton whose protocol Shoal implements.
 BUILD_INFO = _gauge("shoal_build_info", ("version",), "Always 1; the label is Shoal's version")
+CERTIFICATE_EXPIRY = _gauge(
+    "shoal_certificate_expiry_timestamp_seconds",
+    ("protocol",),
+    "When the server's certificate for http or grpc expires, in seconds since 1970",
+)
 #: Figures of the server.
 SERVER_FAMILIES = _figures(
     (),
@@ -255,6 +260,6 @@ _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
     INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES, FRONT_END_RINGS, BUILD_INFO,
-    *SERVER_FAMILIES,
+    CERTIFICATE_EXPIRY, *SERVER_FAMILIES,
 )  # fmt: skip
 ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])

@@ -1,25 +1,21 @@
-"""What a server reads again while it runs: on SIGHUP all that can be, files of keys and certificates when they change.
-Runs in the supervisor.
+"""What a server reads again while it runs: on SIGHUP all that can be, the file of keys when it changes. Runs in the
+supervisor.
 
 A file that is broken changes nothing: what was read before stays in force, and the log says so.
 """
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from shoal.messages.shared import LogSettings
-from shoal.messages.to_client import CertificatesChanged
 from shoal.options import ServerOptions
+from shoal.supervisor.certificates import Certificates
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.key_file import KeyFile
-from shoal.supervisor.memory.star import Star
 from shoal.supervisor.watched_files import WatchedFiles
 
 _log = logging.getLogger(__name__)
 
-#: The protocols that may have TLS, for the log.
-_NAMES = {"http": "HTTP", "grpc": "gRPC"}
 #: The end of the line for SIGHUP: what a new start alone changes.
 _NOT_READ = (
     "not read again: the command line, the environment, the listeners and their number of processes; start the server "
@@ -38,33 +34,27 @@ class Reload:
         self,
         loop: EventLoop,
         options: ServerOptions,
-        star: Star,
+        certificates: Certificates,
         key_file: KeyFile,
         restore_log: Callable[[LogSettings], object],
         poll: Callable[[], bool],
     ) -> None:
         self._options = options
-        self._star = star
+        self._certificates = certificates
         self._restore_log = restore_log
         self._poll = poll
         self._keys = WatchedFiles(loop, [options.api_keys], key_file.reload)
-        self._certificates = [
-            WatchedFiles(loop, files[:3], partial(self._renew_certificates, protocol))
-            for protocol, files in options.tls.items()
-        ]
 
     def watch(self) -> None:
         """Look at the files from now on."""
         self._keys.watch()
-        for files in self._certificates:
-            files.watch()
+        self._certificates.watch()
 
     def on_hup(self) -> None:
         """Read again what can be, and log what was and what was not."""
         options = self._options
         self._keys.reload()
-        for files in self._certificates:
-            files.reload()
+        self._certificates.reload()
         self._restore_log(
             LogSettings(
                 log_verbose=options.log_verbose,
@@ -75,22 +65,10 @@ class Reload:
             )
         )
         done = ["log settings (those of the command line)"]
-        done += ["API keys"] * bool(options.api_keys) + ["certificates"] * bool(options.tls)
+        done += ["API keys"] * bool(options.api_keys) + ["certificates"] * bool(self._certificates)
         if self._poll():
             done.append("repositories")
             left = _NOT_READ
         else:
             left = f"models are loaded by request (--model-control-mode={options.model_control_mode}); {_NOT_READ}"
         _log.info("SIGHUP: read again: %s; %s", ", ".join(done), left)
-
-    def _renew_certificates(self, protocol: str) -> None:
-        from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
-
-        try:
-            server_context(*self._options.tls[protocol], protocol)
-        except OSError as error:
-            _log.error("%s. The certificates that were read before stay in force", error)
-            return
-        _log.info("certificates for %s are read again; connections from now on have the new ones", _NAMES[protocol])
-        message = CertificatesChanged()
-        self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])

@@ -32,6 +32,7 @@ from shoal.placement import Machine
 from shoal.process import adopt_orphans
 from shoal.repository.slots import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.certificates import Certificates
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.instance_context import InstanceContext
@@ -176,10 +177,11 @@ class Supervisor:
             context.descriptors,
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
+        self._certificates = Certificates(self._loop, options, self._star)
         self._reload = Reload(
             self._loop,
             options,
-            self._star,
+            self._certificates,
             self._key_file,
             lambda settings: self._loop.start(log_control.change({"changes": settings})),
             self._model_control.poll_now,
@@ -420,7 +422,8 @@ class Supervisor:
         await self._roster.report_metrics(context)
         num_takeovers = max(0, self._batchers.num_active - 1)
         figures = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
-        return {**figures, "custom": self._metrics.values()}
+        certificates = dict(self._certificates.expiries)
+        return {**figures, "custom": self._metrics.values(), "certificates": certificates}
 
     def _send_settings(self, client: Participant) -> None:
         self._tracing.send_to(client)

@@ -137,6 +137,7 @@ class Relays:
             # As on the road: closed with bytes unread, the connection would be reset, and the client could lose the
             # response (RFC 9112, section 9.6).
             relay.ends_s = now_s + LINGER_S
+            relay.to_road = memoryview(b"")
             with suppress(OSError):
                 relay.client.shutdown(socket.SHUT_WR)
             self._watch(relay)
@@ -168,9 +169,7 @@ class Relays:
     def _move_to_road(self, relay: Relay) -> bool:
         """False if the client is gone."""
         for _ in range(_MAX_READS):
-            if relay.ends_s:
-                relay.to_road = memoryview(b"")
-            elif relay.to_road and relay.road_takes and not self._send_to_road(relay):
+            if relay.to_road and relay.road_takes and not self._send_to_road(relay):
                 return True
             if relay.has_client_ended or relay.to_road:
                 break
@@ -181,7 +180,7 @@ class Relays:
             except OSError:
                 return False
             relay.has_client_ended = not data
-            relay.to_road = memoryview(data)
+            relay.to_road = memoryview(b"" if relay.ends_s else data)  # of a connection that is over it is dropped
         if relay.has_client_ended and not relay.to_road and not relay.is_road_shut:
             relay.is_road_shut = True
             with suppress(OSError):  # the road has ended, too

@@ -146,6 +146,8 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
         yield from _figures(figure, instances)
     yield from _front_ends(seen["front_ends"])
     yield from _plain(families.BUILD_INFO, [((("version", __version__),), 1)])
+    expiries = seen.get("certificates", {}).items()
+    yield from _plain(families.CERTIFICATE_EXPIRY, [((("protocol", name),), value) for name, value in expiries])
     for figure in families.SERVER_FAMILIES:
         yield from _figures(figure, [((), seen)])
 

@@ -1,4 +1,4 @@
-"""The TLS contexts of lanes, from the files that the supervisor names. ssl is imported where a client may speak TLS alone.
+"""The TLS contexts of lanes, from the files that the supervisor names. Does not import ssl where no client speaks TLS.
 
 The arbiter reads the files when it starts. A lane that it forks later reads them again, since they may have been
 renewed, and uses what the arbiter has read if they are gone or do not fit.

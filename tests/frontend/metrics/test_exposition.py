@@ -40,6 +40,7 @@ GAUGES: dict[str, Any] = {
     ],
     "shared_bytes": 99,
     "num_takeovers": 3,
+    "certificates": {"http": 1_800_000_000, "grpc": 1_900_000_000},
 }
 GPU = {
     "uuid": "GPU-1", "utilization": 0.5, "memory_total_bytes": 8, "memory_used_bytes": 4, "power_usage_w": 70.5,
@@ -237,6 +238,8 @@ def test_what_the_supervisor_tells_is_printed(state: ServerState) -> None:
         'shoal_front_end_ring_used_ratio{process="http"} 0.5',
         "shoal_shared_memory_bytes 99",
         "shoal_batcher_takeovers_total 3",
+        'shoal_certificate_expiry_timestamp_seconds{protocol="http"} 1800000000',
+        'shoal_certificate_expiry_timestamp_seconds{protocol="grpc"} 1900000000',
     ):
         assert found.count(line) == 1, line
     assert len(of("shoal_instance_busy_seconds_total", found)) == 1

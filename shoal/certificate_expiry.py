@@ -1,0 +1,54 @@
+"""When a certificate expires, read from its file: the server needs this alone, and Python's ssl does not tell it of a
+server's own certificate."""
+
+import base64
+import binascii
+import calendar
+import re
+import time
+from pathlib import Path
+
+_FIRST = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+#: Tags of DER: a version in front of the serial number, and the two forms of a time (RFC 5280, section 4.1).
+_VERSION, _UTC_TIME = 0xA0, 0x17
+
+
+def expires_s(path: str) -> int:
+    """When the first certificate of a file in PEM format expires, in seconds since 1970: a server's own is the first of
+    its chain. Raises ValueError for a file without a certificate, OSError for one that cannot be read."""
+    found = _FIRST.search(Path(path).read_bytes())
+    if found is None:
+        raise ValueError(f"'{path}' has no certificate in PEM format")
+    try:
+        return _expires_s(base64.b64decode(found[1]))
+    except (IndexError, binascii.Error, ValueError) as error:
+        raise ValueError(f"the first certificate of '{path}' cannot be read") from error
+
+
+def _expires_s(der: bytes) -> int:
+    _, start, _ = _read(der, 0)  # the certificate
+    _, position, _ = _read(der, start)  # its signed part
+    tag, _, end = _read(der, position)
+    if tag == _VERSION:
+        position = end
+    for _ in range(3):  # serial number, signature, issuer
+        _, _, position = _read(der, position)
+    _, start, _ = _read(der, position)  # validity
+    _, _, position = _read(der, start)  # not before
+    tag, start, end = _read(der, position)
+    text = der[start:end].decode("ascii")
+    if tag == _UTC_TIME:  # two digits of the year
+        text = ("19" if text[0] >= "5" else "20") + text
+    return calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ"))
+
+
+def _read(der: bytes, position: int) -> tuple[int, int, int]:
+    """The tag of an element, and where its contents begin and end."""
+    tag, length, start = der[position], der[position + 1], position + 2
+    if length & 0x80:
+        num_bytes = length & 0x7F
+        length = int.from_bytes(der[start : start + num_bytes], "big")
+        start += num_bytes
+    if start + length > len(der):
+        raise ValueError("it is cut short")
+    return tag, start, start + length

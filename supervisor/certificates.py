@@ -1,0 +1,101 @@
+"""The server's certificates: read again when their files change, and watched for the day on which they expire. Runs in
+the supervisor.
+
+A broken file changes nothing: what was read before stays in force, and the log says so.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from shoal.certificate_expiry import expires_s
+from shoal.messages.to_client import CertificatesChanged
+from shoal.options import ServerOptions
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.watched_files import WatchedFiles
+
+_log = logging.getLogger(__name__)
+
+#: The protocols that may have TLS, for the log.
+NAMES = {"http": "HTTP", "grpc": "gRPC"}
+#: Days before a certificate expires on which the log begins to say so, once a day (ours: Let's Encrypt renews 30 days
+#: before, so something is wrong by then).
+WARNING_DAYS = 14
+_DAY_S = 24 * 60 * 60
+
+
+class Certificates:
+    """The files of TLS of each protocol that has it; `wall_s` is the time in seconds since 1970."""
+
+    def __init__(
+        self, loop: EventLoop, options: ServerOptions, star: Star, wall_s: Callable[[], float] = time.time
+    ) -> None:
+        self._loop = loop
+        self._files = options.tls
+        self._star = star
+        self._wall_s = wall_s
+        self._watched = [
+            WatchedFiles(loop, files[:3], partial(self._renew, protocol)) for protocol, files in options.tls.items()
+        ]
+        # Changed by watch, and as files are read again: by protocol, of those that could be read.
+        self._expiries: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any protocol has TLS."""
+        return bool(self._files)
+
+    @property
+    def expiries(self) -> Mapping[str, int]:
+        """When the certificate of each protocol expires, in seconds since 1970."""
+        return self._expiries
+
+    def watch(self) -> None:
+        """Look at the files, and for the day on which a certificate expires, from now on."""
+        for files in self._watched:
+            files.watch()
+        for protocol in self._files:
+            self._read_expiry(protocol)
+        if self._files:
+            self._loop.every(_DAY_S, lambda _late_s: self.warn())
+
+    def reload(self) -> None:
+        """Read the files again, changed or not."""
+        for files in self._watched:
+            files.reload()
+
+    def _renew(self, protocol: str) -> None:
+        from shoal.tls import server_context  # here: few have TLS, and ssl takes 15 ms
+
+        try:
+            server_context(*self._files[protocol], protocol)
+        except OSError as error:
+            _log.error("%s. The certificates that were read before stay in force", error)
+            return
+        self._read_expiry(protocol)
+        _log.info("certificates for %s are read again; connections from now on have the new ones", NAMES[protocol])
+        self._warn(protocol)
+        message = CertificatesChanged()
+        self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])
+
+    def _read_expiry(self, protocol: str) -> None:
+        try:
+            self._expiries[protocol] = expires_s(self._files[protocol][0])
+        except (OSError, ValueError) as error:
+            _log.warning("it is not known when the certificate for %s expires: %s", NAMES[protocol], error)
+
+    def warn(self) -> None:
+        """Log which certificates expire soon, or have expired."""
+        for protocol in self._expiries:
+            self._warn(protocol)
+
+    def _warn(self, protocol: str) -> None:
+        if protocol not in self._expiries:
+            return
+        left_s = self._expiries[protocol] - self._wall_s()
+        if left_s >= WARNING_DAYS * _DAY_S:
+            return
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self._expiries[protocol]))
+        what = "expires" if left_s > 0 else "has expired, and clients refuse it: it did"
+        _log.warning("the certificate '%s' for %s %s at %s", self._files[protocol][0], NAMES[protocol], what, when)
