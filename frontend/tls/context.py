@@ -43,4 +43,5 @@ def read_at_start(protocol: str) -> "ssl.SSLContext | None":
 def _context(files: str, protocol: str) -> "ssl.SSLContext":
     from shoal.tls import server_context  # here: with ssl, for lanes with TLS only
 
-    return server_context(*json.loads(files), protocol=protocol)
+    cert, key, root, must_verify = json.loads(files)
+    return server_context(cert, key, root, must_verify, protocol)

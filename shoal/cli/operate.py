@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
+from shoal.cli import client_tls
 from shoal.cli.remote import RemoteServer
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, EXIT_MISUSED, ask_server
@@ -15,7 +16,7 @@ _ENDING = """
 Every verb that asks a running server takes:
   --url <url>            the server (default: $SHOAL_URL, or {url})
   --header <name: value> a header to send, for a server with --http-restricted-api; repeat it for several
-  --timeout <seconds>    how long to wait for an answer (default: {timeout})
+{tls}  --timeout <seconds>    how long to wait for an answer (default: {timeout})
   --json                 print JSON, for programs
   --help                 print this and exit
 
@@ -31,12 +32,13 @@ class OperatingParser(Parser):
             prog=f"shoal {verb}",
             usage=f"shoal {verb} {usage}",
             description=f"{description}\n\nExamples:\n{examples}",
-            epilog=_ENDING.format(url=DEFAULT_URL, timeout=timeout_s),
+            epilog=_ENDING.format(url=DEFAULT_URL, timeout=timeout_s, tls=client_tls.HELP.lstrip("\n")),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             add_help=False,
         )
         self.add_argument("--url", help=argparse.SUPPRESS)
         self.add_argument("--header", action="append", default=[], type=_header, help=argparse.SUPPRESS)
+        client_tls.add_arguments(self)
         self.add_argument("--timeout", type=seconds, default=float(timeout_s), help=argparse.SUPPRESS)
         self.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
         self.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
@@ -66,7 +68,8 @@ def operate(
 def _server(arguments: argparse.Namespace, environ: Mapping[str, str]) -> RemoteServer:
     url = arguments.url or environ.get("SHOAL_URL") or DEFAULT_URL
     try:
-        return RemoteServer(url, timeout_s=arguments.timeout, headers=dict(arguments.header))
+        tls = client_tls.context_of(arguments)
+        return RemoteServer(url, timeout_s=arguments.timeout, headers=dict(arguments.header), tls=tls)
     except ValueError as error:
         raise CommandLineError(str(error)) from None
 

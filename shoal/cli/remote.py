@@ -6,8 +6,11 @@ Speaks HTTP by the standard library, which starts quickly and is enough. Knows n
 import http.client
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
+
+if TYPE_CHECKING:
+    import ssl
 
 #: No server, not even a distant one, takes longer to accept a connection (ours).
 CONNECT_TIMEOUT_S = 5.0
@@ -34,17 +37,24 @@ class UnreachableError(NoResponseError):
 class RemoteServer:
     """A server, by its URL. Every method sends one request, and raises RefusedError or NoResponseError."""
 
-    def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str]) -> None:
-        """`timeout_s`: from a request to its answer. Raises ValueError for a text that is no URL of a server."""
+    def __init__(
+        self, url: str, *, timeout_s: float, headers: Mapping[str, str], tls: "ssl.SSLContext | None" = None
+    ) -> None:
+        """`timeout_s`: from a request to its answer; `tls`: for https://, None: Python's default. Raises ValueError for
+        a text that is no URL of a server."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"'{url}' is not the URL of a server, as in http://127.0.0.1:8000")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._path = parts.path.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = dict(headers)
-        self._connection = kind(parts.hostname, parts.port, timeout=min(CONNECT_TIMEOUT_S, timeout_s))
+        patience_s = min(CONNECT_TIMEOUT_S, timeout_s)
+        self._connection = (
+            http.client.HTTPSConnection(parts.hostname, parts.port, timeout=patience_s, context=tls)
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(parts.hostname, parts.port, timeout=patience_s)
+        )
 
     def close(self) -> None:
         """Close the connection."""

@@ -15,6 +15,7 @@ EXIT_DONE, EXIT_MISUSED, EXIT_REFUSED, EXIT_NO_ANSWER = 0, 1, 2, 3
 _REMEDIES = {
     "explicit model load / unload is not allowed": "Models are loaded and unloaded by command only where the server "
     "was started with --model-control-mode=explicit.",
+    "certificate verify failed": "Its certificate is not signed by one that is trusted here: --ca <file> names one.",
     "This API is restricted": "Send that header: --header '<name>: <value>'.",
     "failed to poll from model repository": "'shoal models' lists what the server found in its repositories.",
     "Not Found": "That server does not know this request: it may be Triton, or an older Shoal.",
@@ -56,6 +57,7 @@ def ask_server(program: str, work: Callable[[], int]) -> int:
         return _complain(
             EXIT_NO_ANSWER,
             str(error),
+            *_remedies(str(error)),
             "It accepts connections once its models have loaded. To start one, or to ask another:",
             "  shoal serve --model-repository <directory>",
             f"  {program} --url http://<host>:<port>    or export SHOAL_URL=http://<host>:<port>",
@@ -63,9 +65,13 @@ def ask_server(program: str, work: Callable[[], int]) -> int:
     except (NoResponseError, TimedOutError) as error:
         return _complain(EXIT_NO_ANSWER, str(error))
     except RefusedError as error:
-        return _complain(EXIT_REFUSED, str(error), *(_REMEDIES[piece] for piece in _REMEDIES if piece in str(error)))
+        return _complain(EXIT_REFUSED, str(error), *_remedies(str(error)))
     except ShoalError as error:
         return _complain(EXIT_REFUSED, f"{error.words}: {error}")
+
+
+def _remedies(sentence: str) -> list[str]:
+    return [_REMEDIES[piece] for piece in _REMEDIES if piece in sentence]
 
 
 def _complain(code: int, *lines: str) -> int:

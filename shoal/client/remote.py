@@ -43,6 +43,7 @@ class RemoteClient(Client):
     """A client over the network: `Client("http://host:port")` and `Client("grpc://host:port")`."""
 
     scheme: ClassVar[str]
+    protocol: ClassVar[str] = ""  # the end of tritonclient's module, if it is not the scheme
 
     def __init_subclass__(cls) -> None:
         Client._remote[cls.scheme] = cls
@@ -51,10 +52,10 @@ class RemoteClient(Client):
         super().__init__(place)
         self._address = place.partition("://")[2].rstrip("/")
         try:
-            self._triton = import_module(f"tritonclient.{self.scheme}")
+            self._triton = import_module(f"tritonclient.{self.protocol or self.scheme}")
         except ImportError as error:
             raise ConnectionLostError(
-                f"{place} needs pip install 'tritonclient[{self.scheme}]', which is not there: {error}"
+                f"{place} needs pip install 'tritonclient[{self.protocol or self.scheme}]', which is not there: {error}"
             ) from error
         # Changed by _client and close: the connections of each thread and process, which no other one uses.
         self._local = threading.local()

@@ -1,5 +1,6 @@
-"""The HTTP client: `Client("http://host:port")`. Its errors are distinguished by HTTP status alone."""
+"""The HTTP client: `Client("http://host:port")`, or https://. Its errors are distinguished by HTTP status alone."""
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,3 +45,16 @@ class HttpClient(RemoteClient):
         if "timed out" in sentence:
             return TimedOutError(sentence)
         return _BY_STATUS.get(status, InvalidArgumentError)(sentence)  # 400 is most often a wrong argument
+
+
+class HttpsClient(HttpClient):
+    """A client over TLS; $SSL_CERT_FILE names the certificates that may sign the server's."""
+
+    scheme = "https"
+    protocol = "http"
+
+    def _connect(self, timeout: float | None) -> Any:
+        limits = {} if timeout is None else {"network_timeout": timeout}
+        trusted = os.environ.get("SSL_CERT_FILE")
+        options = {} if trusted is None else {"ssl_options": {"ca_certs": trusted}}
+        return self._triton.InferenceServerClient(self._address, ssl=True, **options, **limits)

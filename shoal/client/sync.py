@@ -34,8 +34,9 @@ class Client:
     """A client of the server that listens at `place`: the path of its socket, which `--client-socket` names.
 
     With None the socket is $SHOAL_CLIENT_SOCKET, or that of this user's server with HTTP port 8000. A URL,
-    `http://host:port` or `grpc://host:port`, makes the same calls over the network, with tritonclient. The client
-    connects with its first call, and after the server was restarted with the next one.
+    `http://host:port`, `https://host:port` or `grpc://host:port`, makes the same calls over the network, with
+    tritonclient; $SSL_CERT_FILE names the certificates that may sign an https server's. The client connects with its
+    first call, and after the server was restarted with the next one.
 
     Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if there is no server, or the
     server ends while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a
@@ -50,7 +51,9 @@ class Client:
         if cls is Client and isinstance(place, str) and "://" in place:
             scheme, _, address = place.partition("://")
             if scheme not in cls._remote or not address:
-                raise InvalidArgumentError(f"a server's URL is http://host:port or grpc://host:port, not '{place}'")
+                raise InvalidArgumentError(
+                    f"a server's URL is http://host:port, https://host:port or grpc://host:port, not '{place}'"
+                )
             return object.__new__(cls._remote[scheme])
         return object.__new__(cls)
 

@@ -324,7 +324,9 @@ def test_no_server_by_url(scheme: str) -> None:
 
 def test_urls_of_nothing() -> None:
     for url in ("ftp://localhost", "http://"):
-        with pytest.raises(errors.InvalidArgumentError, match=r"is http://host:port or grpc://host:port, not"):
+        with pytest.raises(
+            errors.InvalidArgumentError, match=r"is http://host:port, https://host:port or grpc://host:port, not"
+        ):
             Client(url)
     with pytest.raises(errors.InvalidArgumentError, match="is a URL"):
         AsyncClient("http://localhost:8000")

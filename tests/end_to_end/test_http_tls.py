@@ -23,6 +23,7 @@ import requests
 import tritonclient.http as client
 
 from shoal.api_keys import entry_of, new_key
+from shoal.cli import main
 from tests.certificates import Certificates, make_certificates
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import (
@@ -214,6 +215,20 @@ def test_metrics(server: Server, context: ssl.SSLContext, keys: Keys) -> None:
             status, text = scraper.ask("GET", "/metrics")
             assert status == 200
             assert b'nv_inference_count{model="simple",version="1"}' in text
+
+
+def test_verbs_of_the_command_line(
+    server: Server, files: Certificates, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["models", f"--url=https://{server.url}", f"--header=X-API-Key: {keys.everything}"]
+    shown = [f"--cert={files.client_cert}", f"--key={files.client_key}"]
+    for trusted in (f"--ca={files.root}", "--insecure"):
+        assert main([*command, *shown, trusted]) == 0
+        assert "simple" in capsys.readouterr().out
+    assert main([*command, *shown]) == 3
+    assert "--ca <file> names one" in capsys.readouterr().err
+    assert main([*command, "--cert=a"]) == 1
+    assert "--cert and --key come together" in capsys.readouterr().err
 
 
 # --- one connection, the lane's and the road's requests ---
