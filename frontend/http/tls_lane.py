@@ -79,10 +79,16 @@ class HttpTlsLane(HttpLane):
 
     def _take_back(self, client: TlsSocket, data: bytes) -> None:
         """Serve a connection again that the road has given back."""
-        if self._serves(client):
-            super()._add(client, data, is_new=False)
-        else:
+        if not self._serves(client):
             self._relays.begin(client, data, self.now_s)
+            return
+        super()._add(client, b"", is_new=False)
+        if data:
+            connection = self._connections[client.fileno()]
+            try:
+                self._process(connection, data)
+            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all of them
+                self._give_up(connection)
 
     def _hand_over(self, connection: HttpConnection, data: bytes) -> None:
         client = connection.socket
