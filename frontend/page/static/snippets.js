@@ -126,7 +126,7 @@ with urllib.request.urlopen(urllib.request.Request(url, body.encode())) as answe
 `;
   }
   return `${tensors(asked, "http")}
-client = triton.InferenceServerClient(${python(where().host)})
+client = triton.InferenceServerClient(${python(where().host)}${where().url.startsWith("https:") ? ", ssl=True" : ""})
 answer = client.infer(${python(asked.model)}, inputs${keywords(asked)})
 ${printed(asked)}
 `;
