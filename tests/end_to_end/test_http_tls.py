@@ -119,7 +119,7 @@ class Caller:
         self._key = key
         self.connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=DEADLINE_S, context=context)
         self.connection.connect()
-        self.connection.auto_open = 0  # type: ignore[misc]
+        self.connection.auto_open = 0
 
     def __enter__(self) -> "Caller":
         return self
@@ -171,7 +171,7 @@ def test_tritonclient(server: Server, files: Certificates, keys: Keys) -> None:
         for each in inputs:
             each.set_data_from_numpy(np.arange(16, dtype=np.int32)[None])
         for compression in (None, "gzip"):  # by the lane, by the road
-            result = triton.infer("simple", inputs, headers=headers, request_compression_algorithm=compression)
+            result: Any = triton.infer("simple", inputs, headers=headers, request_compression_algorithm=compression)
             assert result.as_numpy("OUTPUT0").tolist() == [SUM]
         triton.unload_model("simple", headers=headers)
         wait_until(lambda: not triton.is_model_ready("simple", headers=headers))
@@ -196,7 +196,7 @@ def test_requests(server: Server, files: Certificates, keys: Keys) -> None:
 def test_curl(server: Server, files: Certificates, keys: Keys) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    command = [
+    command: list[str | Path] = [
         "curl", "-sS", "--noproxy", "*", "--max-time", str(DEADLINE_S), "--cacert", files.root, "--cert",
         files.client_cert, "--key", files.client_key, "-H", f"X-API-Key: {keys.everything}",
     ]  # fmt: skip
