@@ -25,7 +25,7 @@ class Metadata(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as its base class
         """Log nothing."""
 
 
