@@ -48,7 +48,7 @@ def words(node: ast.AST | None) -> str:
 
 @cache
 def sentences() -> frozenset[tuple[str, str]]:
-    """The texts of the source, each with the class of error that is made of it; "" for a text that is kept elsewhere."""
+    """The texts of the source, each with the class of error made of it; "" for a text that is kept elsewhere."""
     return frozenset(each for path in source_files() for each in texts(ast.parse(path.read_text())))
 
 
