@@ -67,7 +67,9 @@ class Batcher:
         self._counters = counters = CounterTable(Segment.attach(settings.counters, populate=False))
         self._limiter = None if settings.rate_limits is None else RateLimiter(settings.rate_limits)
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        self._exchange = Exchange(wall_offset_ns, settings.max_in_flight, self._limiter, settings.deadline_ns)
+        self._exchange = Exchange(
+            wall_offset_ns, settings.max_in_flight, self._limiter, settings.deadline_ns, settings.poison_refusal_ns
+        )
         self.handlers = table(
             on(to_batcher.Resume, self._on_resume),
             on(to_batcher.BatcherMemoryMade, self._on_memory),
@@ -77,6 +79,7 @@ class Batcher:
             on(to_batcher.ModelAdded, self._on_model),
             on(to_batcher.InstanceGroupsChanged, self._on_groups),
             on(to_batcher.ModelFailed, self._on_model_failed),
+            on(to_batcher.PoisonKnown, self._on_poison_known),
             on(to_batcher.RetireModel, self._on_retire_model),
             on(to_batcher.ModelRemoved, self._on_model_removed),
             on(to_batcher.EnsembleAdded, self._on_ensemble),
@@ -258,6 +261,10 @@ class Batcher:
 
     def _on_model_failed(self, message: to_batcher.ModelFailed) -> None:
         self._exchange.fail_model(message.model_id, time.monotonic_ns())
+
+    def _on_poison_known(self, message: to_batcher.PoisonKnown) -> None:
+        if (model := self._exchange.models.get(message.model_id)) is not None and self._exchange.poison is not None:
+            self._exchange.poison.restore(model, message)
 
     def _on_model_removed(self, message: to_batcher.ModelRemoved) -> None:
         self._exchange.remove_model(message.model_id, time.monotonic_ns())

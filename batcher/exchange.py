@@ -22,6 +22,7 @@ from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
 from shoal.batcher.peers import ClientPeer, Peer, RunningBatch, ScheduledModel, WorkerPeer
+from shoal.batcher.poison import Poison
 from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
@@ -49,7 +50,12 @@ class Exchange:
     """All peers, and the rules by which records move between them."""
 
     def __init__(
-        self, wall_offset_ns: int, max_in_flight: int, limiter: RateLimiter | None = None, deadline_ns: int = 0
+        self,
+        wall_offset_ns: int,
+        max_in_flight: int,
+        limiter: RateLimiter | None = None,
+        deadline_ns: int = 0,
+        poison_refusal_ns: int = 0,
     ) -> None:
         #: Wall clock minus monotonic clock in ns, for the one figure that clients read as a date.
         self._wall_offset_ns = wall_offset_ns
@@ -96,6 +102,14 @@ class Exchange:
         self._retirement = Retirement()
         #: Messages to the supervisor, which the loop sends.
         self.reports: list[Message] = []
+        requests = self._requests
+        #: Requests that end instances; None: all are executed, however often they have done so.
+        self.poison = (
+            Poison(requests, self.blocks, requests.last_chances, poison_refusal_ns, self.reports)
+            if poison_refusal_ns
+            else None
+        )
+        requests.poison = self.poison
 
     @property
     def num_open(self) -> int:

@@ -10,8 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from shoal.batcher.holders import Holders
-from shoal.batcher.open_requests import OpenRequest
-from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
+from shoal.batcher.peers import ClientPeer, OpenRequest, ScheduledModel, WorkerPeer
 from shoal.shm.layout import SPAN_MASK, LayoutError, R, ref_owner
 from shoal.shm.ring import Record
 

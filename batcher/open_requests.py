@@ -8,27 +8,26 @@ from shoal.batcher import statistics
 from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
-from shoal.batcher.peers import ClientPeer, Reply, ScheduledModel, WorkerPeer
+from shoal.batcher.peers import ClientPeer, OpenRequest, Reply, ScheduledModel, WorkerPeer
+from shoal.batcher.poison import Poison
 from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
+from shoal.batcher.scheduling.suspects import PoisonError
+from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT
 from shoal.errors import InternalError, UnavailableError
-from shoal.reasons import Reason, pack_times
+from shoal.reasons import Reason, pack_poison, pack_times
 from shoal.shm import records
+from shoal.shm.counters import CELL
 from shoal.shm.layout import NUMBER_BITS, REPLY, Record
-
-#: Client, model, the client's number, block, header, when the client began to receive the request and when it was
-#: accepted (monotonic ns), and the request as schedulers see it. A plain tuple, unpacked at once: an object costs ten
-#: times as much to make, an attribute more to read.
-OpenRequest = tuple[ClientPeer, ScheduledModel, int, int, int, int, int, QueuedRequest]
-
 
 #: Most replies that wait for room in a client's ring; a client with more gets no further responses of its streams
 #: (ours). Also the most that `preserve_ordering` keeps of a stream.
 MAX_BACKLOG = 65536
 
 
+_POISON_REFUSED = CELL["poison_refused"]
 #: Compute times of a request that no worker has answered.
 NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
 
@@ -37,7 +36,7 @@ class OpenRequests(dict[int, OpenRequest]):
     """Open requests by key. Clients for which a reply was written are added to `written`, models with new figures to
     `counted`."""
 
-    __slots__ = ("_counted", "_holders", "_late", "_responded", "_second_chances", "_written", "awake")
+    __slots__ = ("_counted", "_holders", "_late", "_responded", "_written", "awake", "last_chances", "poison")
 
     def __init__(
         self, holders: Holders, written: set[ClientPeer], counted: set[ScheduledModel], late: LateClients
@@ -50,10 +49,13 @@ class OpenRequests(dict[int, OpenRequest]):
         #: Models that may have a batch to form, by id; this class adds those in whose queue others may have waited for
         #: a request that has left. Changed by all code that queues or removes a model's requests.
         self.awake: dict[int, ScheduledModel] = {}
-        #: Keys of requests that were being executed when their instance died, and are queued a last time.
-        self._second_chances: set[int] = set()
+        #: Keys of requests that are not executed again if their instance dies: they were being executed when one died,
+        #: or are tried alone by the scheduler here, which is to learn of their end.
+        self.last_chances: dict[int, TrialScheduler | None] = {}
         #: Keys of requests that have had responses, but not their last.
         self._responded: set[int] = set()
+        #: Requests that end instances; None: none are looked for. Set once.
+        self.poison: Poison | None = None
 
     def respond(
         self, key: int, status: int, ref: int, header: int, now_ns: int, num_pieces: int = 0
@@ -108,8 +110,8 @@ class OpenRequests(dict[int, OpenRequest]):
         if model.sharing is not None:
             is_only = bool(ref) and not status and key not in self._responded
             model.sharing.settle(model, key, (ref, header, num_pieces) if is_only else None, now_ns)
-        if self._second_chances or self._responded:
-            self._forget(key)
+        if self.last_chances or self._responded:
+            self._forget(key, model, now_ns)
 
     def answer_again(self, key: int, ref: int, header: int, num_pieces: int, hit_ns: int, now_ns: int) -> None:
         """Answer a request with the answer to an equal one; finding that answer has taken `hit_ns`."""
@@ -134,7 +136,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return None
         client, model, number, _, _, start_ns, queue_ns, _ = request
-        self._forget(key)
+        self._forget(key, model)
         times: tuple[int, ...] = ()
         if client.traced:
             times = client.times(number, model, queue_ns, NO_COMPUTE)
@@ -256,7 +258,10 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def refuse(self, key: int, error: UnavailableError | SequenceError, now_ns: int) -> None:
         """Refuse a request with the error that its model's scheduler raised when the request was added."""
-        if isinstance(error, LateError):
+        if isinstance(error, PoisonError):
+            self[key][1].row.cells[_POISON_REFUSED] += 1
+            self.fail(key, Reason.POISON, now_ns, REJECTED, pack_poison(error.num_deaths, error.left_ns))
+        elif isinstance(error, LateError):
             self.fail(key, Reason.TOO_LATE, now_ns, REJECTED, pack_times(error.needed_ns, error.left_ns))
         elif isinstance(error, SequenceError):
             self.fail(key, error.reason, now_ns, REJECTED)
@@ -281,16 +286,22 @@ class OpenRequests(dict[int, OpenRequest]):
         A request in execution runs once more if the model may, alone, so that a request that kills instances is found;
         otherwise, and the second time, it fails. A request that exceeded a limit is not tried again.
         """
-        model = worker.model
+        model, poison = worker.model, self.poison
         begun = _batch_begun(worker, reason)
+        if poison is not None:
+            executed = [key for key, running in worker.missing.items() if running.number <= begun]
+            poison.note_death(model, executed, reason, detail, now_ns)
         for key, running in reversed(worker.missing.items()):  # reversed, since each goes to the front
             if running.number > begun:
                 self._queue_again(key)
             elif reason is Reason.INSTANCE_DIED and model.may_run_again and not self._has_begun_twice(key):
-                self._second_chances.add(key)
+                self.last_chances[key] = None
                 self._queue_again(key)
             else:
                 self.fail(key, reason, now_ns, BACKEND, detail)
+        if model.trials is not None:
+            for queued, refusal in model.trials.refused(now_ns):
+                self.refuse(queued.key, refusal, now_ns)
 
     def _queue_again(self, key: int) -> None:
         """Queue a request whose instance died, before all others and for a batch of its own."""
@@ -306,17 +317,24 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def _has_begun_twice(self, key: int) -> bool:
         """Whether the request was executed before, or its client has responses of this execution."""
-        return key in self._second_chances or key in self._responded
+        return key in self.last_chances or key in self._responded
 
-    def _forget(self, key: int) -> None:
-        self._second_chances.discard(key)
+    def _forget(self, key: int, model: ScheduledModel, answered_ns: int = 0) -> None:
+        """Forget a request that has ended, in ns by a worker's answer if it is not 0."""
         self._responded.discard(key)
+        trials = self.last_chances.pop(key, None)
+        if trials is not None:
+            trials.ended(key, answered_ns, has_lived=answered_ns != 0)
+            model.end_trials()
 
     def drop(self, key: int) -> None:
         """Remove a request that its client has not sent again: no worker has it any more, or its client does not
         wait for it. If the client does send the request later, it is queued then."""
         model = self.pop(key)[1]
         self._responded.discard(key)
+        if (trials := self.last_chances.get(key)) is not None:
+            self.last_chances[key] = None
+            trials.ended(key, 0, has_lived=False)
         self._late.drop(key)
         if model.order is not None:
             self._send_all(model.order.forget(lambda each: each == key))
@@ -328,7 +346,7 @@ class OpenRequests(dict[int, OpenRequest]):
         running = []
         for key in [key for key, request in self.items() if request[0] is client]:
             model = self.pop(key)[1]
-            self._forget(key)
+            self._forget(key, model)
             if model.sharing is not None:
                 model.sharing.abandon(model, key)
             if not model.scheduler.cancel(key):
@@ -336,7 +354,8 @@ class OpenRequests(dict[int, OpenRequest]):
             self._counted.add(model)
             self.awake[model.id] = model
         owner = client.owner
-        self._second_chances -= {key for key in self._second_chances if key >> NUMBER_BITS == owner}
+        for key in [key for key in self.last_chances if key >> NUMBER_BITS == owner]:
+            del self.last_chances[key]
         for order in orders:
             if order is not None:
                 self._send_all(order.forget(lambda key: key >> NUMBER_BITS == owner))

@@ -211,6 +211,11 @@ BATCH_ROWS = Family("shoal_batch_rows", "histogram", MODEL, "Executed batches by
 QUEUE_AGE = _gauge(
     "shoal_queue_oldest_age_seconds", MODEL, "How long the oldest request that awaits execution has waited"
 )
+#: Figures of requests that end the instances which execute them.
+POISON = _cells(
+    ("shoal_poison_found_total", "poison_found", "Requests that were found to end instances", 1),
+    ("shoal_poison_refused_total", "poison_refused", "Requests that were refused because equal ones end instances", 1),
+)
 INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that batches may go to")
 INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that there should be")
 #: Figures of each instance, from the supervisor; an instance that is not up lacks some.
@@ -259,7 +264,7 @@ SERVER_FAMILIES = _figures(
 _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
-    INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES, FRONT_END_RINGS, BUILD_INFO,
-    CERTIFICATE_EXPIRY, *SERVER_FAMILIES,
+    *POISON, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES, FRONT_END_RINGS,
+    BUILD_INFO, CERTIFICATE_EXPIRY, *SERVER_FAMILIES,
 )  # fmt: skip
 ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])

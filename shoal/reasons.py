@@ -36,6 +36,7 @@ class Reason(IntEnum):
     NO_CORRELATION = 15
     SEQUENCE_TIMED_OUT = 16
     SEQUENCE_LOST = 17
+    POISON = 18
 
 
 class ModelGoneError(errors.UnavailableError):
@@ -44,6 +45,13 @@ class ModelGoneError(errors.UnavailableError):
 
 class QueueFullError(errors.UnavailableError):
     """The model's queue has no room for the request."""
+
+
+class PoisonRefusedError(errors.InvalidArgumentError):
+    """Requests with the same content have ended instances; this one is not executed. Not worth another attempt before
+    the time that the sentence names. Triton has no code for that."""
+
+    http_status, grpc_status = 422, 9
 
 
 class WorkerDiedError(errors.InternalError):
@@ -110,6 +118,16 @@ def unpack_sizes(figure: int) -> tuple[int, int]:
         for part in (figure >> bits, figure)
     )
     return first, second
+
+
+def pack_poison(num_deaths: int, left_ns: int) -> int:
+    """The DETAIL word of a REPLY whose REASON is POISON: deaths, and the time in us, of 22 and 42 bits."""
+    return min(num_deaths, (1 << 22) - 1) << 42 | min(left_ns // 1000, (1 << 42) - 1)
+
+
+def unpack_poison(word: int) -> tuple[int, float]:
+    """The number of deaths and the time in seconds of a word."""
+    return word >> 42, (word & (1 << 42) - 1) / 1e6
 
 
 _MAX_US = (1 << 32) - 1
@@ -182,6 +200,12 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "[request id: {id}] model '{model}' is overloaded: it needs about {needed} to answer this request, which has "
         "{left} left",
     ),
+    Reason.POISON: (
+        PoisonRefusedError,
+        "[request id: {id}] model '{model}' version {version} does not execute this request: equal ones have ended "
+        "{num_deaths} of its instances. It is refused for another {refused}. The server's log has its shapes; "
+        "change the request, or mend the model and load it again",
+    ),
     Reason.TIMED_OUT: (errors.UnavailableError, TIMED_OUT),
     Reason.TAKEN_OVER: (
         errors.UnavailableError,
@@ -237,6 +261,7 @@ def error_for(
     death = DeathDetail.unpack(detail)
     peak, limit = map(describe_size, unpack_sizes(death.figure))
     needed_s, left_s = unpack_times(detail)
+    num_deaths, refused_s = unpack_poison(detail)
     error = kind(
         sentence.format(
             model=model,
@@ -251,6 +276,8 @@ def error_for(
             limit=limit,
             needed=describe_time(needed_s),
             left=describe_time(left_s),
+            num_deaths=num_deaths,
+            refused=describe_time(refused_s),
         )
     )
     if isinstance(error, WorkerDiedError):

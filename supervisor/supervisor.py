@@ -192,6 +192,7 @@ class Supervisor:
             on(from_batcher.WorkerRetired, self._on_worker_retired),
             on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
             on(from_batcher.ModelExplained, self._explanations.receive),
+            on(from_batcher.PoisonFound, self._models.all_versions.on_poison),
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage

@@ -10,6 +10,7 @@ from shoal.reasons import (
     MAX_FIGURE,
     DeathDetail,
     ModelGoneError,
+    PoisonRefusedError,
     QueueFullError,
     Reason,
     WorkerDiedError,
@@ -24,7 +25,12 @@ from shoal.reasons import (
 #: pid 4242, instance 3 of the second group.
 WHO = 4242 << 42 | 1 << 34 | 3 << 26
 #: Signal 11; 8100 and 8192 MiB, as 9 bits shifted by 4 and by 5; 1500 ms; 2.5 s and 0.2 s in us.
-DETAILS = {9: WHO | (506 << 4 | 4) << 13 | 256 << 4 | 5, 10: WHO | 1500, 13: 2_500_000 << 32 | 200_000}
+DETAILS = {
+    9: WHO | (506 << 4 | 4) << 13 | 256 << 4 | 5,
+    10: WHO | 1500,
+    13: 2_500_000 << 32 | 200_000,
+    18: 3 << 42 | 59_500_000,
+}
 DETAIL = WHO | 0xFFF5
 _NOT_HEALTHY = (
     "[request id: r7] Failed to process the request(s) for model instance 'cpu_3', message: Stub process 'cpu_3' is "
@@ -106,6 +112,13 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         errors.UnavailableError,
         "[request id: r7] the sequence call-7 of model 'simple' has ended with the instance that had its state. Begin "
         "it again with the START flag",
+    ),
+    (
+        18,
+        PoisonRefusedError,
+        "[request id: r7] model 'simple' version 3 does not execute this request: equal ones have ended 3 of its "
+        "instances. It is refused for another 59.5 s. The server's log has its shapes; change the request, or mend the "
+        "model and load it again",
     ),
 ]
 

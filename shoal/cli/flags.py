@@ -400,6 +400,12 @@ BOUNDS = (
         "milliseconds in which every request must be answered; one that cannot be is refused, or leaves the queue; "
         "0: no deadline but those of clients and models",
     ),
+    honour(
+        "poison-refusal-secs",
+        integer(0, 86400),
+        "seconds for which a request is refused whose equals have ended instances, twice as long each further time; "
+        "0: it is executed whenever it comes",
+    ),
     honour("request-timeout-secs", integer(1), "seconds from acceptance to answer; then 503"),
 )
 DEPRECATED = (

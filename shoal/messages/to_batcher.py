@@ -32,6 +32,7 @@ class BatcherActivated(Message):
     is_successor: bool  # takes a dead batcher's place, and serves after Resume
     rate_limits: Sequence[tuple[str, int, int | None]] | None  # resource, count, device; None without --rate-limit
     latency_target_ms: int
+    poison_refusal_ns: int  # how long a request that ends instances is refused first; 0: not at all
     bell: Fd  # the batcher's own bell, for peers that have none for it
     counters: Fd  # the table of counters, writable
 
@@ -94,6 +95,21 @@ class ModelFailed(Message):
     """No instance of a model version lives: its queued requests are refused."""
 
     model_id: int
+
+
+class PoisonKnown(Message):
+    """To a successor: a request that the dead batcher has found to end instances. The fields are those of
+    from_batcher.PoisonFound."""
+
+    model_id: int
+    sample_low: int
+    sample_high: int
+    digest_low: int
+    digest_high: int
+    num_deaths: int
+    num_refusals: int
+    refused_until_ns: int
+    until_ns: int
 
 
 class RetireModel(Message):

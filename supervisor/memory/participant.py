@@ -74,6 +74,7 @@ def batcher_activated(
         is_successor=is_successor,
         rate_limits=options.rate_limits,
         latency_target_ms=options.latency_target,
+        poison_refusal_ns=options.poison_refusal_secs * 1_000_000_000,
         bell=bell_fd,
         counters=counters_fd,
     )

@@ -13,8 +13,16 @@ from collections.abc import Callable, Sequence
 
 from shoal import errors
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.messages.from_batcher import PoisonFound
 from shoal.messages.message import Message
-from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, ModelFailed, ModelRemoved, RetireModel
+from shoal.messages.to_batcher import (
+    InstanceGroupsChanged,
+    ModelAdded,
+    ModelFailed,
+    ModelRemoved,
+    PoisonKnown,
+    RetireModel,
+)
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
 from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
@@ -34,6 +42,9 @@ from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.roster import Roster
 
 _log = logging.getLogger(__name__)
+
+#: Requests that end instances, of one version, of which a successor is told: as many as the batcher knows.
+_MAX_POISON = 256
 
 
 class ServedVersion:
@@ -61,6 +72,7 @@ class ServedVersion:
         self._started_s = 0.0
         self._has_come_up = self._is_retiring = False
         self.is_ending = False  # the last request has been answered; instances end or have ended
+        self._poison: dict[tuple[int, int], PoisonKnown] = {}  # by the sample of the request; the last one is the last
         self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
         self.is_public = False  # clients know this copy; changed by its model
@@ -378,6 +390,14 @@ class ServedVersion:
             )  # fmt: skip
             self._end()
 
+    def on_poison(self, message: PoisonFound) -> None:
+        """Remember a request that ends instances, for the batcher's successor."""
+        key = message.sample_low, message.sample_high
+        self._poison.pop(key, None)
+        self._poison[key] = PoisonKnown(*message.values)
+        if len(self._poison) > _MAX_POISON:
+            del self._poison[next(iter(self._poison))]
+
     def on_drained(self) -> None:
         """End a retiring version: the batcher has no more requests of it."""
         if self._is_retiring:
@@ -419,6 +439,8 @@ class ServedVersion:
         """Send a successor this version's queue and state, before it is sent the workers."""
         if self.version.is_config_final and not self.ended.done():
             self._context.star.send_to_batcher(self._batcher_message())
+            for known in self._poison.values():
+                self._context.star.send_to_batcher(known)
         if self.version.is_failed:
             self._context.star.send_to_batcher(ModelFailed(self.version.model_id))
 

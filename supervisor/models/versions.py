@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 from shoal.errors import UnavailableError
+from shoal.messages.from_batcher import PoisonFound
 from shoal.messages.message import Message
 from shoal.messages.shared import Ping
 from shoal.model_config.ensemble import is_ensemble
@@ -140,6 +141,11 @@ class Versions:
         """End a retiring version: the batcher has no more requests of it."""
         if model_id in self._served:
             self._served[model_id].on_drained()
+
+    def on_poison(self, message: PoisonFound) -> None:
+        """Remember a request that ends a version's instances, for the batcher's successor."""
+        if message.model_id in self._served:
+            self._served[message.model_id].on_poison(message)
 
     # --- directories made for one load ---
 

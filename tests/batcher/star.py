@@ -68,9 +68,10 @@ class End:
 class Star:
     """An exchange with whatever the test adds; `is_limited`: as under --rate-limit=execution_count."""
 
-    def __init__(self, *, is_limited: bool = False) -> None:
+    def __init__(self, *, is_limited: bool = False, poison_refusal_ns: int = 0) -> None:
         self._limiter = RateLimiter() if is_limited else None
-        self.exchange = Exchange(WALL_OFFSET_NS, 1000, self._limiter)
+        self._poison_refusal_ns = poison_refusal_ns
+        self.exchange = Exchange(WALL_OFFSET_NS, 1000, self._limiter, 0, poison_refusal_ns)
         table, table_view = make_segment(layout.COUNTERS, 1000, counters.GEOMETRY)
         self._table = CounterTable(table)
         self._table_view = CounterTableView(table_view)
@@ -179,7 +180,7 @@ class Star:
     def succeed(self, late: Collection[int] = ()) -> None:
         """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`, those clients that
         are late after `succession.receive_late`."""
-        self.exchange = Exchange(WALL_OFFSET_NS, 1000)
+        self.exchange = Exchange(WALL_OFFSET_NS, 1000, None, 0, self._poison_refusal_ns)
         self.batcher_owner += 1
         for model_id, (config, may_run_again) in self._models.items():
             row = self._table.restored_row(model_id)

@@ -19,7 +19,13 @@ from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server, await_rest, descendants, footprint, lasting, serving, title
 from tests.reliability.row import Course
 
-FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
+FLAGS = (
+    "--exit-on-error=false",
+    "--shm-client-slab-mib=4",
+    "--shm-worker-slab-mib=1",
+    "--shm-oversize-mib=64",
+    "--poison-refusal-secs=0",  # what ends an instance is sent again and again
+)
 OVERSIZED = 500_000  # elements: 2 MB, more than a block of these slabs
 #: What a process may have more at the end: allocators and caches, not something that grows with requests.
 MAX_GROWTH = 1.1

@@ -13,6 +13,8 @@ from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.batcher.scheduling.suspects import Suspects
+from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.model_config.rate_limiter import Demand, Resource
 
 REQUEST = QueuedRequest(1, 1, 0, 1000)
@@ -63,6 +65,7 @@ WRAPPERS: dict[str, Callable[[Scheduler], Scheduler]] = {
     "rate limited": limited,
     "deadlines": DeadlineScheduler,
     "both": lambda scheduler: DeadlineScheduler(limited(scheduler)),
+    "trials": lambda scheduler: TrialScheduler(scheduler, Suspects(1), lambda _key: None, {}),
 }
 #: What a wrapper answers by itself.
 OWN = {("deadlines", "heeds_deadlines"), ("both", "heeds_deadlines")}

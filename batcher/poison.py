@@ -1,0 +1,152 @@
+"""Poison: requests that end the instances which execute them. They are noted at a death, tried alone, then refused.
+
+The policy is in scheduling/suspects.py and scheduling/trials.py; this file reads requests' contents and decides which
+deaths count. A model without suspects pays nothing: contents are read at a death, and of arriving requests while their
+model has suspects. Lives in the batcher.
+"""
+
+import logging
+import signal
+from collections.abc import Iterable, Mapping
+
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.peers import OpenRequest, ScheduledModel
+from shoal.batcher.scheduling.suspects import Content, Suspect, Suspects
+from shoal.batcher.scheduling.trials import TrialScheduler
+from shoal.errors import InternalError
+from shoal.messages.from_batcher import PoisonFound
+from shoal.messages.message import Message
+from shoal.messages.to_batcher import PoisonKnown
+from shoal.reasons import DeathDetail, Reason
+from shoal.shm.counters import CELL
+from shoal.shm.layout import unpack_span
+from shoal.star.request_digest import RequestContent, request_content
+
+_log = logging.getLogger(__name__)
+
+_FOUND = CELL["poison_found"]
+#: Signals that come from outside: an operator's, or the kernel's for want of memory that is not known to be the
+#: worker's own. Such a death says nothing about the requests.
+_FROM_OUTSIDE = frozenset(
+    {
+        -signal.SIGKILL,
+        -signal.SIGTERM,
+        -signal.SIGINT,
+        -signal.SIGHUP,
+        -signal.SIGQUIT,
+        -signal.SIGUSR1,
+        -signal.SIGUSR2,
+    }
+)
+_COUNTED = frozenset({Reason.INSTANCE_DIED, Reason.OUT_OF_MEMORY, Reason.EXECUTION_LIMIT})
+#: Contents of clients that run foreign code are compared among themselves only: such a client can change its block
+#: while a worker reads it, so that a death would be laid to another content.
+_FOREIGN = b"foreign"
+#: Queued requests that are compared with a dead instance's (ours: 30 ms); further ones are executed as they come.
+_MAX_COMPARED = 4096
+
+
+class Poison:
+    """The suspects of all models."""
+
+    def __init__(
+        self,
+        requests: Mapping[int, OpenRequest],
+        blocks: Blocks,
+        tried: dict[int, TrialScheduler | None],
+        refusal_ns: int,
+        reports: list[Message],
+    ) -> None:
+        """`tried` and `refusal_ns` are as for TrialScheduler and Suspects; `reports` gets what is found."""
+        self._requests = requests
+        self._blocks = blocks
+        self._tried = tried
+        self._refusal_ns = refusal_ns
+        self._reports = reports
+
+    def read(self, key: int) -> RequestContent | None:
+        """The content of an open request; None for one of a sequence, or one that the batcher cannot read."""
+        request = self._requests.get(key)
+        if request is None:
+            return None
+        client, _, _, block, span, _, _, _ = request
+        own = self._blocks.open(block)
+        if own is None:
+            return None
+
+        def open_block(ref: int) -> memoryview | None:
+            if not ref:
+                return own
+            return None if client.is_guest and not self._blocks.is_of(client.owner, ref) else self._blocks.open(ref)
+
+        offset, nbytes = unpack_span(span)
+        try:
+            header = own[offset : offset + nbytes].tobytes()
+            return request_content(header, open_block, b"" if client.is_front_end else _FOREIGN)
+        except InternalError:
+            return None
+
+    def note_death(
+        self, model: ScheduledModel, executed: Iterable[int], reason: Reason, detail: int, now_ns: int
+    ) -> None:
+        """Note that an instance died while it executed these requests (keys), which are still open."""
+        keys = list(executed)
+        if model.trials is not None:
+            model.trials.died()
+        if reason not in _COUNTED or (
+            reason is Reason.INSTANCE_DIED and DeathDetail.unpack(detail).code in _FROM_OUTSIDE
+        ):
+            return
+        contents = [content for key in keys if (content := self.read(key)) is not None]
+        if not contents:
+            return
+        trials = self._trials(model)
+        trials.died()
+        for convicted, suspect in trials.suspects.died(contents, len(keys), now_ns):
+            model.row.cells[_FOUND] += 1
+            self._report(model, convicted, suspect, now_ns)
+        self._hold_back(model, trials)
+
+    def _trials(self, model: ScheduledModel) -> TrialScheduler:
+        if model.trials is None:
+            model.trials = TrialScheduler(model.scheduler, Suspects(self._refusal_ns), self.read, self._tried)
+            model.scheduler = model.trials
+        return model.trials
+
+    def _hold_back(self, model: ScheduledModel, trials: TrialScheduler) -> None:
+        """Have queued requests whose contents are suspects wait for a trial."""
+        if not trials.behind.pending:
+            return
+        queued = [key for key, request in self._requests.items() if request[1] is model][:_MAX_COMPARED]
+        for key in reversed(queued):  # reversed, since each goes to the front
+            content = self.read(key)
+            if content is not None and trials.suspects.is_suspect(content.sample) and trials.behind.cancel(key):
+                trials.add_first(self._requests[key][-1])
+
+    def _report(self, model: ScheduledModel, content: Content, suspect: Suspect, now_ns: int) -> None:
+        assert suspect.convicted is not None
+        _log.warning(
+            "model '%s' version %d: a request has ended %d instances (%s; digest %016x%016x). Requests equal to it are "
+            "refused with status 422 for %d s; loading the model again admits them",
+            "" if model.signature is None else model.signature.name,
+            model.version,
+            suspect.num_deaths,
+            content.describe(),
+            *suspect.convicted,
+            (suspect.refused_until_ns - now_ns) // 1_000_000_000,
+        )
+        sample, digest = content.sample, suspect.convicted
+        self._reports.append(
+            PoisonFound(
+                model.id, *sample, *digest, suspect.num_deaths, suspect.num_refusals, suspect.refused_until_ns,
+                suspect.until_ns,
+            )
+        )  # fmt: skip
+
+    def restore(self, model: ScheduledModel, known: PoisonKnown | PoisonFound) -> None:
+        """Go on with a dead batcher's refusal."""
+        suspect = Suspect()
+        suspect.convicted = known.digest_low, known.digest_high
+        suspect.num_deaths, suspect.num_refusals = known.num_deaths, known.num_refusals
+        suspect.refused_until_ns, suspect.until_ns = known.refused_until_ns, known.until_ns
+        self._trials(model).suspects.restore((known.sample_low, known.sample_high), suspect)
