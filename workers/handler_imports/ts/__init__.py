@@ -5,6 +5,9 @@ imports torch before a handler needs it. The backend (shoal.workers.backends.tor
 and gives it its ways out: metrics and intermediate responses.
 """
 
+from ts import refused
 from ts.version import __version__
+
+refused.install()
 
 __all__ = ["__version__"]
