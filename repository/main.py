@@ -44,6 +44,7 @@ class Poller:
             on(to_poller.LookAll, self._look_all),
             on(to_poller.LoadStore, self._load_store),
             on(to_poller.Register, self._register),
+            on(to_poller.LookAgain, self._look_again),
             on(to_poller.Withdraw, self._withdraw),
             on(to_poller.SaveSnapshot, self._save_snapshot),
             on(to_poller.Discard, self._discard),
@@ -90,6 +91,15 @@ class Poller:
         if self._store is None:
             raise torchserve_error(404, "ModelNotFoundException", "Model store has not been configured.")
         self._send_found(order, [self._store.register(StoreRequest(**order.request))])
+        self._channel.send(to_poller.OrderDone(order.order))
+
+    def _look_again(self, order: to_poller.LookAgain) -> None:
+        from shoal.repository.torchserve.configuration import StoreRequest
+
+        found = (
+            None if self._store is None else self._store.look_again(StoreRequest(**order.request), order.modified_ns)
+        )
+        self._send_found(order, [] if found is None else [found])
         self._channel.send(to_poller.OrderDone(order.order))
 
     def _withdraw(self, order: to_poller.Withdraw) -> None:

@@ -33,7 +33,7 @@ from shoal.process import adopt_orphans
 from shoal.repository.slots import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.certificates import Certificates
-from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared, sleep
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.key_file import KeyFile
@@ -306,7 +306,15 @@ class Supervisor:
         from_repositories = self._model_control.load_at_start()
         if self._options.store is not None:
             await self._registrations.load_at_start()
+            if self._options.model_control_mode == "poll" and self._options.repository_poll_secs:
+                self._loop.start(self._look_at_store())
         await shared(from_repositories)
+
+    async def _look_at_store(self) -> None:
+        """Load again what has changed in TorchServe's store, as a change of a repository is."""
+        while True:
+            await sleep(self._options.repository_poll_secs)
+            await self._registrations.look_again()
 
     def _watched(self) -> Iterator[Watched]:
         """The server's own processes that run no users' code."""

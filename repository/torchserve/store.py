@@ -107,6 +107,16 @@ class TorchServeStore:
                 place.path.unlink(missing_ok=True)
             raise
 
+    def look_again(self, request: StoreRequest, modified_ns: int) -> FoundModel | None:
+        """The model of an archive of the store, or of a folder, that has another modification time now than this; None
+        where it is unchanged, or gone, which ends no model. Raises as `register`."""
+        path = None if is_url(request.url) else self._path(request.url, is_startup=True)
+        if path is not None and path.is_dir():
+            path = _entered(path)
+        if path is None or newest_ns(path)[0] in (0, modified_ns):
+            return None
+        return self.register(request)
+
     def withdraw(self, directory: Path, archive: str) -> None:
         """Remove an unpacked archive and, where it was a download, the archive of this name in the store; else ""."""
         if directory.parent == self.work:

@@ -71,6 +71,15 @@ class Register(Message):
     request: dict[str, Any]
 
 
+class LookAgain(Message):
+    """Sent by the supervisor: if an archive of the store has another modification time than this, find and unpack it
+    again; `request` is that of its registration."""
+
+    order: int
+    request: dict[str, Any]
+    modified_ns: int
+
+
 class Withdraw(Message):
     """Sent by the supervisor: remove an unpacked archive and, where it was a download, the archive in the store."""
 
@@ -141,5 +150,5 @@ class OrderRefused(Message):
     sentence: str
 
 
-Order = Poll | LookAll | Look | LoadStore | Register | Withdraw | SaveSnapshot | Discard
+Order = Poll | LookAll | Look | LoadStore | Register | LookAgain | Withdraw | SaveSnapshot | Discard
 POLLER_WELCOME = Kinds(PollerWelcomed)

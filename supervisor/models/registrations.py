@@ -10,7 +10,7 @@ as long as it is registered. Runs in the supervisor. Errors have TorchServe's se
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Registration:
     workers: int  # 0: known, not loaded
     most: int  # as a registration or the last scaling had it; the count of workers does not grow by itself
     handler: str = ""  # as the registration named it; "": the archive's
+    request: Arguments = field(default_factory=dict)  # of the registration: the fields of StoreRequest
 
 
 class Registrations:
@@ -65,6 +66,7 @@ class Registrations:
         self._snapshots = Snapshots(loop, repository, self._snapshot, are_written=has_snapshots)
         # Changed by registrations and scalings. Versions are in the order of their registration.
         self._rows: dict[str, dict[str, Registration]] = {}
+        self._complaint = ""  # the last of look_again
         self._defaults: dict[str, str] = {}  # model → text of the version that requests without one mean
 
     @property
@@ -138,6 +140,7 @@ class Registrations:
                 _log.warning("'%s' is not loaded: %s", _said(each.config, "ts_model_url"), _readable(error))
                 self._withdraw(each.directory, each.origin)
             else:
+                row.request = {"is_startup": True}
                 names |= {each.name: None} if row.workers else {}
         await gather(*[self._load(name) for name in names], return_exceptions=True)
         self._snapshots.save("startup")
@@ -145,6 +148,59 @@ class Registrations:
     async def save_last_snapshot(self) -> None:
         """Have the snapshot of the server's stop written."""
         await self._snapshots.save_last()
+
+    async def look_again(self) -> None:
+        """Load again, one after the other, versions whose archives in the store have changed; the old ones serve until
+        the new ones do, and go on where these fail, which is logged."""
+        for name, rows in tuple(self._rows.items()):
+            for row in tuple(rows.values()):
+                request = {**row.request, "url": row.url, "model_name": name}
+                if not row.archive and self._rows.get(name, {}).get(row.text) is row:
+                    try:
+                        found = await self._repository.look_again(request, row.modified_ns)
+                        if found is not None:
+                            await self._replace(name, row, found)
+                    except ShoalError as error:
+                        self._complain(f"the changed archive of model '{name}' is not loaded: {_readable(error)}")
+
+    def _complain(self, sentence: str) -> None:
+        """Log an error, unless it is the last one again: an archive that cannot be read is read at each look."""
+        if sentence != self._complaint:
+            self._complaint = sentence
+            _log.error("%s", sentence)
+
+    async def _replace(self, name: str, row: Registration, found: FoundModel) -> None:
+        """Load the changed archive of a version, which may be another version by its text."""
+        rows, text = self._rows.get(name, {}), _said(found.config, "ts_version")
+        (version,) = found.versions.values()
+        if rows.get(row.text) is not row or (text != row.text and text in rows):
+            self._withdraw(found.directory, "")
+            return
+        before, old = replace(row), self._serving(name, row)
+        config = with_default(found.config, is_default=self._defaults[name] == row.text)
+        row.config = {**config, "instance_group": with_count(config, max(1, row.workers))}
+        row.directory, row.modified_ns = version.directory, version.modified_ns
+        try:
+            await self._load(name)
+        except ShoalError:
+            row.config, row.directory = before.config, before.directory  # it is tried again after a further change
+            self._withdraw(found.directory, "")
+            raise
+        if text != row.text:
+            if self._defaults[name] == row.text:
+                self._defaults[name] = text
+            self._rows[name] = {text if key == row.text else key: each for key, each in rows.items()}
+            row.text = text
+        _log.info("model '%s' version %s: its archive has changed, and is loaded again", name, text)
+        self._snapshots.save("snapshot")
+        if before.directory != row.directory:
+            self._loop.start(self._withdraw_after(old, before.directory))
+
+    async def _withdraw_after(self, served: Any, directory: Path) -> None:
+        """Remove an unpacked archive once the version that was made of it has ended."""
+        if served is not None:
+            await shared(served.ended)
+        self._withdraw(directory, "")
 
     # --- what clients ask ---
 
@@ -158,7 +214,7 @@ class Registrations:
         except ShoalError:
             self._withdraw(found.directory, found.origin)
             raise
-        name, row.handler = found.name, request.get("handler") or ""
+        name, row.handler, row.request = found.name, request.get("handler") or "", request
         if not row.workers:
             self._snapshots.save("snapshot")
         else:

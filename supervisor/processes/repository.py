@@ -151,6 +151,11 @@ class RepositoryPoller:
         order = to_poller.Register(next(self._numbers), dict(request))
         return self._order(order, lambda _answer, found: found[0])
 
+    def look_again(self, request: Mapping[str, Any], modified_ns: int) -> Future[FoundModel | None]:
+        """The model that a registration means, if its archive has changed since; None if not."""
+        order = to_poller.LookAgain(next(self._numbers), dict(request), modified_ns)
+        return self._order(order, lambda _answer, found: found[0] if found else None)
+
     def withdraw(self, directory: Path, archive: str) -> None:
         """Order the removal of an unpacked archive, and of a downloaded one from the store."""
         order = to_poller.Withdraw(next(self._numbers), str(directory), archive)

@@ -6,6 +6,7 @@ The test plays the poller and the workers.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import pytest
 from shoal.errors import ShoalError, UnavailableError
 from shoal.model_config.load import parse_override, prepare_config
 from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.torchserve.configuration import ArchiveFacts, Machine, StoreRequest, configuration
 from shoal.repository.torchserve.manifest import Manifest
 from shoal.repository.torchserve.yaml_config import YamlConfig
@@ -47,6 +49,8 @@ class Rig:
         self.registrations = Registrations(loop, cast(RepositoryPoller, self), self.models)
         self.finds: list[FoundModel | ShoalError] = []
         self.withdrawn: list[tuple[str, str]] = []
+        self.changed: list[FoundModel | ShoalError | None] = []
+        self.looked: list[tuple[str, int]] = []
         self._up: set[int] = set()
 
     # --- the poller ---
@@ -63,6 +67,16 @@ class Rig:
     def load_store(self) -> Future[list[FoundModel]]:
         answer: Future[list[FoundModel]] = self.made.rig.loop.future()
         answer.set_result([each for each in self.finds if isinstance(each, FoundModel)])
+        return answer
+
+    def look_again(self, request: dict[str, Any], modified_ns: int) -> Future[FoundModel | None]:
+        self.looked.append((request["url"], modified_ns))
+        answer: Future[FoundModel | None] = self.made.rig.loop.future()
+        changed = self.changed.pop(0) if self.changed else None
+        if isinstance(changed, ShoalError):
+            answer.set_exception(changed)
+        else:
+            answer.set_result(changed)
         return answer
 
     def withdraw(self, directory: Path, archive: str) -> None:
@@ -100,6 +114,14 @@ class Rig:
         leaving = [each for each in tuple(self.made.roster) if each.version is version]
         self.models.all_versions.on_drained(version.model_id)
         for instance in leaving:
+            self._up.discard(instance.number)
+            self.made.end(instance)
+        self.made.rig.settle()
+
+    def end_old(self, served: Any) -> None:
+        """A copy of a version that another has replaced has answered all, and its workers end."""
+        self.models.all_versions.on_drained(served.version.model_id)
+        for instance in [each for each in tuple(self.made.roster) if each.version is served.version]:
             self._up.discard(instance.number)
             self.made.end(instance)
         self.made.rig.settle()
@@ -243,6 +265,69 @@ def test_scaling_that_fails_leaves_the_workers_that_are_there() -> None:
         made.refuse()
         assert made.refusal(scaled).startswith("ts:500:InternalServerException:Failed to start workers for model m")
         assert made.listed() == [("m", "1.0", 1, True, True)]
+
+
+def changed(text: str) -> FoundModel:
+    """A version as the poller finds it once its archive has changed."""
+    made = found("m", text, 1)
+    directory = Path(f"/unpacked/m-{text}-again")
+    return replace(made, directory=directory, versions={1: FoundVersion(directory, 2)})
+
+
+def look_again(made: Rig) -> Task[None]:
+    looking = made.made.rig.loop.begin(made.registrations.look_again())
+    made.made.rig.settle()
+    return looking
+
+
+def test_an_archive_that_has_changed_is_loaded_again_and_the_old_one_serves_until_then() -> None:
+    with rig() as made:
+        made.add(found("m", "1.0", 1))
+        made.bring_up()
+        assert look_again(made).exception() is None
+        assert (made.looked, len(made.models.versions)) == ([("m.mar", 1)], 1)
+        made.changed = [changed("1.0")]
+        looking = look_again(made)
+        assert made.states()["m", 1] == "READY"
+        (old,) = made.models.models[ModelIdentifier("m")].serving.values()
+        made.bring_up()
+        assert looking.exception() is None
+        (new,) = made.models.models[ModelIdentifier("m")].serving.values()
+        assert new is not old
+        assert made.withdrawn == []  # the old workers may still read their files
+        made.end_old(old)
+        assert made.withdrawn == [("m-1.0", "")]
+        look_again(made)
+        assert made.looked[-1] == ("m.mar", 2)
+
+
+def test_a_changed_archive_may_be_another_version() -> None:
+    with rig() as made:
+        made.add(found("m", "1.0", 1))
+        made.bring_up()
+        made.changed = [changed("2.0")]
+        look_again(made)
+        made.bring_up()
+        assert made.listed() == [("m", "2.0", 1, True, True)]
+
+
+def test_a_changed_archive_that_fails_leaves_the_old_one(caplog: pytest.LogCaptureFixture) -> None:
+    with rig() as made:
+        made.add(found("m", "1.0", 1))
+        made.bring_up()
+        made.changed = [changed("1.0")]
+        looking = look_again(made)
+        made.refuse()
+        assert looking.exception() is None
+        assert (made.listed(), made.states()["m", 1]) == ([("m", "1.0", 1, True, True)], "READY")
+        assert made.withdrawn == [("m-1.0-again", "")]
+        broken = UnavailableError("ts:400:InvalidModelException:no zip")
+        made.changed = [broken]
+        look_again(made)
+        made.changed = [broken]
+        look_again(made)
+        assert len([each for each in caplog.messages if each.endswith("is not loaded: no zip")]) == 1
+        assert made.looked[-1] == ("m.mar", 2)  # it is tried again after a further change
 
 
 def test_the_start_loads_what_was_found_logs_what_was_not_and_takes_the_default_of_the_settings(

@@ -20,8 +20,8 @@ REFUSED: Mapping[str, str] = {
     "ts.torch_handler.distributed": f"DeepSpeed, PiPPy and Neuron need torchrun's workers; {_NO_LAUNCHER}",
     "ts.torch_handler.vllm_handler": "it is written for one version of vLLM's internals: serve the model by a handler "
     "of your own with vLLM's AsyncLLMEngine and 'asyncCommunication: true', or by vLLM itself",
-    "ts.torch_handler.trt_llm_handler": "it is written for one version of TensorRT-LLM: serve the model by a handler of "
-    "your own with 'asyncCommunication: true'",
+    "ts.torch_handler.trt_llm_handler": "it is written for one version of TensorRT-LLM: serve the model by a handler "
+    "of your own with 'asyncCommunication: true'",
     "ts.torch_handler.dali_image_classifier": "NVIDIA DALI is not supported: preprocess with torchvision",
     "ts.torch_handler.dali_handler": "NVIDIA DALI is not supported: preprocess with torchvision",
     "ts.handler_utils.preprocess": "NVIDIA DALI is not supported: preprocess with torchvision",
