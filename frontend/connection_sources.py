@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from shoal.frontend import handover
+from shoal.frontend.unix_socket import with_addresses
 
 #: Most connections that are accepted at once: connections in service must not starve, and other lanes that have been
 #: woken get some, too.
@@ -102,7 +103,7 @@ class ConnectionSources:
                 except OSError:  # no descriptor is left: the lane's next tick tries again
                     self.pause()
                     break
-                arrivals.append((accepted, b""))
+                arrivals.append((with_addresses(accepted), b""))
             self._go_last(fd)
         return arrivals
 

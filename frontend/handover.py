@@ -14,6 +14,7 @@ import socket
 from collections import deque
 
 from shoal.frontend.relayed_socket import RelayedSocket
+from shoal.frontend.unix_socket import with_addresses
 
 _log = logging.getLogger("shoal")
 
@@ -134,7 +135,7 @@ def _unpack(message: bytes, fds: "array.array[int]") -> tuple[socket.socket, byt
     owns none."""
     if message[:1] == _OWN:
         data = message[1:] if len(fds) == 1 else _read(fds[1])
-        return socket.socket(fileno=fds[0]), data, 1
+        return with_addresses(socket.socket(fileno=fds[0])), data, 1
     end = 3 + int.from_bytes(message[1:3], "little")
     data = message[end:] if len(fds) == 2 else _read(fds[2])
     client, server = json.loads(message[3:end])

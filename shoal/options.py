@@ -282,6 +282,10 @@ class ServerOptions:
         return found | ({"http": self.http_tls} if https_endpoints(self) else {})
 
 
+#: What the address of a Unix socket begins with; its port is 0.
+UNIX = "unix:"
+
+
 class Endpoint(NamedTuple):
     """A listening socket of the server."""
 
@@ -357,7 +361,7 @@ def _listeners(options: ServerOptions, protocol: str, wanted: Iterable[str]) -> 
     for api in wanted:
         address, port = _torchserve_address(options, protocol + api)
         # Port 0 is a port of the listener's own.
-        key = (address, port) if port else (api, 0)
+        key = (address, port) if port or address.startswith(UNIX) else (api, 0)
         listeners[key] = (*listeners.get(key, ()), api)
     return listeners.values()
 

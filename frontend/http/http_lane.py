@@ -75,7 +75,8 @@ class HttpLane(Lane[HttpConnection]):
         # A connection from the road is between two requests, one from outside is about to send one.
         patience_s = HEAD_S if is_new and not self._stops_at_s else self._outgoing.idle_s
         accepted.setblocking(False)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         api = self._api_of(accepted) if self._apis else self._triton
         connection = self._make_connection(accepted, self.now_s + patience_s, api)
         self._connections[connection.fd] = connection

@@ -20,6 +20,7 @@ from gunicorn.workers.gthread import TConn
 
 from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.road.arrival import Arrival
+from shoal.frontend.unix_socket import UnixConnection
 
 #: Bytes that come in small pieces are joined to pieces of so many, which are freed one by one as they are parsed.
 PIECE_BYTES = 256 * 1024
@@ -98,7 +99,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
     def __init__(self, cfg: Any, accepted: socket.socket, client: Any, server: Any, *, is_lent: bool) -> None:
         super().__init__(cfg, accepted, client, server)
         self.is_lent = is_lent
-        self.is_tunnel = accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket)
+        self.is_tunnel = accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket | UnixConnection)
         self.address = client[0] if isinstance(client, tuple) else ""
         self.received = ReceivedBytes()
         # Changed by the event loop (uploads.py).

@@ -44,6 +44,7 @@ from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import Work, work_of
 from shoal.frontend.state import ServerState
+from shoal.frontend.unix_socket import with_addresses
 from shoal.process import return_large_blocks, set_title, unblock_end_signals
 
 if TYPE_CHECKING:
@@ -139,8 +140,10 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def accept(self, listener: Any) -> None:
         """Accept a connection of a listener's own, such as that for metrics."""
         try:
-            accepted, client = listener.accept()
-            connection = RoadConnection(self.cfg, accepted, client, accepted.getsockname(), is_lent=False)
+            accepted = with_addresses(listener.accept()[0])
+            connection = RoadConnection(
+                self.cfg, accepted, accepted.getpeername(), accepted.getsockname(), is_lent=False
+            )
         except OSError:  # another process took it, it was reset, or no descriptor is left
             return
         self.nr_conns += 1

@@ -22,7 +22,7 @@ from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.processes.arbiter import Arbiter, FrontEndRole
 from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
-from shoal.supervisor.processes.listeners import SERVICES, Listeners
+from shoal.supervisor.processes.listeners import SERVICES, Listeners, address_of, remove, text_of
 from shoal.supervisor.processes.zygotes import Zygotes
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class FrontEnds:
         # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here. The road's
         # endpoint for gRPC has no address: the road trusts what arrives there, and only lanes may reach it.
         self._endpoints = {
-            "{}:{}".format(*each.getsockname()): name for name, each in listeners.items() if name != "grpc"
+            "{}:{}".format(*address_of(each)): name for name, each in listeners.items() if name != "grpc"
         }
         environment = {
             ADDRESS_VARIABLE: control_address,
@@ -221,17 +221,18 @@ class FrontEnds:
         if self._is_stopping or self._num_started != self.num_front_ends:
             return
         for name, listener in self._listeners.items():
-            address, port = listener.getsockname()[:2]
-            _log.info("Started %s at %s:%d", SERVICES[name], address, port)
+            _log.info("Started %s at %s", SERVICES[name], text_of(listener))
         self._all_started.set_result(None)
 
     async def stop(self) -> None:
         """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended."""
         self._is_stopping = True
+        paths = [str(each.getsockname()) for each in self._listeners.values() if each.family == socket.AF_UNIX]
         for listener in self._listeners.values():
             listener.close()
         if self._arbiter is not None:
             await shared(self._arbiter.stop())
+        remove(paths)
 
     def close(self) -> None:
         """Close the sockets between front ends: the last front end has ended."""

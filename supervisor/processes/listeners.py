@@ -9,9 +9,10 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from shoal.options import Endpoint, ServerOptions, endpoints
+from shoal.options import UNIX, Endpoint, ServerOptions, endpoints
 
 _log = logging.getLogger(__name__)
 
@@ -76,13 +77,68 @@ def bind(options: ServerOptions, passed: Sequence[socket.socket] = ()) -> Listen
         unused.close()
     for name, listener in found.items():
         _limit_waits(listener)
-        address, port = listener.getsockname()[:2]
         when = "connections wait until" if listener in passed else "it accepts connections once"
-        _log.info("%s:%d is bound for %s; %s the models have loaded", address, port, name, when)
+        _log.info("%s is bound for %s; %s the models have loaded", text_of(listener), name, when)
     return found
 
 
+def address_of(listener: socket.socket) -> tuple[str, int]:
+    """The address and port of a listener; of a Unix socket its path behind "unix:", and 0."""
+    name = listener.getsockname()
+    return (f"{UNIX}{name}", 0) if listener.family == socket.AF_UNIX else (name[0], name[1])
+
+
+def text_of(listener: socket.socket) -> str:
+    """The address of a listener as a sentence has it."""
+    address, port = address_of(listener)
+    return address if address.startswith(UNIX) else f"{address}:{port}"
+
+
+def remove(listener_paths: Iterable[str]) -> None:
+    """Remove the files of Unix sockets that are closed."""
+    for path in listener_paths:
+        with suppress(OSError):  # gunicorn has removed it, or its directory is gone
+            os.unlink(path)
+
+
+def _bind_unix(endpoint: Endpoint) -> socket.socket:
+    """A bound Unix socket; the file of a server that has ended is replaced. Raises OSError as `bind` does."""
+    path = endpoint.address.removeprefix(UNIX)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if stat.S_ISSOCK(_mode(path)) and not _is_served(path):
+            os.unlink(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen on {endpoint.address}: {error.strerror or error}. Choose another "
+            f"--{endpoint.name}-address, or stop what listens there"
+        ) from error
+    return listener
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asking:
+        try:
+            asking.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except BlockingIOError:
+            return True  # its backlog is full
+    return True
+
+
 def _bind(endpoint: Endpoint) -> socket.socket:
+    if endpoint.address.startswith(UNIX):
+        return _bind_unix(endpoint)
     service, _, address, port, is_shared = endpoint
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,60 @@ def test_a_start_goes_on_where_the_last_server_stopped(tmp_path: Path) -> None:
         assert registered(server) == {"1.0": (1, 1, True)}
         assert server.stop() == 0
     assert sorted((tmp_path / "logs" / "config").iterdir()) == written
+
+
+_FORM = b'--b\r\nContent-Disposition: form-data; name="body"\r\n\r\nhi\r\n--b--\r\n'
+
+
+def test_listeners_may_be_unix_sockets(tmp_path: Path) -> None:
+    inference, management = tmp_path / "inference.sock", tmp_path / "management.sock"
+    for path in (inference, management):
+        with socket.socket(socket.AF_UNIX) as left:  # as a server that was killed leaves it
+            left.bind(str(path))
+    properties = (tmp_path / "config.properties").read_text()
+    properties = properties.replace("http://127.0.0.1:0", f"unix:{inference}").replace(
+        "http://localhost:0", f"unix:{management}"
+    )
+    (tmp_path / "config.properties").write_text(properties)
+    with started(tmp_path, "--ncs", "--models", "echo-1.0.mar") as server:
+        server.read_log(b"\nModel server started.\n")
+        assert f"Started TorchServe Inference at unix:{inference}".encode() in server.log
+        form = {"Content-Type": "multipart/form-data; boundary=b"}
+        connection = UnixHttpConnection(inference)
+        # The lane answers, hands the form over to the road, and gets the connection back.
+        for method, path, body, headers in (
+            ("POST", "/predictions/echo", b"hi", {}),
+            ("POST", "/predictions/echo", _FORM, form),
+            ("POST", "/predictions/echo", b"hi", {}),
+        ):
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (200, b"1.0:hi")
+        assert connection.sock is not None
+        connection.request("GET", "/metrics")  # equal addresses share a listener
+        assert connection.getresponse().status == 200
+        connection.close()
+        manager = UnixHttpConnection(management)
+        manager.request("GET", "/models")
+        assert [each["modelName"] for each in json.loads(manager.getresponse().read())["models"]] == ["echo"]
+        manager.close()
+        assert server.stop() == 0
+    assert not inference.exists()
+    assert not management.exists()
+
+
+class UnixHttpConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        """Connect to the path."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self._path)
 
 
 @contextmanager

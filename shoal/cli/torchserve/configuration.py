@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from shoal.cli.torchserve.properties import PropertiesError
+from shoal.options import UNIX
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 
@@ -15,6 +16,8 @@ from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 _PORTS = {"inference": (80, 443), "management": (8081, 8444), "metrics": (8082, 8445)}
 #: Fields of a row of `models=` that count, where they are whole numbers above 0.
 _NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+#: The longest path of a Unix socket (sun_path of sockaddr_un, with a zero behind it).
+_MAX_PATH_BYTES = 107
 #: Those that may be 0 in a snapshot: a version without workers, a batch that is not waited for.
 _ZEROS = frozenset({"minWorkers", "maxWorkers", "maxBatchDelay"})
 #: s that stand for no limit, with debug=true: the most that a model's configuration takes.
@@ -142,10 +145,16 @@ def environment_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_address(key: str, text: str, http_port: int, https_port: int) -> Address:
-    """The address of a listener. Raises PropertiesError for a Unix socket, and what is no address."""
+    """The address of a listener. Raises PropertiesError for what is no address."""
     scheme = text.partition(":")[0]
     if scheme == "unix":
-        raise PropertiesError(f"{key} is '{text}', but TorchServe's listeners have no Unix sockets: write http://")
+        path = "/" + text.removeprefix(UNIX).lstrip("/")
+        if not text.startswith(f"{UNIX}/") or len(path.encode()) > _MAX_PATH_BYTES or "\0" in path:
+            raise PropertiesError(
+                f"{key} is '{text}', which is no path of a Unix socket: write it as unix:/run/torchserve.sock, with at "
+                f"most {_MAX_PATH_BYTES} bytes"
+            )
+        return Address(UNIX + path, 0)
     parts = urlsplit(text)
     try:
         port = parts.port

@@ -32,7 +32,9 @@ ADDRESSES = [
     ("http://host:80/path", None),
     ("https://127.0.0.1:8443", Address("127.0.0.1", 8443, True)),
     ("https://localhost", Address("localhost", 444, True)),
-    ("unix:/tmp/socket", None),
+    ("unix:/tmp/socket", Address("unix:/tmp/socket", 0)),
+    ("unix:socket", None),
+    ("unix:/" + "x" * 107, None),
     ("", None),
 ]
 

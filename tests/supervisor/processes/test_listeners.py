@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.options import ServerOptions
-from shoal.supervisor.processes.listeners import bind, passed_sockets
+from shoal.supervisor.processes.listeners import address_of, bind, passed_sockets, remove
 from tests.certificates import Certificates, make_certificates
 from tests.supervisor.star_rig import OPTIONS
 
@@ -117,3 +117,44 @@ def test_files_for_tls_that_are_no_use_are_named(
 ) -> None:
     with pytest.raises(OSError, match=f"^{sentence}.* Files are in PEM format and without a password$"):
         bind(with_tls(certificates, **{file: getattr(certificates, wrong)}))
+
+
+def unix_options(path: Path) -> ServerOptions:
+    return dataclasses.replace(
+        OPTIONS,
+        allow_http=False,
+        allow_grpc=False,
+        allow_metrics=False,
+        allow_torchserve=True,
+        allow_torchserve_grpc=False,
+        torchserve_inference_address=f"unix:{path}",
+        torchserve_inference_port=0,
+        torchserve_management_port=0,
+        torchserve_metrics_port=0,
+    )
+
+
+def test_a_unix_socket_that_is_served_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(path))
+        served.listen()
+        with pytest.raises(OSError, match=f"cannot listen on unix:{path}: Address already in use"):
+            bind(unix_options(path))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_a_unix_socket_that_is_left_is_replaced_and_another_file_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    listeners = bind(unix_options(path))
+    assert address_of(listeners["torchserve-inference"]) == (f"unix:{path}", 0)
+    for each in listeners.values():
+        each.close()
+    remove([str(path), str(tmp_path / "gone")])
+    path.write_text("mine")
+    with pytest.raises(OSError, match="Choose another --torchserve-inference-address"):
+        bind(unix_options(path))
+    assert path.read_text() == "mine"
