@@ -142,12 +142,12 @@ def test_listeners_may_be_unix_sockets(tmp_path: Path) -> None:
         form = {"Content-Type": "multipart/form-data; boundary=b"}
         connection = UnixHttpConnection(inference)
         # The lane answers, hands the form over to the road, and gets the connection back.
-        for method, path, body, headers in (
+        for method, target, body, headers in (
             ("POST", "/predictions/echo", b"hi", {}),
             ("POST", "/predictions/echo", _FORM, form),
             ("POST", "/predictions/echo", b"hi", {}),
         ):
-            connection.request(method, path, body, headers)
+            connection.request(method, target, body, headers)
             answer = connection.getresponse()
             assert (answer.status, answer.read()) == (200, b"1.0:hi")
         assert connection.sock is not None
