@@ -21,7 +21,7 @@ def test_an_archive_that_changes_is_loaded_again_without_a_request_lost(tmp_path
     store.mkdir()
     repository.mkdir()
     write(store, "one")
-    polls = ("--model-control-mode=poll", "--repository-poll-secs=1", "--allow-http=false", "--allow-metrics=false")
+    polls = ("--model-control-mode=poll", "--repository-poll-secs=1")
     with torchserve(repository, f"--model-store={store}", "--models=all", *polls) as served:
         assert served.ask("POST", "/predictions/m", b"x").body == b"one"
         write(store, "two")
