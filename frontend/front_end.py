@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import fault, log
-from shoal.api_keys import ApiKey, KeyRing
+from shoal.api_keys import ApiKey, KeyLimits, KeyRing
 from shoal.frontend import tracing
 from shoal.frontend.regions import Regions
 from shoal.frontend.state import ServerState
@@ -74,7 +74,8 @@ class FrontEnd:
         self.state.tracing = tracing.changed(self.state.tracing, message, self.state.models.names)
 
     def _change_api_keys(self, message: to_client.ApiKeysChanged) -> None:
-        self.state.api_keys = key_ring(message.keys)
+        self.state.api_keys = keys = key_ring(message.keys)
+        self.state.key_uses.forget(keys.names)
 
     def settle(self, seq: int) -> None:
         """Apply messages until every model and segment is known; from then on this process answers that it is ready."""
@@ -115,4 +116,9 @@ def join(name: str) -> FrontEnd:
 
 def key_ring(rows: Sequence[Sequence[Any]]) -> KeyRing:
     """The keys in a message of the supervisor."""
-    return KeyRing([ApiKey(name, digest, tuple(scopes), tuple(models)) for name, digest, scopes, models in rows])
+    return KeyRing(
+        [
+            ApiKey(name, digest, tuple(scopes), tuple(models), KeyLimits(*limits))
+            for name, digest, scopes, models, limits in rows
+        ]
+    )

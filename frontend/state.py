@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.api_keys import KeyRing
 from shoal.errors import UnavailableError
+from shoal.frontend.access.key_limits import KeyUses
 from shoal.frontend.access.restrictions import Restrictions
 from shoal.frontend.regions import Regions
 from shoal.frontend.reused import Reused
@@ -49,6 +50,7 @@ class ServerState(KnownServer):
     has_page: bool = False  # the page at / (frontend/page)
     grpc_port: int = 0  # which the page names; 0: there is no gRPC
     api_keys: KeyRing | None = None  # None = no request needs a key
+    key_uses: KeyUses = field(default_factory=KeyUses)  # of keys with limits, on the road
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000

@@ -1,7 +1,8 @@
 """API keys: who may ask which models, administer, or read metrics. The file of --api-keys, and the keys in it.
 
     {"deploy": {"sha256": "9f86d0…", "scopes": ["admin"]},
-     "shop":   {"sha256": "60303a…", "scopes": ["infer"], "models": ["resnet*", "bert"]}}
+     "shop":   {"sha256": "60303a…", "scopes": ["infer"], "models": ["resnet*", "bert"],
+                "requests_per_second": 50, "burst": 100, "max_in_flight": 20}}
 
 The file has a key's SHA-256 alone. A key is 256 random bits, so its digest needs no salt and no slow hash: neither a
 dictionary nor a table helps to find it. Pure but for `new_key`.
@@ -10,10 +11,11 @@ dictionary nor a table helps to find it. Pure but for `new_key`.
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from hmac import compare_digest
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
@@ -28,7 +30,27 @@ _KEY_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATTERN = re.compile(r"[!-~]{1,256}")
-_MEMBERS = frozenset({"sha256", "scopes", "models"})
+#: Members of a key's entry that limit its requests, see KeyLimits.
+LIMITS = ("requests_per_second", "burst", "max_in_flight")
+_MEMBERS = frozenset({"sha256", "scopes", "models", *LIMITS})
+#: Bounds of the limits of a key (ours).
+_MAX_LIMIT = 1_000_000
+
+
+class KeyLimits(NamedTuple):
+    """The limits of a key's requests for inference; 0 is no limit."""
+
+    requests_per_second: float = 0
+    burst: int = 0  # that many may come at once; 0: as many as in a second, at least one
+    max_in_flight: int = 0
+
+    @property
+    def requests_at_once(self) -> int:
+        """The number of requests that may come at once after a silence."""
+        return self.burst or max(1, int(self.requests_per_second))
+
+
+NO_LIMITS = KeyLimits()
 
 
 class ApiKey(NamedTuple):
@@ -38,11 +60,22 @@ class ApiKey(NamedTuple):
     digest: bytes
     scopes: tuple[str, ...]
     models: tuple[str, ...] = ("*",)  # patterns of a shell, in upper and lower case
+    limits: KeyLimits = NO_LIMITS
 
     @property
     def covers_all(self) -> bool:
         """Whether the key is for every model there is and will be."""
         return "*" in self.models
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the key is for every model, without limits."""
+        return self.limits == NO_LIMITS and "*" in self.models
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the key's requests are counted."""
+        return self.limits != NO_LIMITS
 
     def covers(self, model: str) -> bool:
         """Whether the key is for a model of this name."""
@@ -54,6 +87,11 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = {key.digest: key for key in keys}
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all keys."""
+        return {key.name for key in self._keys.values()}
 
     def find(self, text: str) -> ApiKey | None:
         """The key with this text. What a caller can learn from the time is about the text's digest, not the text."""
@@ -72,9 +110,11 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
-def entry_of(text: str, scopes: Iterable[str], models: Iterable[str]) -> dict[str, Any]:
-    """The entry for a key in the file."""
-    return {"sha256": digest_of(text).hex(), "scopes": list(scopes), "models": list(models)}
+def entry_of(
+    text: str, scopes: Iterable[str], models: Iterable[str], limits: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The entry for a key in the file; `limits` are members of KeyLimits."""
+    return {"sha256": digest_of(text).hex(), "scopes": list(scopes), "models": list(models), **limits}
 
 
 def parse_keys(data: bytes) -> tuple[ApiKey, ...]:
@@ -122,7 +162,18 @@ def _key(name: str, entry: Any) -> ApiKey:
     models = _texts(name, "models", entry.get("models", ["*"]))
     if len(models) > MAX_PATTERNS or not all(_PATTERN.fullmatch(each) for each in models):
         raise InvalidArgumentError(f"models of key '{name}' must be at most {MAX_PATTERNS} names or patterns")
-    return ApiKey(name, bytes.fromhex(digest), scopes, models)
+    return ApiKey(name, bytes.fromhex(digest), scopes, models, _limits(name, entry))
+
+
+def _limits(name: str, entry: dict[str, Any]) -> KeyLimits:
+    for member in LIMITS:
+        value = entry.get(member, 1)
+        kinds = (int, float) if member == "requests_per_second" else (int,)
+        if type(value) not in kinds or not 0 < value <= _MAX_LIMIT:
+            raise InvalidArgumentError(f"{member} of key '{name}' must be a number above 0, and at most {_MAX_LIMIT}")
+    if "burst" in entry and "requests_per_second" not in entry:
+        raise InvalidArgumentError(f"key '{name}' has a burst and no requests_per_second")
+    return KeyLimits(**{member: entry[member] for member in LIMITS if member in entry})
 
 
 def _texts(name: str, member: str, value: Any) -> tuple[str, ...]:

@@ -237,6 +237,13 @@ INSTANCE_FAMILIES = _figures(
     ("shoal_instance_slab_total_bytes", "slab_total_bytes", "Size of the worker's slab", 1),
     ("shoal_instance_ring_used_ratio", "ring_used_ratio", "The fuller of the worker's two rings with the batcher", 1),
 )
+#: Figures of API keys with limits, which the road counts (frontend/access/key_limits.py).
+KEY_FAMILIES = _figures(
+    ("api_key",),
+    ("shoal_key_requests_total", "num_admitted", "Requests by API keys with limits that were admitted", 1),
+    ("shoal_key_refused_total", "num_refused", "Requests that were refused with 429 for a limit of their API key", 1),
+    ("shoal_key_in_flight", "num_in_flight", "Requests in flight by API keys with limits", 1),
+)
 #: Figures of the front-end processes, added up by title: http and grpc (the lanes), road.
 FRONT_ENDS = _gauge("shoal_front_ends", PROCESS, "Front-end processes that have joined")
 FRONT_END_FAMILIES = _figures(
@@ -265,6 +272,6 @@ _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
     *POISON, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES, FRONT_END_RINGS,
-    BUILD_INFO, CERTIFICATE_EXPIRY, *SERVER_FAMILIES,
+    *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, *SERVER_FAMILIES,
 )  # fmt: skip
 ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])

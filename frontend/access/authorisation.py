@@ -10,6 +10,7 @@ from shoal.api_keys import ApiKey
 from shoal.errors import PermissionDeniedError, UnauthenticatedError
 from shoal.frontend.access.doors import Scope
 from shoal.frontend.access.local_callers import REFUSAL, may_administer
+from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.state import ServerState
 
 _BEARER = "bearer "
@@ -78,6 +79,29 @@ def is_authorised(state: ServerState, scope: Scope, headers: Mapping[str, str], 
     except (UnauthenticatedError, PermissionDeniedError):
         return False
     return True
+
+
+def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], model: str) -> bool:
+    """Whether a lane may answer a request: it may pass, see `authorise`, and only the road counts requests by keys with
+    limits (key_limits.py)."""
+    try:
+        key = authorise(state, scope, headers, "", model)
+    except (UnauthenticatedError, PermissionDeniedError):
+        return False
+    return key is None or scope is not Scope.INFER or not key.is_limited
+
+
+def check_lane(key: ApiKey, *, is_stream: bool) -> None:
+    """Raise RoadOnlyError for a call by a key with limits, which only the road counts, and PermissionDeniedError for a
+    call in a stream, which the road does not serve."""
+    if not key.is_limited:
+        return
+    if is_stream:
+        raise PermissionDeniedError(
+            f"API key '{key.name}' has limits, which are not counted in streams of gRPC: call ModelInfer, or stream "
+            "over HTTP"
+        )
+    raise RoadOnlyError(f"API key '{key.name}' has limits")
 
 
 def credential(headers: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from shoal.api_keys import ApiKey
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError
-from shoal.frontend.access.authorisation import check_model
+from shoal.frontend.access.authorisation import check_lane, check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
@@ -136,7 +136,8 @@ class GrpcSubmission:
         start_ns = time.monotonic_ns()
         try:
             pattern = self._header_forward_pattern
-            if key is not None and not key.covers_all:
+            if key is not None and not key.is_plain:
+                check_lane(key, is_stream=is_stream)
                 check_model(key, infer.parse_skeleton(wire.split(message)).model_name)
             if block is None and not pattern and type(message) is bytes:
                 submitted = self._submit_as_latest(message, start_ns, deadline_ns, is_stream=is_stream)

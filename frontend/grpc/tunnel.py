@@ -21,7 +21,7 @@ from shoal.frontend.access.doors import Scope
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.road_inference import model_infer
-from shoal.frontend.grpc.service import METHODS, GrpcCall, check_access, find, run
+from shoal.frontend.grpc.service import METHODS, GrpcCall, Method, check_access, find, run
 from shoal.frontend.grpc.torchserve import service as torchserve
 from shoal.frontend.grpc.torchserve.methods import PREDICTIONS
 from shoal.frontend.grpc.torchserve.predictions import predictions
@@ -86,6 +86,15 @@ def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str,
     return RouteMatch(_answer, target, None, "", Scope.OPEN)  # `_answer` authorises
 
 
+def _infer(method: Method, call: GrpcCall, message: bytes | memoryview) -> Response:
+    if method.path == PREDICTIONS:
+        chunks, answer = predictions(call, message, call.road)
+    else:
+        chunks, answer = model_infer(call, message, call.road.infer)
+    response = Response(200, (), tuple(chunks))
+    return response if answer is None else answer.send(response)
+
+
 def _answer(call: HandlerCall) -> Response:
     length = int.from_bytes(call.body[:_LENGTH_BYTES], "big")
     peer, metadata, encoding, deadline_ns = orjson.loads(call.body[_LENGTH_BYTES : _LENGTH_BYTES + length])
@@ -96,11 +105,6 @@ def _answer(call: HandlerCall) -> Response:
         message = decompress(encoding, call.body[_LENGTH_BYTES + length :], call.state.max_request_bytes)
         if method.handler is not None:
             return Response(200, (), (run(method, grpc_call, message),))
-        if method.path == PREDICTIONS:
-            chunks, answer = predictions(grpc_call, message, grpc_call.road)
-        else:
-            chunks, answer = model_infer(grpc_call, message, grpc_call.road.infer)
-        response = Response(200, (), tuple(chunks))
-        return response if answer is None else answer.send(response)
+        return call.state.key_uses.answer(key, lambda: _infer(method, grpc_call, message))
     except ShoalError as error:
         return Response(200, (("grpc-status", str(error.grpc_status)), ("grpc-message", quote(str(error), safe=" "))))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import ShoalError
-from shoal.frontend.access.authorisation import is_authorised
+from shoal.frontend.access.authorisation import is_for_lane
 from shoal.frontend.http.connection import Chunks, HttpConnection
 from shoal.frontend.http.http_head import Head, parse_head
 from shoal.frontend.http.submission import HEADER_BYTES, Submission, body_offset
@@ -129,9 +129,9 @@ class TritonApi(Submission):
 
 
 def may_pass(state: ServerState, head: Head) -> bool:
-    """Whether the caller may have what it asks for, as far as API keys decide on it."""
+    """Whether the caller may have what it asks for here, as far as API keys decide on it."""
     found = head.found
-    return isinstance(found, Response) or is_authorised(state, found.scope, head.headers, "", found.model)
+    return isinstance(found, Response) or is_for_lane(state, found.scope, head.headers, found.model)
 
 
 def prepared_of(asked: Any) -> PreparedRequest:

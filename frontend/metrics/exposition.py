@@ -54,6 +54,7 @@ def exposition(state: ServerState, external: ExternalFigures, now_ns: int) -> st
         *_triton(state, versions, now_ns),
         *_machine(state, external),
         *_shoal(versions, external.gauges, now_ns),
+        *_keys(state),
         *custom_lines(external.gauges),
     ]
     return "\n".join(lines) + "\n"
@@ -151,6 +152,13 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.CERTIFICATE_EXPIRY, [((("protocol", name),), value) for name, value in expiries])
     for figure in families.SERVER_FAMILIES:
         yield from _figures(figure, [((), seen)])
+
+
+def _keys(state: ServerState) -> Iterator[str]:
+    """The figures of API keys with limits, as far as they have been used."""
+    uses = [((("api_key", name),), use) for name, use in tuple(state.key_uses.uses.items())]
+    for family, figure, _ in families.KEY_FAMILIES:
+        yield from _plain(family, [(labels, getattr(use, figure)) for labels, use in uses])
 
 
 def _latencies(latency: Latency, version: _Version) -> Iterator[str]:

@@ -21,6 +21,7 @@ from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.access.audit import AUDIT
 from shoal.frontend.access.authorisation import authorise, is_authorised
 from shoal.frontend.access.doors import Scope, scope_of
+from shoal.frontend.access.key_limits import KeyLimitError
 from shoal.frontend.clouds.sagemaker import admit_sagemaker
 from shoal.frontend.clouds.vertex_ai import admit_vertex_ai
 from shoal.frontend.header_forwarding import forwarded
@@ -166,7 +167,14 @@ def _serve(
     if isinstance(found, Response):
         # The body was not read, and could not be told from the next request.
         return _closed(found) if has_body(environ) else found
-    response = _answer(state, transport, endpoint, environ, headers, found, unreadable)
+    try:
+        response = state.key_uses.answer(
+            key if found.scope is Scope.INFER else None,
+            partial(_answer, state, transport, endpoint, environ, headers, found, unreadable),
+        )
+    except KeyLimitError as error:
+        response = endpoint.refuse(error)
+        return _closed(response) if has_body(environ) else response
     if found.scope is Scope.ADMIN:
         AUDIT.answered(_audited(environ), key, environ.get("REMOTE_ADDR", ""), response.status)
     return response

@@ -18,8 +18,9 @@ from shoal.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from shoal.frontend.access.key_limits import KeyLimitError
 from shoal.frontend.response import CHALLENGE, JSON_CONTENT, Headers, Response
-from shoal.reasons import ModelGoneError, QueueFullError, WorkerDiedError
+from shoal.reasons import ModelGoneError, PoisonRefusedError, QueueFullError, WorkerDiedError
 from shoal.torchserve_errors import TorchServeFault, torchserve_fault
 
 _BAD_REQUEST, _INTERNAL, _UNAVAILABLE = (
@@ -27,6 +28,8 @@ _BAD_REQUEST, _INTERNAL, _UNAVAILABLE = (
 )  # fmt: skip
 #: The types of errors by their status, where nothing chooses another.
 _TYPES = {400: _BAD_REQUEST, 404: "ModelNotFoundException", 503: _UNAVAILABLE}
+#: The types of errors that TorchServe has none like.
+_OURS: dict[type[ShoalError], str] = {KeyLimitError: _UNAVAILABLE, PoisonRefusedError: _BAD_REQUEST}
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
 
@@ -78,6 +81,8 @@ def refusal_of(error: ShoalError, model: str = "", version: str | None = None) -
         return fault
     if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
         return TorchServeFault(error.http_status, "InvalidKeyException", sentence)
+    if (kind := _OURS.get(type(error))) is not None:
+        return TorchServeFault(error.http_status, kind, sentence)
     if isinstance(error, WorkerDiedError):
         return TorchServeFault(507 if error.was_killed else 500, _INTERNAL, "Worker died.")
     if isinstance(error, (QueueFullError, ModelGoneError)) and model:
@@ -100,6 +105,8 @@ def refusal_response(fault: TorchServeFault, headers: Headers = ()) -> Response:
 def error_response(error: ShoalError, model: str = "", version: str | None = None) -> Response:
     """The response for an error, see `refusal_of`."""
     headers = CHALLENGE if isinstance(error, UnauthenticatedError) else ()
+    if isinstance(error, KeyLimitError):
+        headers = (("Retry-After", str(error.retry_after_s)),)
     return refusal_response(refusal_of(error, model, version), headers)
 
 

@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.api_keys import SCOPES, entry_of, new_key, parse_keys
+from shoal.api_keys import LIMITS, SCOPES, entry_of, new_key, parse_keys
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import InvalidArgumentError
 
 EXIT_FAILED = 2
 
-_USAGE = "shoal key <name> [--scope <scope> …] [--model <pattern> …] [--file <file>]"
+_USAGE = (
+    "shoal key <name> [--scope <scope> …] [--model <pattern> …] [--rate <number>] [--burst <number>] "
+    "[--max-in-flight <number>] [--file <file>]"
+)
 _HELP = """\
 Make an API key. The key goes to stdout and is kept nowhere: give it to those who are to use it. Its entry for the file
 of --api-keys goes to stderr or, with --file, into that file, which is made if there is none. A server that uses the
@@ -27,12 +30,16 @@ file needs no restart. Clients send 'Authorization: Bearer KEY', or 'X-API-Key: 
 
 Examples:
   shoal key shop --model 'resnet*' --file keys.json   # may ask these models
+  shoal key trial --rate 5 --burst 10 --max-in-flight 2 --file keys.json
   shoal key deploy --scope admin --file keys.json     # may load, unload and configure
   shoal key prometheus --scope metrics --file keys.json
 
 Options:
   --scope <scope>     infer, admin or metrics; repeat it for several; infer where there is none
   --model <pattern>   models that the key is for, as a shell's pattern; repeat it for several; * where there is none
+  --rate <number>     most requests for inference in a second, of all processes and protocols together
+  --burst <number>    of these, that many may come at once; as many as in a second where there is none
+  --max-in-flight <number>  most requests for inference at the same time
   --file <file>       add the entry to this file
   --help              print this and exit
 
@@ -46,13 +53,18 @@ def key(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     parser.add_argument("name")
     parser.add_argument("--scope", action="append", choices=SCOPES)
     parser.add_argument("--model", action="append")
+    parser.add_argument("--rate", dest="requests_per_second", type=float)
+    parser.add_argument("--burst", type=int)
+    parser.add_argument("--max-in-flight", type=int)
     parser.add_argument("--file")
     return run_verb(parser, argv, _HELP, _make)
 
 
 def _make(arguments: argparse.Namespace) -> int:
     text = new_key()
-    entries = {arguments.name: entry_of(text, arguments.scope or ["infer"], arguments.model or ["*"])}
+    limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
+    entry = entry_of(text, arguments.scope or ["infer"], arguments.model or ["*"], limits)
+    entries = {arguments.name: entry}
     try:
         parse_keys(json.dumps(entries).encode())
     except InvalidArgumentError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api_keys import KeyRing, parse_keys
+from shoal.api_keys import KeyLimits, KeyRing, parse_keys
 from shoal.cli import main
 
 
@@ -16,6 +16,21 @@ def test_a_key_and_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
     found = KeyRing(parse_keys(printed.err.encode())).find(printed.out.strip())
     assert found is not None
     assert (found.name, found.scopes, found.models) == ("shop", ("infer", "metrics"), ("res*",))
+
+
+def test_limits_are_members_of_the_entry(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "trial", "--rate=2.5", "--burst=10", "--max-in-flight=3"]) == 0
+    printed = capsys.readouterr()
+    found = KeyRing(parse_keys(printed.err.encode())).find(printed.out.strip())
+    assert found is not None
+    assert found.limits == KeyLimits(2.5, 10, 3)
+    assert (found.limits.requests_at_once, KeyLimits(0.5).requests_at_once, KeyLimits(7.9).requests_at_once) == (
+        10,
+        1,
+        7,
+    )
+    assert found.is_limited
+    assert not found.is_plain
 
 
 def test_a_file_gets_more_and_more_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +51,9 @@ def test_a_file_gets_more_and_more_keys(tmp_path: Path, capsys: pytest.CaptureFi
     assert [each.name for each in tmp_path.iterdir()] == ["keys.json"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["a b"], ["k", "--scope=root"], ["k", "--model="]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["a b"], ["k", "--scope=root"], ["k", "--model="], ["k", "--burst=3"], ["k", "--rate=0"]]
+)
 def test_a_wrong_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["key", *arguments]) == 1
     printed = capsys.readouterr()

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ class Keys:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.texts: dict[str, str] = {}
+        self.limited: dict[str, str] = {}
 
     def make(self, name: str, *arguments: str) -> str:
         """A key, made as an operator makes one."""
@@ -61,6 +63,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     made.make("deploy", "--scope=admin")
     made.make("deploy-simple", "--scope=admin", "--model=simple")
     made.make("prometheus", "--scope=metrics")
+    for name, limits in (("trial", ("--rate=0.001", "--burst=3")), ("narrow", ("--max-in-flight=1",))):
+        made.limited[name] = made.make(name, *limits)
+        del made.texts[name]
     return made
 
 
@@ -71,7 +76,7 @@ def server(keys: Keys) -> Iterator[Server]:
     with serving_to_the_end(SAMPLES, *flags) as serving:
         yield serving
         serving.read_on()
-        for text in keys.texts.values():
+        for text in (*keys.texts.values(), *keys.limited.values()):
             assert text.encode() not in serving.log, "a key is in the log"
 
 
@@ -349,3 +354,54 @@ def test_the_socket_of_this_host_needs_no_key(server: Server) -> None:
     with Client(server.client_socket) as client:
         given = {name: np.ones([1, 16], np.int32) for name in ("INPUT0", "INPUT1")}
         assert (client.infer("simple", given)["OUTPUT0"] == 2).all()
+
+
+def grpc_infer(server: Server, text: str) -> int:
+    """The number of gRPC's status code that an inference over gRPC ends with."""
+    inputs = [
+        triton_grpc.InferInput(each, [1, 16], "INT32").set_data_from_numpy(np.zeros((1, 16), np.int32))
+        for each in ("INPUT0", "INPUT1")
+    ]
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        try:
+            client.infer("simple", inputs, headers={"authorization": f"Bearer {text}"}, client_timeout=DEADLINE_S)
+        except InferenceServerException as error:
+            return int(getattr(grpc.StatusCode, str(error.status()).partition(".")[2]).value[0])
+    return 0
+
+
+def key_figures(server: Server, keys: Keys, name: str) -> dict[str, float]:
+    text = ask(server.metrics_port, "GET", "/metrics", headers=bearer(keys.texts["prometheus"]))[1].decode()
+    found = re.findall(rf'^shoal_key_(\w+)\{{api_key="{name}"\}} (\S+)$', text, re.MULTILINE)
+    return {figure: float(value) for figure, value in found}
+
+
+def test_a_rate_holds_for_all_protocols_together_and_for_inference_alone(server: Server, keys: Keys) -> None:
+    text = keys.limited["trial"]
+    assert ask(server.http_port, "POST", f"{SIMPLE}/infer", BODY, bearer(text))[0] == 200
+    assert grpc_infer(server, text) == 0
+    assert ask(server.http_port, "POST", f"{SIMPLE}/infer", BODY, bearer(text))[0] == 200
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
+    connection.request("POST", f"{SIMPLE}/infer", json.dumps(BODY), bearer(text))
+    response = connection.getresponse()
+    assert response.status == 429
+    assert 0 < int(response.headers["Retry-After"]) <= 1000
+    assert "API key 'trial' may begin 0.001 requests in a second, 3 at once" in json.loads(response.read())["error"]
+    connection.close()
+    assert grpc_infer(server, text) == 8  # RESOURCE_EXHAUSTED
+    assert ask(server.http_port, "GET", SIMPLE, headers=bearer(text))[0] == 200
+    assert ask(server.http_port, "POST", f"{SIMPLE}/infer", BODY, bearer(keys.texts["all"]))[0] == 200
+    port = server.port_of("TorchServe Inference")
+    status, body = ask(port, "POST", "/predictions/simple", {}, bearer(text))
+    assert (status, json.loads(body)["type"]) == (429, "ServiceUnavailableException")
+    assert key_figures(server, keys, "trial") == {"requests_total": 3, "refused_total": 3, "in_flight": 0}
+    assert not key_figures(server, keys, "all")
+
+
+def test_requests_in_flight_end_with_their_answers(server: Server, keys: Keys) -> None:
+    text = keys.limited["narrow"]
+    for _ in range(5):
+        assert ask(server.http_port, "POST", f"{SIMPLE}/infer", BODY, bearer(text))[0] == 200
+        assert ask(server.http_port, "POST", f"{SIMPLE}/infer", {"inputs": []}, bearer(text))[0] == 400
+        assert grpc_infer(server, text) == 0
+    assert key_figures(server, keys, "narrow") == {"requests_total": 15, "refused_total": 0, "in_flight": 0}

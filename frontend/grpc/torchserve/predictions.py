@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.api_keys import ApiKey
 from shoal.errors import ShoalError
-from shoal.frontend.access.authorisation import check_model
+from shoal.frontend.access.authorisation import check_lane, check_model
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.road_inference import Rendered
@@ -94,6 +94,8 @@ class TorchServePredictions:
             if block is not None:  # its bytes are copied
                 self._port.slab.free(block.ref)
         model, version = request.model_name, request.model_version
+        if key is not None:
+            check_lane(key, is_stream=is_stream)
         check_model(key, model)
         try:
             entry = look_up(self._state, model, version)
