@@ -62,6 +62,7 @@ ROUTES = (
     Route("/v2/health/live", {"GET": lambda call: live(call.state)}, "health"),
     Route("/v2/health/ready", {"GET": lambda call: ready(call.state)}, "health"),
     Route("/v2/health/reasons", {"GET": lambda call: reasons(call.state)}, "health"),  # ours
+    Route("/-/healthz", {"GET": lambda call: ready(call.state)}, "health"),  # asked by Ray Serve's HAProxy
     Route("/v2", {"GET": lambda call: server_metadata(call.state)}, "metadata"),
     Route("/v2/models/stats", {"GET": lambda call: all_statistics(call.state)}, "statistics"),
     Route("/v2/trace/setting", _TRACE, "trace"),

@@ -1,0 +1,106 @@
+"""Serve's direct ingress, with the server's own listener in place of the replica's.
+
+With RAY_SERVE_ENABLE_HA_PROXY=1, Ray Serve puts HAProxy on each node in front of its replicas. Each replica of an
+ingress deployment asks the controller for a port and serves HTTP there, by uvicorn. Here the server listens at that
+port: a request passes HAProxy and Shoal, and no Python of Ray's.
+
+Serve has no setting for that. What is replaced is one function of its replica's module, `start_asgi_http_server`, which
+returns the listener and a task that ends with it; tests/ray holds the version to that. Where a version lacks the
+function, or the application needs what only uvicorn does (TLS, middleware, a route prefix), Serve's own listener stays.
+"""
+
+import asyncio
+import importlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from shoal.errors import UnavailableError
+from shoal.ray.replica_server import ReplicaServer
+
+_log = logging.getLogger("ray.serve")
+_MODULE, _FUNCTION = "ray.serve._private.replica", "start_asgi_http_server"
+
+
+class OwnListener:
+    """The server's listener, as Serve knows a server of uvicorn's: once `should_exit` is set, it refuses connections,
+    answers what it has accepted, and ends."""
+
+    def __init__(self, server: ReplicaServer) -> None:
+        self._server = server
+        self._should_exit = False
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether it was told to end."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value:
+            self._server.terminate()
+
+    async def serve(self) -> None:
+        """Returns once the server has ended; a cancelled call stops it."""
+        try:
+            await asyncio.to_thread(self._server.wait)
+        except asyncio.CancelledError:
+            self._server.terminate()
+            raise
+
+
+def is_direct() -> bool:
+    """Whether Serve lets replicas serve HTTP themselves, by a function that can be replaced."""
+    module = importlib.import_module(_MODULE)
+    return bool(getattr(module, "RAY_SERVE_ENABLE_DIRECT_INGRESS", False)) and hasattr(module, _FUNCTION)
+
+
+def listen_in_place_of_serve(server: ReplicaServer, started: Callable[[], None]) -> None:
+    """Let this replica's server be started by Serve, at the port that the controller gives; `started` is then called.
+
+    Replaces a function of the process, which is the replica's own.
+    """
+    module: Any = importlib.import_module(_MODULE)
+    original = getattr(module, _FUNCTION)
+
+    async def start(
+        app: Any, http_options: Any, *, event_loop: asyncio.AbstractEventLoop, **more: Any
+    ) -> tuple[Any, Any]:
+        if (reason := _needs_uvicorn(app, http_options)) is not None:
+            _log.info("requests pass the replica's own listener: %s", reason)
+            return await original(app, http_options, event_loop=event_loop, **more)
+        _check_port(http_options.host, http_options.port)
+        try:
+            await asyncio.to_thread(server.start, http_options.host, http_options.port)
+        except UnavailableError as error:
+            raise RuntimeError(str(error)) from error
+        started()
+        listener = OwnListener(server)
+        return event_loop.create_task(listener.serve()), listener
+
+    setattr(module, _FUNCTION, start)
+
+
+def _needs_uvicorn(app: Any, http_options: Any) -> str | None:
+    """Why the server itself cannot listen; None if it can."""
+    prefix = getattr(getattr(app, "__self__", None), "_route_prefix", None)
+    if prefix not in ("/", None):
+        return f"the application has the route prefix '{prefix}'"
+    if getattr(http_options, "root_path", ""):
+        return f"Serve has the root path '{http_options.root_path}'"
+    if getattr(http_options, "ssl_certfile", None):
+        return "Serve has TLS"
+    return None
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raises RuntimeError from the OSError if the port is in use: Serve then tries another one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError as error:
+            raise RuntimeError(f"cannot listen on {host}:{port}") from error

@@ -1,0 +1,122 @@
+"""Batch inference: a Ray Dataset through servers, one per actor, each asked through shared memory."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from shoal.client.aio import AsyncClient
+from shoal.errors import InvalidArgumentError
+from shoal.ray.replica import assigned
+from shoal.ray.replica_server import ReplicaServer, ServerPlan
+
+#: Requests of one actor that are open at once: enough that batches form, too few to fill a queue.
+_MAX_OPEN = 64
+
+Columns = dict[str, NDArray[Any]]
+
+
+def predict(
+    dataset: Any,
+    *,
+    model: str,
+    model_repository: str | Sequence[str],
+    columns: Mapping[str, str] | None = None,
+    outputs: Sequence[str] | None = None,
+    keep: bool = True,
+    batch_size: int = 256,
+    concurrency: int | tuple[int, int] = 1,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    version: str = "",
+    flags: Sequence[str] = (),
+) -> Any:
+    """The dataset with the model's outputs as further columns, of their names; with `keep` False, of these alone.
+
+    An input of the model is the column of its name, or the one that `columns` names for it: {"image": "pixels"}. Rows
+    are rows of the batch dimension. Lazy, as Ray's datasets are: reading the result runs it, with Ray Data's progress.
+    `concurrency` actors, or (fewest, most) of them, each run a server with `num_cpus` cores and `num_gpus` GPUs, which
+    gets `batch_size` rows at a time, in as many requests as the model's max_batch_size needs. Raises
+    InvalidArgumentError; reading the result raises Ray's errors around those of `shoal.Client.infer`.
+    """
+    if batch_size < 1:
+        raise InvalidArgumentError(f"batch_size must be at least 1, got {batch_size}")
+    repositories = (model_repository,) if isinstance(model_repository, str) else tuple(model_repository)
+    plan = ServerPlan(repositories, ("--model-control-mode=explicit", f"--load-model={model}", *flags))
+    fewest, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
+    return dataset.map_batches(
+        Predictor,
+        fn_constructor_args=(plan, model, version, dict(columns or {}), outputs, keep),
+        batch_size=batch_size,
+        batch_format="numpy",
+        compute=ray.data.ActorPoolStrategy(min_size=fewest, max_size=most),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+    )
+
+
+class Predictor:
+    """The callable of one of Ray Data's actors: its server, and the rows that it is asked about."""
+
+    def __init__(
+        self,
+        plan: ServerPlan,
+        model: str,
+        version: str,
+        columns: Mapping[str, str],
+        outputs: Sequence[str] | None,
+        keep: bool,
+    ) -> None:
+        """Start the server, which ends with the actor's process. Raises UnavailableError if it fails."""
+        self._claimed, plan = assigned(plan)
+        self._server = ReplicaServer(plan)
+        self._server.start()
+        self._model, self._version, self._outputs, self._keep = model, version, outputs, keep
+        self._loop = asyncio.new_event_loop()
+        self._client = AsyncClient(self._server.client_socket)
+        self._columns = columns
+        metadata = self._loop.run_until_complete(self._client.model_metadata(model, version=version))
+        config = self._loop.run_until_complete(self._client.model_config(model, version=version))
+        self._inputs = {each["name"]: columns.get(each["name"], each["name"]) for each in metadata["inputs"]}
+        self._max_rows = int(config.get("max_batch_size", 0))
+
+    def __call__(self, batch: Columns) -> Columns:
+        """The outputs for a batch of rows. Raises InvalidArgumentError for a column that is missing."""
+        for name, column in self._inputs.items():
+            if column not in batch:
+                raise InvalidArgumentError(
+                    f"input '{name}' of model '{self._model}' is column '{column}', which the dataset lacks; it has "
+                    f"{', '.join(batch)}. Name another one: columns={{'{name}': ...}}"
+                )
+        arrays = {name: batch[column] for name, column in self._inputs.items()}
+        answers = self._loop.run_until_complete(self._ask(list(pieces(arrays, self._max_rows))))
+        outputs = joined(answers, has_rows=self._max_rows > 0)
+        return {**batch, **outputs} if self._keep else outputs
+
+    async def _ask(self, requests: Sequence[Columns]) -> list[Columns]:
+        places = asyncio.Semaphore(_MAX_OPEN)
+
+        async def ask(inputs: Columns) -> Columns:
+            async with places:
+                return await self._client.infer(self._model, inputs, self._outputs, version=self._version)
+
+        return await asyncio.gather(*map(ask, requests))
+
+
+def pieces(arrays: Columns, max_rows: int) -> Iterator[Columns]:
+    """The rows in requests of at most `max_rows`; with 0, the model takes one row, without a batch dimension."""
+    num_rows = len(next(iter(arrays.values())))
+    for start in range(0, num_rows, max_rows or 1):
+        if max_rows:
+            yield {name: array[start : start + max_rows] for name, array in arrays.items()}
+        else:
+            yield {name: np.asarray(array[start]) for name, array in arrays.items()}
+
+
+def joined(answers: Sequence[Columns], *, has_rows: bool) -> Columns:
+    """The outputs of all requests, row by row: arrays whose first dimension is that of the batch of rows."""
+    join = np.concatenate if has_rows else np.stack
+    return {name: join([answer[name] for answer in answers]) for name in answers[0]}

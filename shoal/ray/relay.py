@@ -1,0 +1,137 @@
+"""An ASGI application that passes each HTTP request on to a server of this host, unchanged, and its response back.
+
+Runs in Ray's replicas, for requests that Serve's proxies bring: bodies as they are, binary tensors and compressed ones
+included, and responses piece by piece, as streams need them. Where Serve has HAProxy, requests reach the server's own
+listener instead (listener.py).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import aiohttp
+import orjson
+import yarl
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+#: Fields that are about one connection, RFC 9110 section 7.6.1, and `host`, which aiohttp writes.
+_OF_CONNECTION = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host"}
+)
+#: What aiohttp would add.
+_NOT_ADDED = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
+_CONNECT_TIMEOUT_S = 2.0
+#: The server itself limits how long a request may take; this one ends what a server that hangs has open.
+_SILENCE_TIMEOUT_S = 600.0
+_MAX_CONNECTIONS = 1024
+
+
+class Relay:
+    """The application. `port` of the server on 127.0.0.1 is set before the first request. For one event loop."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection scope of ASGI. A server that refuses connections is answered for by 503, as is one that
+        ends before its response began; after that the response is cut off, and the client sees that it is."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise NotImplementedError(f"the server speaks HTTP, not {scope['type']}")
+        try:
+            response = await self._ask(scope, receive)
+        except aiohttp.ClientConnectorError as error:
+            await _refuse(send, f"the server of this replica accepts no connections: {error}")
+            return
+        except (aiohttp.ClientError, TimeoutError) as error:
+            await _refuse(send, f"the server of this replica has ended while it had the request: {error!r}")
+            return
+        async with response:
+            headers = list(_end_to_end(response.raw_headers))
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+            async for piece in response.content.iter_any():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _ask(self, scope: Scope, receive: Receive) -> aiohttp.ClientResponse:
+        headers = list(_end_to_end(scope["headers"]))
+        first = await receive()
+        body: bytes | AsyncIterator[bytes] = first.get("body", b"")
+        is_sized = any(name == b"content-length" for name, _ in headers)
+        if first.get("more_body", False):
+            body = _pieces(first, receive)
+        elif not body:
+            is_sized = is_sized or scope["method"] in ("GET", "HEAD")
+        return await self._opened().request(
+            scope["method"],
+            _url(scope, self.port),
+            headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+            data=body if body or not is_sized else None,
+            skip_auto_headers=_NOT_ADDED,
+            allow_redirects=False,
+        )
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=30),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_SILENCE_TIMEOUT_S
+                ),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=1 << 20,
+            )
+        return self._session
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                await self.close()
+                return
+
+    async def close(self) -> None:
+        """Close the connections to the server."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+async def _pieces(first: Message, receive: Receive) -> AsyncIterator[bytes]:
+    """The body of a request, as it comes. Raises ConnectionError if the client goes before its end."""
+    message = first
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client has gone")
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+        message = await receive()
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
+    return ((name, value) for name, value in headers if name.lower() not in _OF_CONNECTION)
+
+
+def _url(scope: Scope, port: int) -> yarl.URL:
+    """Where the server has what the client asked for: without the route prefix of the Serve application."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = path.removeprefix(scope.get("root_path", "").encode()) or b"/"
+    query: bytes = scope.get("query_string", b"")
+    target = path + (b"?" + query if query else b"")
+    return yarl.URL(f"http://127.0.0.1:{port}{target.decode('latin-1')}", encoded=True)
+
+
+async def _refuse(send: Send, sentence: str) -> None:
+    body = orjson.dumps({"error": sentence})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,128 @@
+"""A replica of Ray Serve that runs a whole server, with the GPUs and the cores that Ray has assigned to it.
+
+The server's processes are children of the replica's process, and end with it. HTTP reaches the server's own listener
+where Serve has HAProxy, else through `Relay`; calls by a handle pass arrays through shared memory.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from shoal.client.aio import AsyncClient
+from shoal.ray.cores import claim_cores
+from shoal.ray.listener import is_direct, listen_in_place_of_serve
+from shoal.ray.load_figures import Sample, figures_between, read_sample
+from shoal.ray.relay import Relay
+from shoal.ray.replica_server import ReplicaServer, ServerPlan
+from shoal.ray.scaling import QUEUE_AGE, UTILISATION
+
+_log = logging.getLogger("ray.serve")
+
+#: All requests reach the server from this host, which would make every client an administrator: what changes the
+#: server needs a header that no client knows, unless the user's flags say otherwise.
+_ADMINISTRATIVE = "model-repository,shared-memory,trace,logging"
+_ADMIN_FLAGS = ("--allow-remote-admin", "--http-restricted-api", "--api-keys")
+
+_relay = Relay()
+
+
+def relay_application() -> Relay:
+    """The application of this process, for `serve.ingress`."""
+    return _relay
+
+
+class ShoalReplica:
+    """The class of the deployment; Serve calls its methods. One per process."""
+
+    async def __init__(self, plan: ServerPlan) -> None:
+        """Start the server, or let Serve start it. Raises UnavailableError, with the end of its log, if it fails."""
+        self._claimed, plan = assigned(plan)
+        self._server = ReplicaServer(plan)
+        self._client: AsyncClient | None = None
+        self._sample: Sample | None = None
+        if is_direct():
+            listen_in_place_of_serve(self._server, self._has_started)
+        else:
+            await self._start()
+
+    async def _start(self) -> None:
+        await asyncio.to_thread(self._server.start)
+        self._has_started()
+
+    def _has_started(self) -> None:
+        _relay.port = self._server.http_port
+
+    async def check_health(self) -> None:
+        """Raises UnavailableError with the reasons, which Serve's status then shows."""
+        if not self._server.is_started:
+            await self._start()  # where Serve has direct ingress, but not to this deployment, or not by our listener
+        await asyncio.to_thread(self._server.check_health)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The figures that QueueAgePolicy decides by."""
+        text = await asyncio.to_thread(self._server.metrics)
+        before, now = self._sample, read_sample(text, time.monotonic_ns())
+        self._sample = now
+        figures = figures_between(before or now, now)
+        return {QUEUE_AGE: figures.queue_age_s, UTILISATION: figures.utilisation}
+
+    async def infer(self, model: str, inputs: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
+        """The outputs of a model by name, for calls by a handle: `handle.infer.remote("digits", {"image": array})`.
+
+        Arrays pass through shared memory. `arguments` are those of `shoal.Client.infer`; raises what that raises.
+        """
+        return dict(await self._connected().infer(model, inputs, **arguments))
+
+    async def stream(self, model: str, inputs: Mapping[str, Any], **arguments: Any) -> AsyncIterator[dict[str, Any]]:
+        """The answers of a decoupled model, for calls by a handle with `stream=True`."""
+        async for result in self._connected().stream(model, inputs, **arguments):
+            yield dict(result)
+
+    def _connected(self) -> AsyncClient:
+        if self._client is None:
+            self._client = AsyncClient(self._server.client_socket)
+        return self._client
+
+    async def __del__(self) -> None:
+        """Called by Serve when the replica's requests are answered."""
+        if self._client is not None:
+            await self._client.close()
+        await asyncio.to_thread(self._server.stop)
+        if self._claimed is not None:
+            self._claimed.close()
+
+
+def assigned(plan: ServerPlan) -> tuple[Any, ServerPlan]:
+    """The claim of cores, if any, and the plan with the GPUs and cores that Ray has assigned to this process.
+
+    Less than a core, or a fraction, is a share that Ray only counts: the server then may use every core.
+    """
+    context = ray.get_runtime_context()
+    gpus = context.get_accelerator_ids().get("GPU", [])
+    # Ray's own setting may be absent where no GPU was asked for, and the server would take all.
+    environment = {**plan.environment, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    number = float(context.get_assigned_resources().get("CPU", 0))
+    claimed = None
+    if number >= 1 and number == math.floor(number):
+        folder = Path(tempfile.gettempdir(), f"shoal-cores-{os.getuid()}")
+        claimed = claim_cores(int(number), folder, os.sched_getaffinity(0))
+        if claimed is None:
+            _log.warning("fewer than %d cores of this node are no other replica's: the server is not pinned", number)
+    cores = () if claimed is None else claimed.cores
+    return claimed, replace(plan, environment=environment, cores=cores, flags=(*plan.flags, *_admin_flags(plan.flags)))
+
+
+def _admin_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
+    if any(flag.partition("=")[0] in _ADMIN_FLAGS for flag in flags):
+        return ()
+    return (f"--http-restricted-api={_ADMINISTRATIVE}:shoal-replica-key={secrets.token_urlsafe(24)}",)

@@ -1,0 +1,211 @@
+"""A whole server as child processes of this process: started, asked about its health, stopped. Knows no Ray.
+
+The server ends with this process, however that ends. What it logs goes on to this process's standard error.
+"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+
+#: The most seconds in which a server of ours answers a question about itself.
+_QUESTION_TIMEOUT_S = 5.0
+#: The server loads in this time at most; one instance of a model may take --model-load-timeout-secs (600).
+START_TIMEOUT_S = 1800.0
+#: Between SIGTERM and SIGKILL the server has its --exit-timeout-secs, and so long for processes and memory to go.
+_STOP_MARGIN_S = 15.0
+_NUM_LINES_KEPT = 40
+_STARTED = re.compile(r"Started (HTTPService|Metrics Service) at [^ \"]*:([0-9]+)")
+#: The thread that starts the server waits for its end, too: the kernel's signal comes with the end of that thread.
+_PROGRAM = """\
+import os
+from shoal.process import die_with_parent
+die_with_parent({pid})
+{pin}
+from shoal.cli import main
+raise SystemExit(main())
+"""
+#: Flags that this class decides on.
+_OWN_FLAGS = frozenset(
+    {"--model-repository", "--http-address", "--http-port", "--metrics-address", "--metrics-port", "--allow-metrics",
+     "--allow-http", "--client-socket", "--exit-timeout-secs"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """What a server is started with. Raises InvalidArgumentError for a flag that is not the user's to set."""
+
+    model_repository: tuple[str, ...]
+    flags: tuple[str, ...] = ()  # further flags of `shoal serve`
+    exit_timeout_s: int = 30
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
+    cores: tuple[int, ...] = ()  # that it is pinned to; none: those of this process
+
+    def __post_init__(self) -> None:
+        if not self.model_repository:
+            raise InvalidArgumentError("a model repository is needed: model_repository=...")
+        for flag in self.flags:
+            if flag.partition("=")[0] in _OWN_FLAGS:
+                raise InvalidArgumentError(f"the flag {flag} is decided on by the replica, leave it out")
+
+
+class ReplicaServer:
+    """A server that `start` starts. All methods may be called from any thread."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        self._plan = plan
+        # Written by the server's thread; each read once `_started` or `_ended` is set.
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ports: dict[str, int] = {}
+        self._last_lines = deque[str](maxlen=_NUM_LINES_KEPT)
+        self._started = threading.Event()  # or has ended
+        self._ended = threading.Event()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    # --- its life ---
+
+    def start(self, address: str = "127.0.0.1", port: int = 0) -> None:
+        """Start the server, and return once all models have settled; HTTP is served at this address and port (0: a free
+        one). Raises UnavailableError, with the end of its log, if it does not start."""
+        self._folder = tempfile.TemporaryDirectory(prefix="shoal-replica-", ignore_cleanup_errors=True)
+        threading.Thread(target=self._run, args=(address, port), name="shoal server", daemon=True).start()
+        if not self._started.wait(START_TIMEOUT_S):
+            self.kill()
+            raise UnavailableError(f"the server did not start within {START_TIMEOUT_S:.0f} s{self._log_end()}")
+        if self._ended.is_set():
+            raise UnavailableError(f"the server did not start{self._log_end()}")
+
+    def terminate(self) -> None:
+        """Begin to stop: refuse connections, answer what was accepted, and end."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the server; False at the timeout."""
+        return self._ended.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Terminate the server and wait for its end; it is killed if that takes longer than its exit timeout."""
+        if self._process is None:
+            return
+        self.terminate()
+        if not self.wait(self._plan.exit_timeout_s + _STOP_MARGIN_S):
+            self.kill()
+            self.wait(_STOP_MARGIN_S)
+
+    def kill(self) -> None:
+        """End the server at once; its processes and its memory go with it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` was called."""
+        return self._folder is not None
+
+    # --- questions ---
+
+    @property
+    def http_port(self) -> int:
+        """The port of HTTP; 0 before the server has started."""
+        return self._ports.get("HTTPService", 0)
+
+    @property
+    def client_socket(self) -> str:
+        """The path that `shoal.Client` takes."""
+        assert self._folder is not None
+        return str(Path(self._folder.name, "clients"))
+
+    def check_health(self) -> None:
+        """Raises UnavailableError unless the server is ready; the message says which models are not, and why."""
+        if self._process is None:
+            raise UnavailableError("the server has not been started")
+        if self._ended.is_set():
+            raise UnavailableError(f"the server has ended{self._log_end()}")
+        try:
+            answer = json.loads(self._ask("HTTPService", "/v2/health/reasons"))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise UnavailableError(f"the server does not answer: {error!r}") from error
+        if not answer["ready"]:
+            raise UnavailableError("the server is not ready: " + "; ".join(map(_sentence, answer["reasons"])))
+
+    def metrics(self) -> str:
+        """The text of /metrics. Raises UnavailableError if there is none."""
+        try:
+            return self._ask("Metrics Service", "/metrics").decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"the server does not answer: {error!r}") from error
+
+    def _ask(self, service: str, path: str) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self._ports[service], timeout=_QUESTION_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    # --- its thread ---
+
+    def _run(self, address: str, port: int) -> None:
+        try:
+            environment = {**os.environ, **self._plan.environment}
+            process = subprocess.Popen(
+                self._command(address, port),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            self._process = process
+            assert process.stdout is not None
+            with process.stdout as log:
+                for line in log:
+                    self._read(line.decode(errors="replace").rstrip("\n"))
+            process.wait()
+        except OSError as error:
+            self._last_lines.append(repr(error))
+        finally:
+            self._ended.set()
+            self._started.set()
+            if self._folder is not None:
+                self._folder.cleanup()
+
+    def _command(self, address: str, port: int) -> list[str]:
+        pin = f"os.sched_setaffinity(0, {set(self._plan.cores)})" if self._plan.cores else ""
+        command = [sys.executable, "-c", _PROGRAM.format(pid=os.getpid(), pin=pin), "serve"]
+        command += [f"--model-repository={each}" for each in self._plan.model_repository]
+        command += [f"--http-address={address}", f"--http-port={port}"]
+        command += ["--metrics-address=127.0.0.1", "--metrics-port=0", f"--client-socket={self.client_socket}"]
+        command += [f"--exit-timeout-secs={self._plan.exit_timeout_s}", *self._plan.flags]
+        if not any(flag.partition("=")[0] in ("--allow-grpc", "--grpc-port") for flag in self._plan.flags):
+            command.append("--allow-grpc=false")
+        return command
+
+    def _read(self, line: str) -> None:
+        print(line, file=sys.stderr)  # noqa: T201 - Ray keeps a replica's standard error as its log
+        self._last_lines.append(line)
+        if not self._started.is_set():
+            self._ports.update((name, int(port)) for name, port in _STARTED.findall(line))
+            if "Metrics Service" in self._ports:  # the last one
+                self._started.set()
+
+    def _log_end(self) -> str:
+        return ":\n" + "\n".join(self._last_lines) if self._last_lines else ""
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+    version = f" version {row['version']}" if "version" in row else ""
+    return f"model '{row['name']}'{version} is {row['state']}: {row['reason']}"
