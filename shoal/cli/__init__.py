@@ -45,6 +45,7 @@ _VERBS = {
     "key": _Verb("make an API key, and the entry for the file of --api-keys", "shoal.cli.key:key"),
     "doctor": _Verb("say what of this machine and installation a server would suffer from", "shoal.cli.doctor:doctor"),
     "fleet": _Verb("write the configuration of a balancer in front of several servers", "shoal.cli.fleet:fleet"),
+    "ray": _Verb("run servers on a cluster of Ray, behind Ray Serve", "shoal.cli.ray_serve:ray"),
     "completion": _Verb("print what makes bash, zsh or fish complete commands", "shoal.cli.completion:completion"),
     "build-engine": _Verb("build a TensorRT engine from an ONNX file", "shoal.cli.build_engine:build_engine"),
     "install-systemd": _Verb(

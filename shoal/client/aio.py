@@ -260,7 +260,8 @@ def _flush_together(loop: asyncio.AbstractEventLoop, connection: Connection) -> 
 
 def _hang_up(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
     loop.remove_reader(connection.bell.fd)
-    loop.remove_reader(connection.channel.fileno())
+    if (fd := connection.channel.fileno()) >= 0:  # else the server has ended the connection, and it is closed already
+        loop.remove_reader(fd)
     connection.close()
     connection.channel.close()
 

@@ -30,7 +30,7 @@ def claim_cores(number: int, folder: Path, allowed: Iterable[int]) -> ClaimedCor
     `folder` is created; all who share the node's cores name the same one. Raises OSError if it cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cores, fds = [], []
+    cores, fds = list[int](), list[int]()
     for core in sorted(allowed):
         if len(cores) == number:
             break

@@ -70,15 +70,16 @@ def listen_in_place_of_serve(server: ReplicaServer, started: Callable[[], None])
     ) -> tuple[Any, Any]:
         if (reason := _needs_uvicorn(app, http_options)) is not None:
             _log.info("requests pass the replica's own listener: %s", reason)
-            return await original(app, http_options, event_loop=event_loop, **more)
+            task, listener = await original(app, http_options, event_loop=event_loop, **more)
+            return task, listener
         _check_port(http_options.host, http_options.port)
         try:
             await asyncio.to_thread(server.start, http_options.host, http_options.port)
         except UnavailableError as error:
             raise RuntimeError(str(error)) from error
         started()
-        listener = OwnListener(server)
-        return event_loop.create_task(listener.serve()), listener
+        own = OwnListener(server)
+        return event_loop.create_task(own.serve()), own
 
     setattr(module, _FUNCTION, start)
 

@@ -1,22 +1,19 @@
 """Batch inference: a Ray Dataset through servers, one per actor, each asked through shared memory."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 
 from shoal.client.aio import AsyncClient
 from shoal.errors import InvalidArgumentError
 from shoal.ray.replica import assigned
 from shoal.ray.replica_server import ReplicaServer, ServerPlan
+from shoal.ray.rows import Columns, joined, pieces
 
 #: Requests of one actor that are open at once: enough that batches form, too few to fill a queue.
 _MAX_OPEN = 64
-
-Columns = dict[str, NDArray[Any]]
 
 
 def predict(
@@ -104,19 +101,3 @@ class Predictor:
                 return await self._client.infer(self._model, inputs, self._outputs, version=self._version)
 
         return await asyncio.gather(*map(ask, requests))
-
-
-def pieces(arrays: Columns, max_rows: int) -> Iterator[Columns]:
-    """The rows in requests of at most `max_rows`; with 0, the model takes one row, without a batch dimension."""
-    num_rows = len(next(iter(arrays.values())))
-    for start in range(0, num_rows, max_rows or 1):
-        if max_rows:
-            yield {name: array[start : start + max_rows] for name, array in arrays.items()}
-        else:
-            yield {name: np.asarray(array[start]) for name, array in arrays.items()}
-
-
-def joined(answers: Sequence[Columns], *, has_rows: bool) -> Columns:
-    """The outputs of all requests, row by row: arrays whose first dimension is that of the batch of rows."""
-    join = np.concatenate if has_rows else np.stack
-    return {name: join([answer[name] for answer in answers]) for name in answers[0]}

@@ -44,28 +44,23 @@ def relay_application() -> Relay:
 class ShoalReplica:
     """The class of the deployment; Serve calls its methods. One per process."""
 
-    async def __init__(self, plan: ServerPlan) -> None:
-        """Start the server, or let Serve start it. Raises UnavailableError, with the end of its log, if it fails."""
+    def __init__(self, plan: ServerPlan) -> None:
         self._claimed, plan = assigned(plan)
         self._server = ReplicaServer(plan)
         self._client: AsyncClient | None = None
         self._sample: Sample | None = None
         if is_direct():
             listen_in_place_of_serve(self._server, self._has_started)
-        else:
-            await self._start()
-
-    async def _start(self) -> None:
-        await asyncio.to_thread(self._server.start)
-        self._has_started()
 
     def _has_started(self) -> None:
         _relay.port = self._server.http_port
 
     async def check_health(self) -> None:
-        """Raises UnavailableError with the reasons, which Serve's status then shows."""
+        """Start the server, unless Serve has; raises UnavailableError with the reasons, or with the end of the log,
+        which Serve's status then shows. The first call is a part of the replica's start."""
         if not self._server.is_started:
-            await self._start()  # where Serve has direct ingress, but not to this deployment, or not by our listener
+            await asyncio.to_thread(self._server.start)
+            self._has_started()
         await asyncio.to_thread(self._server.check_health)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

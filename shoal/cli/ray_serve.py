@@ -1,0 +1,202 @@
+"""The verb `ray`: deploys, shows and deletes an application on a cluster of Ray whose replicas run whole servers."""
+
+import argparse
+import importlib.util
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
+
+EXIT_FAILED, EXIT_LATE = 2, 3
+
+_USAGE = "shoal ray deploy <repository> [options] [-- <flags of shoal serve>]  |  shoal ray status|delete [options]"
+_HELP = """\
+Run servers on a cluster of Ray, behind Ray Serve. Needs the extra shoal[ray], here and on every node.
+
+Examples:
+  RAY_SERVE_ENABLE_HA_PROXY=1 ray start --head           # Serve's HAProxy sends requests to the servers themselves
+  shoal ray deploy /models --num-replicas 3 --num-gpus 1
+  shoal ray deploy s3://bucket/models --autoscale 1:8 --num-cpus 4 -- --model-control-mode=poll
+  shoal ray deploy /models --yaml > serve.yaml           # for `serve deploy serve.yaml`, and for KubeRay
+  shoal ray status
+  shoal ray delete
+
+Options:
+  --address <address>         of the cluster (default: auto, the one that this node belongs to)
+  --name <name>               of the application (default: shoal)
+  --timeout <seconds>         to wait until it runs, or is deleted (default: 600)
+
+Options of deploy:
+  --route-prefix <path>       where Serve has it (default: /). With another one, requests pass Serve's own Python
+  --num-replicas <count>      servers (default: 1)
+  --autoscale <few>:<most>    as many as queue age and utilisation of models ask for, in place of --num-replicas;
+                              with 0:<most> the first request waits for a server
+  --queue-age-ms <integer>    of --autoscale: how long requests should wait at most (default: 100)
+  --num-cpus <count>          cores of each server, its own where they are whole (default: 1)
+  --num-gpus <count>          GPUs of each server (default: 0)
+  --yaml                      print a configuration of Serve, and deploy nothing
+  --help                      print this and exit
+
+Deploying again replaces the servers one by one: each answers what it has accepted.
+
+Exit codes: 0 done; 1 the command is wrong; 2 a server does not start; 3 not done in time.
+"""
+_POLL_S = 0.5
+
+
+def ray(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Deploy, show or delete an application; returns the exit code."""
+    del environ
+    words, flags = list(argv), list[str]()
+    if "--" in words:
+        at = words.index("--")
+        words, flags = words[:at], words[at + 1 :]
+    parser = Parser(prog="shoal ray", usage=_USAGE, add_help=False)
+    parser.add_argument("verb", nargs="?")
+    parser.add_argument("repository", nargs="*")
+    parser.add_argument("--address", default="auto")
+    parser.add_argument("--name", default="shoal")
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--route-prefix", default="/")
+    parser.add_argument("--num-replicas", type=int)
+    parser.add_argument("--autoscale")
+    parser.add_argument("--queue-age-ms", type=int, default=100)
+    parser.add_argument("--num-cpus", type=float, default=1.0)
+    parser.add_argument("--num-gpus", type=float, default=0.0)
+    parser.add_argument("--yaml", action="store_true")
+    return run_verb(parser, words, _HELP, lambda arguments: _run(arguments, flags))
+
+
+def _run(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
+    verbs = {"deploy": _deploy, "status": _status, "delete": _delete}
+    if arguments.verb not in verbs:
+        raise CommandLineError(f"Which verb? deploy, status and delete are known, got '{arguments.verb or ''}'.")
+    if arguments.verb == "deploy":
+        return _deploy(arguments, flags)
+    if arguments.repository or flags:
+        raise CommandLineError(f"'{arguments.verb}' takes options alone, got '{[*arguments.repository, *flags][0]}'.")
+    return verbs[arguments.verb](arguments, flags)
+
+
+def _deploy(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
+    args = application_arguments(arguments, flags)
+    if arguments.yaml:
+        print(configuration(arguments.name, arguments.route_prefix, args), end="")
+        return EXIT_DONE
+    serve = _connect(arguments.address)
+    from shoal.errors import InvalidArgumentError
+    from shoal.ray.deployment import build
+
+    try:
+        target = serve.RunTarget(target=build(args), name=arguments.name, route_prefix=arguments.route_prefix)
+    except InvalidArgumentError as error:
+        raise CommandLineError(str(error)) from error
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    end_s = time.monotonic() + arguments.timeout
+    while True:
+        found = serve.status().applications.get(arguments.name)
+        if found is not None and found.status == "RUNNING":
+            print(f"Application '{arguments.name}' runs.")
+            return EXIT_DONE
+        if found is not None and found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            print("\n".join(status_lines({arguments.name: found})))
+            return EXIT_FAILED
+        if time.monotonic() > end_s:
+            print(f"Application '{arguments.name}' does not run after {arguments.timeout:g} s:")
+            print("\n".join(status_lines({} if found is None else {arguments.name: found})))
+            return EXIT_LATE
+        time.sleep(_POLL_S)
+
+
+def _status(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
+    del flags
+    applications = _connect(arguments.address).status().applications
+    print("\n".join(status_lines(applications)) or "No application runs.")
+    return EXIT_DONE
+
+
+def _delete(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
+    del flags
+    serve = _connect(arguments.address)
+    if arguments.name not in serve.status().applications:
+        raise CommandLineError(f"There is no application '{arguments.name}'.")
+    serve.delete(arguments.name, _blocking=False)
+    end_s = time.monotonic() + arguments.timeout
+    while arguments.name in serve.status().applications:
+        if time.monotonic() > end_s:
+            print(f"Application '{arguments.name}' is not deleted after {arguments.timeout:g} s.")
+            return EXIT_LATE
+        time.sleep(_POLL_S)
+    print(f"Application '{arguments.name}' is deleted.")
+    return EXIT_DONE
+
+
+def application_arguments(arguments: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
+    """The arguments of `shoal.ray.deployment` that the command line names. Raises CommandLineError."""
+    if not arguments.repository:
+        raise CommandLineError("Which model repository? Name a path that every node has, or a URL.")
+    if not arguments.route_prefix.startswith("/"):
+        raise CommandLineError(f"--route-prefix must begin with '/', got '{arguments.route_prefix}'.")
+    found: dict[str, Any] = {
+        "model_repository": arguments.repository,
+        "num_cpus": arguments.num_cpus,
+        "num_gpus": arguments.num_gpus,
+    }
+    if flags:
+        found["flags"] = list(flags)
+    if arguments.autoscale is None:
+        return {**found, "num_replicas": 1 if arguments.num_replicas is None else arguments.num_replicas}
+    fewest, colon, most = arguments.autoscale.partition(":")
+    if arguments.num_replicas is not None or not (colon and fewest.isdecimal() and most.isdecimal()):
+        raise CommandLineError("--autoscale takes the fewest and the most servers, as in 1:4, and no --num-replicas.")
+    bounds = {"min_replicas": int(fewest), "max_replicas": int(most), "queue_age_s": arguments.queue_age_ms / 1000}
+    return {**found, "autoscaling": bounds}
+
+
+def configuration(name: str, route_prefix: str, args: Mapping[str, Any]) -> str:
+    """A configuration of Serve, in YAML, whose scalars and lists are written as JSON."""
+    rows = "\n".join(f"      {key}: {json.dumps(value)}" for key, value in args.items())
+    return f"""\
+# Written by `shoal ray deploy --yaml`; deploy it with `serve deploy FILE`.
+applications:
+  - name: {json.dumps(name)}
+    route_prefix: {json.dumps(route_prefix)}
+    import_path: shoal.ray:build
+    args:
+{rows}
+"""
+
+
+def status_lines(applications: Mapping[str, Any]) -> list[str]:
+    """What Serve's status says of applications: their state, each deployment's replicas, and why one is unhealthy."""
+    lines = []
+    for name, application in applications.items():
+        lines.append(f"{name}  {_word(application.status)}")
+        reasons = [application.message]
+        for deployment_name, deployment in application.deployments.items():
+            replicas = ", ".join(f"{count} {_word(state)}" for state, count in deployment.replica_states.items())
+            lines.append(f"  {deployment_name}  {_word(deployment.status)}  {replicas or 'no replicas'}")
+            reasons.append(deployment.message)
+        lines += [f"  {line}" for reason in reasons for line in reason.splitlines()]
+    return lines
+
+
+def _word(state: Any) -> str:
+    return str(getattr(state, "value", state)).lower()
+
+
+def _connect(address: str) -> Any:
+    """Ray Serve's module, connected to the cluster. Raises CommandLineError if there is no Ray, or no cluster."""
+    if importlib.util.find_spec("ray") is None:
+        raise CommandLineError("Ray is not installed here: pip install 'shoal[ray]'")
+    import ray as ray_module
+    from ray import serve
+
+    try:
+        ray_module.init(address=address, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise CommandLineError(f"No cluster of Ray at '{address}': {error}") from error
+    return serve
