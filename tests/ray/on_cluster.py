@@ -161,6 +161,7 @@ def direct(port: int) -> dict[str, Any]:
         until(lambda: not first & processes("shoal supervisor"), "the end of the servers of before")
         until(lambda: load.num_right > 1000, "a thousand answers")
     facts["update"] = load.failures[:5]
+    facts["answers during the update"] = load.num_right
     facts["updated"] = json.loads(asked(port, "GET", "/v2")[1])["name"]
     victim = min(processes("shoal supervisor"))
     with Load(port, 4) as load:
@@ -224,7 +225,9 @@ def proxied(port: int) -> dict[str, Any]:
     rows = dataset.take_all()
     facts["predicted"] = sorted(int(row["OUTPUT0"][0]) - int(row["INPUT0"][0]) for row in rows)
     facts["columns"] = sorted(rows[0])
-    broken = shoal.ray.deployment(str(SAMPLES), num_cpus=0.5, flags=["--load-model=absent"], max_constructor_retry_count=1)
+    broken = shoal.ray.deployment(
+        str(SAMPLES), num_cpus=0.5, flags=["--load-model=absent"], max_constructor_retry_count=1
+    )
     try:
         serve.run(broken, name="broken", route_prefix="/broken")
     except RuntimeError:
