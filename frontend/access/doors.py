@@ -29,6 +29,7 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "GET /v2/health/live": _OPEN,
         "GET /v2/health/ready": _OPEN,
         "GET /v2/health/reasons": _READ,
+        "GET /-/healthz": _OPEN,
         f"GET {_MODEL}/ready": _OPEN,
         "GET /v2": _KNOWN,
         "GET /v2/models/stats": _READ,

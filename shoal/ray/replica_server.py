@@ -136,24 +136,32 @@ class ReplicaServer:
         if self._ended.is_set():
             raise UnavailableError(f"the server has ended{self._log_end()}")
         try:
-            answer = json.loads(self._ask("HTTPService", "/v2/health/reasons"))
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UnavailableError(f"the server does not answer: {error!r}") from error
-        if not answer["ready"]:
-            raise UnavailableError("the server is not ready: " + "; ".join(map(_sentence, answer["reasons"])))
-
-    def metrics(self) -> str:
-        """The text of /metrics. Raises UnavailableError if there is none."""
-        try:
-            return self._ask("Metrics Service", "/metrics").decode()
+            status, _ = self._ask("HTTPService", "/v2/health/ready")
+            if status == 200:
+                return
+            # Where the server has API keys it tells these to none without one.
+            status, body = self._ask("HTTPService", "/v2/health/reasons")
+            reasons = [] if status not in (200, 503) else json.loads(body)["reasons"]
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(f"the server does not answer: {error!r}") from error
+        raise UnavailableError("; ".join(["the server is not ready", *map(_sentence, reasons)]))
 
-    def _ask(self, service: str, path: str) -> bytes:
+    def metrics(self) -> str:
+        """The text of /metrics. Raises UnavailableError if there is none, and for a server with API keys."""
+        try:
+            status, body = self._ask("Metrics Service", "/metrics")
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"the server does not answer: {error!r}") from error
+        if status != 200:
+            raise UnavailableError(f"the server does not show its metrics: {status} {body.decode(errors='replace')}")
+        return body.decode()
+
+    def _ask(self, service: str, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports[service], timeout=_QUESTION_TIMEOUT_S)
         try:
             connection.request("GET", path)
-            return connection.getresponse().read()
+            response = connection.getresponse()
+            return response.status, response.read()
         finally:
             connection.close()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -57,6 +58,14 @@ def test_a_runtime_is_one_of_kserve_s(runtime: str) -> None:
     assert found["name"] == "kserve-container"  # the name by which KServe knows which one is the server
     assert {each["name"] for each in manifest["spec"]["volumes"]} == {each["name"] for each in found["volumeMounts"]}
     assert all(isinstance(each["version"], str) for each in manifest["spec"]["supportedModelFormats"])
+
+
+@pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_its_pod_is_valid(runtime: str, version: str) -> None:
+    spec = {key: RUNTIMES[runtime]["spec"][key] for key in ("containers", "volumes")}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+    kubernetes_validate.validate(pod, version, strict=True)
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from shoal import Client
+from shoal import AsyncClient, Client
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.ray.load_figures import figures_between, read_sample
 from shoal.ray.relay import Relay
@@ -262,7 +262,7 @@ import sys
 from shoal.ray.replica_server import ReplicaServer, ServerPlan
 server = ReplicaServer(ServerPlan((sys.argv[1],), ("--model-control-mode=explicit",), cores=(int(sys.argv[2]),)))
 server.start()
-print(server._process.pid, flush=True)
+print(server._process.pid, server.client_socket, flush=True)
 sys.stdin.read()
 """
 
@@ -274,13 +274,26 @@ def test_all_of_it_ends_with_a_replica_that_is_killed_and_it_has_the_cores_that_
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as replica:
         assert replica.stdout is not None
-        supervisor = int(replica.stdout.readline())
+        pid, client_socket = replica.stdout.readline().split()
+        supervisor = int(pid)
         family = [supervisor, *descendants(supervisor)]
         assert len(family) > 3
         assert os.sched_getaffinity(supervisor) == {core}
-        ends = [os.pidfd_open(pid) for pid in family]
-        replica.send_signal(signal.SIGKILL)
+        ends = [os.pidfd_open(each) for each in family]
+
+        async def lose_the_server() -> None:
+            client = AsyncClient(client_socket)
+            assert await client.is_live()
+            replica.send_signal(signal.SIGKILL)
+            assert await asyncio.to_thread(lambda: all(map(has_ended, ends)))
+            assert not await client.is_live()
+            await client.close()  # the connection is closed already
+
+        asyncio.run(asyncio.wait_for(lose_the_server(), DEADLINE_S * 2))
         replica.wait()
     for fd in ends:
-        assert select.select([fd], [], [], DEADLINE_S)[0]
         os.close(fd)
+
+
+def has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], DEADLINE_S)[0])

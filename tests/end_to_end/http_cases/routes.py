@@ -38,6 +38,7 @@ HEALTH = [
     # `broken` did not load, and readiness is strict.
     get("not-ready", "/v2/health/ready", Answer(400, b"", {})),
     get("reasons", "/v2/health/reasons", Answer(503, compact({"ready": False, "reasons": [BROKEN]}), JSON)),
+    get("not-ready-of-ray-serve", "/-/healthz", Answer(400, b"", {})),
     get("model-ready", "/v2/models/fixed/ready", success()),
     get("version-ready", "/v2/models/versions/versions/3/ready", success()),
     get("sample-ready", "/v2/models/mlp/ready", success()),
@@ -81,6 +82,7 @@ NO_SUCH_PATH += [Case(f"post-{path}", "POST", path, NOT_FOUND) for path in ("/",
 WRONG_METHOD = [
     Case("post-reasons", "POST", "/v2/health/reasons", ONLY_GET),
     Case("post-live", "POST", "/v2/health/live", ONLY_GET),
+    Case("post-healthz", "POST", "/-/healthz", ONLY_GET),
     Case("delete-v2", "DELETE", "/v2", ONLY_GET),
     Case("post-metadata", "POST", "/v2/models/fixed", ONLY_GET),
     Case("put-config", "PUT", "/v2/models/fixed/config", ONLY_GET),
