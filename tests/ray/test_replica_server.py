@@ -173,8 +173,8 @@ def test_a_compressed_body_passes_as_it_is(server: ReplicaServer) -> None:
 
 
 def test_a_compressed_response_stays_compressed(server: ReplicaServer) -> None:
-    ones = {"datatype": "INT32", "shape": [8, 16], "data": [1] * 128}
-    inputs = [{"name": name, **ones} for name in ("INPUT0", "INPUT1")]
+    tensor = {"datatype": "INT32", "shape": [8, 16], "data": [10**8] * 128}
+    inputs = [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]
     many = json.dumps({"inputs": inputs}).encode()
     path = "/v2/models/simple/infer"
     response = relayed(server.http_port, "POST", path, [many], accept_encoding="gzip")
