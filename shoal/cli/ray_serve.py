@@ -1,6 +1,7 @@
 """The verb `ray`: deploys, shows and deletes an application on a cluster of Ray whose replicas run whole servers."""
 
 import argparse
+import importlib
 import importlib.util
 import json
 import time
@@ -55,6 +56,8 @@ def ray(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
         at = words.index("--")
         words, flags = words[:at], words[at + 1 :]
     parser = Parser(prog="shoal ray", usage=_USAGE, add_help=False)
+    # Repositories may follow options.
+    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign, assignment]
     parser.add_argument("verb", nargs="?")
     parser.add_argument("repository", nargs="*")
     parser.add_argument("--address", default="auto")
@@ -192,9 +195,8 @@ def _connect(address: str) -> Any:
     """Ray Serve's module, connected to the cluster. Raises CommandLineError if there is no Ray, or no cluster."""
     if importlib.util.find_spec("ray") is None:
         raise CommandLineError("Ray is not installed here: pip install 'shoal[ray]'")
-    import ray as ray_module
-    from ray import serve
-
+    ray_module: Any = importlib.import_module("ray")
+    serve = importlib.import_module("ray.serve")
     try:
         ray_module.init(address=address, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
     except (ConnectionError, ValueError, RuntimeError) as error:

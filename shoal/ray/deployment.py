@@ -1,16 +1,18 @@
 """Applications of Ray Serve whose replicas each run a whole server."""
 
+import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from ray import serve
-
 from shoal.errors import InvalidArgumentError
 from shoal.ray.replica import ShoalReplica, relay_application
 from shoal.ray.replica_server import ServerPlan
 from shoal.ray.scaling import Autoscaling, QueueAgePolicy
+
+#: Ray carries no type hints that hold, and may be absent where this is checked.
+serve: Any = importlib.import_module("ray.serve")
 
 #: Serve's own limit would count requests that the server has queues, limits and sentences for.
 _MAX_ONGOING_REQUESTS = 100_000

@@ -1,16 +1,17 @@
 """Batch inference: a Ray Dataset through servers, one per actor, each asked through shared memory."""
 
 import asyncio
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import ray
 
 from shoal.client.aio import AsyncClient
 from shoal.errors import InvalidArgumentError
 from shoal.ray.replica import assigned
 from shoal.ray.replica_server import ReplicaServer, ServerPlan
 from shoal.ray.rows import Columns, joined, pieces
+
+ray_data: Any = importlib.import_module("ray.data")
 
 #: Requests of one actor that are open at once: enough that batches form, too few to fill a queue.
 _MAX_OPEN = 64
@@ -49,7 +50,7 @@ def predict(
         fn_constructor_args=(plan, model, version, dict(columns or {}), outputs, keep),
         batch_size=batch_size,
         batch_format="numpy",
-        compute=ray.data.ActorPoolStrategy(min_size=fewest, max_size=most),
+        compute=ray_data.ActorPoolStrategy(min_size=fewest, max_size=most),
         num_cpus=num_cpus,
         num_gpus=num_gpus,
     )

@@ -5,6 +5,7 @@ where Serve has HAProxy, else through `Relay`; calls by a handle pass arrays thr
 """
 
 import asyncio
+import importlib
 import logging
 import math
 import os
@@ -16,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from shoal.client.aio import AsyncClient
 from shoal.ray.cores import claim_cores
 from shoal.ray.listener import is_direct, listen_in_place_of_serve
@@ -26,6 +25,7 @@ from shoal.ray.relay import Relay
 from shoal.ray.replica_server import ReplicaServer, ServerPlan
 from shoal.ray.scaling import QUEUE_AGE, UTILISATION
 
+ray: Any = importlib.import_module("ray")
 _log = logging.getLogger("ray.serve")
 
 #: All requests reach the server from this host, which would make every client an administrator: what changes the

@@ -6,6 +6,7 @@
 """
 
 import http.client
+import importlib
 import json
 import os
 import signal
@@ -16,6 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+#: The modules, imported by `main`: Ray reads its environment with its import.
+ray: Any = None
+serve: Any = None
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
 DEADLINE_S = 120.0
@@ -108,12 +113,11 @@ class Load:
 
 
 def main(mode: str, folder: str) -> dict[str, Any]:
+    global ray, serve
     os.environ.update(ENVIRONMENT)
     if mode == "direct":
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
-    import ray
-    from ray import serve
-
+    ray, serve = importlib.import_module("ray"), importlib.import_module("ray.serve")
     ray.init(
         num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, _temp_dir=folder, log_to_driver=False
     )
@@ -143,8 +147,6 @@ def is_up(port: int) -> bool:
 
 def direct(port: int) -> dict[str, Any]:
     """Two replicas behind HAProxy: asked, updated and killed under load, deleted."""
-    from ray import serve
-
     facts: dict[str, Any] = {}
     serve.run(application(num_replicas=2), name="shoal")
     until(lambda: is_up(port), "an answer")
@@ -192,6 +194,7 @@ def infer_with_tritonclient(port: int) -> list[int]:
     for each in inputs:
         each.set_data_from_numpy(np.full((1, 16), 21, np.int32))
     output = client.infer("simple", inputs).as_numpy("OUTPUT0")
+    assert output is not None
     client.close()
     return sorted({int(each) for each in output.ravel()})
 
@@ -199,8 +202,6 @@ def infer_with_tritonclient(port: int) -> list[int]:
 def proxied(port: int) -> dict[str, Any]:
     """One replica behind Serve's proxy under a route prefix; a handle; a dataset; an application that cannot start."""
     import numpy as np
-    import ray
-    from ray import serve
 
     import shoal.ray
 
@@ -214,7 +215,7 @@ def proxied(port: int) -> dict[str, Any]:
     serve.delete("shoal")
     numbers = [{"INPUT0": np.full(16, each, np.int32), "other": np.ones(16, np.int32)} for each in range(40)]
     dataset = shoal.ray.predict(
-        ray.data.from_items(numbers),
+        importlib.import_module("ray.data").from_items(numbers),
         model="simple",
         model_repository=str(SAMPLES),
         columns={"INPUT1": "other"},
