@@ -83,6 +83,7 @@ class Load:
         self._is_over = threading.Event()
         self.num_right = 0
         self.failures = list[str]()
+        self.num_closed = 0  # connections that were closed without a response, as HAProxy does when it is reloaded
         self._threads = [threading.Thread(target=self._run) for _ in range(num_clients)]
 
     def __enter__(self) -> "Load":
@@ -102,6 +103,10 @@ class Load:
                 connection.request("POST", INFER, DIGITS)
                 response = connection.getresponse()
                 body = response.read()
+            except (http.client.RemoteDisconnected, ConnectionResetError):
+                self.num_closed += 1
+                connection.close()
+                continue
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(repr(error))
                 connection.close()
@@ -164,6 +169,7 @@ def direct(port: int) -> dict[str, Any]:
         until(lambda: load.num_right > 1000, "a thousand answers")
     facts["update"] = load.failures[:5]
     facts["answers during the update"] = load.num_right
+    facts["connections closed during the update"] = load.num_closed
     facts["updated"] = json.loads(asked(port, "GET", "/v2")[1])["name"]
     victim = min(processes("shoal supervisor"))
     with Load(port, 4) as load:
@@ -175,7 +181,7 @@ def direct(port: int) -> dict[str, Any]:
             return victim not in servers and len(servers) == 2 and load.num_right > begun + 500
 
         until(is_replaced, "a server in place of the killed one")
-    facts["killed"] = len(load.failures)
+    facts["killed"] = len(load.failures) + load.num_closed
     facts["failures of the kill"] = sorted({each[:60] for each in load.failures})
     last = processes("shoal ")
     serve.delete("shoal")
@@ -226,9 +232,8 @@ def proxied(port: int) -> dict[str, Any]:
     rows = dataset.take_all()
     facts["predicted"] = sorted(int(row["OUTPUT0"][0]) - int(row["INPUT0"][0]) for row in rows)
     facts["columns"] = sorted(rows[0])
-    broken = shoal.ray.deployment(
-        str(SAMPLES), num_cpus=0.5, flags=["--load-model=absent"], max_constructor_retry_count=1
-    )
+    flags = ["--model-control-mode=explicit", "--load-model=absent"]
+    broken = shoal.ray.deployment(str(SAMPLES), num_cpus=0.5, flags=flags, max_constructor_retry_count=1)
     try:
         serve.run(broken, name="broken", route_prefix="/broken")
     except RuntimeError:
