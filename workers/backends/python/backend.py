@@ -6,7 +6,6 @@ event loop of the instance's, beside others: its requests get senders, too, and 
 it waits.
 """
 
-import asyncio
 import logging
 import os
 import sys
@@ -169,6 +168,8 @@ class PythonBackend(Backend):
             return await self._model.execute_async(batch)
         finally:
             if self._runtime.has_lent(parents):
+                import asyncio  # here, as in event_loop.py
+
                 await asyncio.to_thread(self._runtime.end, parents)
 
     # -- answering --

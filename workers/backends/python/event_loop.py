@@ -1,11 +1,13 @@
 """The event loop of an instance whose execute is a coroutine: one per instance, in a thread of its own."""
 
-import asyncio
 import logging
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio  # at run time for models with coroutines only: with ssl, which it brings along, it takes 6 MB
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ class ModelEventLoop:
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Start a coroutine in the loop's thread; returns at once. Exceptions of the coroutine are not handled here."""
         if self._loop is None:
+            import asyncio
+
             self._loop = loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
             self._thread.start()
@@ -47,7 +51,7 @@ class ModelEventLoop:
         if thread.is_alive():
             _log.error("a coroutine in thread '%s' has not given way for too long; it is left behind", self._name)
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, loop: "asyncio.AbstractEventLoop") -> None:
         try:
             loop.run_forever()
         finally:
@@ -59,14 +63,20 @@ class ModelEventLoop:
             loop.close()
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        import asyncio
+
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _end(self, wait_s: float) -> None:
+        import asyncio
+
         self._ending = asyncio.get_running_loop().create_task(self._finish(wait_s))
 
     async def _finish(self, wait_s: float) -> None:
+        import asyncio
+
         late = set(self._tasks)
         if late:
             _, late = await asyncio.wait(late, timeout=wait_s)

@@ -4,7 +4,6 @@ Knows nothing of workers, so that a test can run a model in its own process. Wha
 becomes a ShoalError with Triton's sentence.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -152,6 +151,8 @@ class PythonModel:
         with forks.end_here():
             answer = check()
             if inspect.isawaitable(answer):
+                import asyncio  # here, as in event_loop.py
+
                 answer = asyncio.run(_within(IS_READY_S, answer))
         if not isinstance(answer, bool):
             raise TritonModelException(f"is_ready must return a bool, found type '{type(answer)}'.")
@@ -303,6 +304,8 @@ def _frames(error: BaseException, caller: str) -> list[tuple[str, int, str]]:
 
 
 async def _within(seconds: float, awaitable: Any) -> Any:
+    import asyncio
+
     task = asyncio.ensure_future(awaitable)
     done, _ = await asyncio.wait((task,), timeout=seconds)
     if not done:  # the loop that runs this coroutine cancels the rest

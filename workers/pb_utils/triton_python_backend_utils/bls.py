@@ -3,7 +3,6 @@ the responses."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
@@ -95,6 +94,8 @@ class ResponseIterator:
 
     async def wait(self) -> None:
         """Wait until there is a next response, or none can come."""
+        import asyncio  # here: coroutines alone need it, and it takes 6 MB
+
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
 
