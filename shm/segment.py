@@ -17,9 +17,9 @@ from shoal.shm.layout import Geometry, LayoutError
 #: From Linux's fcntl.h; Python's fcntl has the other seals.
 F_SEAL_FUTURE_WRITE = 0x10
 
-#: Bytes of a slab that have pages from the beginning (ours: 256 small requests in flight). Its owner adds more as they
-#: are needed, so an idle front end takes 1 MiB and not 64.
-FIRST_SLAB_NBYTES = 1 << 20
+#: Bytes of a slab that have pages from the beginning (ours: 64 small requests in flight). Its owner adds more as they
+#: are needed, 256 KiB in 0.1 ms, so an idle front end takes 0.25 MiB and not 64.
+FIRST_SLAB_NBYTES = 1 << 18
 _HAVE_SLABS = frozenset({layout.CLIENT, layout.WORKER, layout.BATCHER})
 _POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
 #: Linux 5.14; Python has no name for it yet.

@@ -3,6 +3,7 @@
 The package nvidia-ml-py is an extra, and its library comes with NVIDIA's driver: without either, there are no GPUs.
 """
 
+import ctypes
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,17 @@ from typing import Any
 _log = logging.getLogger("shoal")
 
 _PERCENT, _MILLI = 0.01, 0.001
+#: NVIDIA's management library, as nvidia-ml-py loads it.
+LIBRARY = "libnvidia-ml.so.1"
+
+
+def has_library() -> bool:
+    """Whether NVIDIA's management library is there. Without, the import of nvidia-ml-py (36 ms, 2 MiB) is saved."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 def load_nvml() -> Any:

@@ -5,7 +5,6 @@ The resources are read once, when the server starts. GPUs, and their parts under
 driver is there. Neither makes a CUDA context. Runs in the supervisor.
 """
 
-import ctypes
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
-from shoal.nvml import load_nvml
+from shoal.nvml import has_library, load_nvml
 from shoal.options import HostPolicy, ServerOptions
 from shoal.placement import Gpu, Machine, format_cores
 
@@ -24,8 +23,6 @@ _log = logging.getLogger(__name__)
 
 #: Paths of which one exists where NVIDIA's driver is loaded, most often: a sandbox may hide all. The last is WSL's.
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
-#: The library that comes with the driver.
-_LIBRARY = "libnvidia-ml.so.1"
 _NVIDIA_SMI = ("--query-gpu=uuid,pci.bus_id,compute_cap", "--format=csv,noheader")
 #: Lines of `nvidia-smi -L`: a GPU, and below it each of its parts.
 _LISTED_GPU = re.compile(r"GPU \d+: .*\(UUID: (GPU-[^)]+)\)")
@@ -90,13 +87,7 @@ def _listed() -> list[Listed]:
 
 def _may_have_driver() -> bool:
     """Whether something of NVIDIA's driver is there. Without, the import of nvidia-ml-py (36 ms) is saved."""
-    if any(path.exists() for path in _DRIVERS) or shutil.which("nvidia-smi"):
-        return True
-    try:
-        ctypes.CDLL(_LIBRARY)
-    except OSError:
-        return False
-    return True
+    return any(path.exists() for path in _DRIVERS) or shutil.which("nvidia-smi") is not None or has_library()
 
 
 def list_by_nvml(nvml: Any) -> list[Listed]:

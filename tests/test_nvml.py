@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal import nvml
 from shoal.nvml import Gpus, load_nvml
 
 
@@ -91,6 +92,14 @@ def test_a_package_without_a_driver_is_no_fault(monkeypatch: pytest.MonkeyPatch)
 def test_a_missing_package_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert load_nvml() is None
+
+
+def test_the_library_is_looked_for_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "LIBRARY", "/no/library.so.1")
+    assert not nvml.has_library()
+    monkeypatch.setattr(nvml, "LIBRARY", "libc.so.6")  # one that can be loaded
+    assert nvml.has_library()
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from shoal.frontend.metrics.exposition import ExternalFigures, exposition
 from shoal.frontend.response import Response, error_json
 from shoal.frontend.reused import Reused
 from shoal.frontend.state import ServerState
-from shoal.nvml import Gpus, load_nvml
+from shoal.nvml import Gpus, has_library, load_nvml
 
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
@@ -40,7 +40,8 @@ class MetricsListener:
         self._state = state
         self._transport = transport
         read_cpu = Cpu().read if state.allow_cpu_metrics else dict
-        read_gpus = Gpus(load_nvml()).read if state.allow_gpu_metrics else list
+        has_gpus = state.allow_gpu_metrics and has_library()
+        read_gpus = Gpus(load_nvml()).read if has_gpus else list
         self._cpu: Reused[dict[str, float]] = Reused(read_cpu, state.metrics_interval_ms)
         self._gpus: Reused[list[dict[str, Any]]] = Reused(read_gpus, state.metrics_interval_ms)
 

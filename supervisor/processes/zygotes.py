@@ -45,8 +45,8 @@ TORCHSERVE_WITH_TORCH = "torchserve with torch"
 BASE = "base"
 #: Kind → the modules that its zygote imports. A worker's kind is its backend; others may start threads at import.
 MODULES = {
-    # what front ends and workers, the batcher, or nearly all of them import
-    BASE: ("numpy", "shoal.star.validation", "shoal.star.models", "shoal.star.outgoing", "shoal.shm.slab"),
+    # what front ends, workers of every backend and the batcher import, or all but one of these
+    BASE: ("numpy", "hashlib", "shoal.options", "shoal.star.models", "shoal.star.outgoing", _WORKER),
     "batcher": ("shoal.batcher.main",),
     "embedding": (_WORKER, "shoal.workers.backends.embedding"),
     "fil": (_WORKER, "scipy.sparse"),  # 0.3 of 0.33 s; treelite's OpenMP reads its environment once, so in the child

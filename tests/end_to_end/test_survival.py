@@ -243,8 +243,8 @@ def test_what_is_stopped_is_resumed(server: Server, client: triton.InferenceServ
 
 
 def test_an_arbiter_shows_its_progress(server: Server) -> None:
-    """One that shows none, though it could, is killed after 30 s: tests/supervisor/processes/test_arbiter.py. Signals by
-    which gunicorn would load its settings again, or start another arbiter, change nothing."""
+    """One that shows none, though it could, is killed after 30 s: tests/supervisor/processes/test_arbiter.py. Signals
+    by which gunicorn would load its settings again, or start another arbiter, change nothing."""
     (arbiter,) = [pid for pid in descendants(server.process.pid) if title(pid) == ARBITER]
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
         os.kill(arbiter, number)

@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from shoal import nvml
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, ServerOptions
 from shoal.placement import Gpu, Machine
@@ -78,7 +79,7 @@ def test_an_odd_gpu_keeps_its_number_and_is_not_used(
 
 def test_a_machine_without_a_driver_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_DRIVERS", (Path("/no/driver"),))
-    monkeypatch.setattr(machine, "_LIBRARY", "/no/library.so.1")
+    monkeypatch.setattr(nvml, "LIBRARY", "/no/library.so.1")
     monkeypatch.setenv("PATH", "/no/programs")
     monkeypatch.setattr(machine, "load_nvml", lambda: pytest.fail("the import is dear, and there is no driver"))
     assert find_machine(ServerOptions(), {}, (0, 1)) == Machine((0, 1))
@@ -180,7 +181,7 @@ def test_what_nvidia_smi_prints() -> None:
 
 def test_the_driver_is_found_where_a_sandbox_hides_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_DRIVERS", (Path("/no/driver"),))
-    monkeypatch.setattr(machine, "_LIBRARY", "libc.so.6")  # one that can be loaded
+    monkeypatch.setattr(nvml, "LIBRARY", "libc.so.6")  # one that can be loaded
     monkeypatch.setenv("PATH", "/no/programs")
     monkeypatch.setattr(machine, "load_nvml", Nvml)
     assert [gpu.uuid for gpu in find_machine(ServerOptions(), {}, (0,)).gpus] == ["GPU-1bb"]

@@ -251,6 +251,63 @@ def test_a_base_that_has_ended_is_not_missed(clock: ClockLoop, harness: Harness)
     assert harness.run() == FORKED
 
 
+@pytest.fixture
+def base(harness: Harness) -> int:
+    """The pid of a base zygote, which forks that of the kind "test" when one is needed."""
+    harness.zygotes = Zygotes(harness.loop, "@test", {BASE: (), "test": ("child_of_zygote",)})
+    harness.zygotes.start()
+    return harness.zygote_pid()
+
+
+def test_a_base_that_dies_before_it_has_forked_a_zygote_leaves_the_zygote_to_an_exec(
+    harness: Harness, base: int
+) -> None:
+    os.kill(base, signal.SIGSTOP)  # so that it forks nothing
+    harness.spawn()
+    os.kill(base, signal.SIGKILL)
+    assert harness.run() == FORKED  # by the zygote, which was exec'd
+    assert base not in harness.children()
+
+
+def test_a_base_that_stands_still_is_killed_and_the_zygote_execd(harness: Harness, base: int) -> None:
+    harness.spawn()
+    assert harness.run() == FORKED
+    (zygote,) = [pid for pid in harness.children() if pid != base]
+    os.kill(base, signal.SIGSTOP)
+    harness.spawn()  # the kind's own zygote forks it, whatever has become of the base
+    assert harness.run() == FORKED
+    os.kill(zygote, signal.SIGKILL)
+    harness.clock.until(lambda: zygote not in harness.children())
+    harness.clock.pass_time(backoff_s(1))
+    harness.spawn()  # waits for a zygote that the base does not fork
+    harness.clock.pass_time(FORK_S)
+    harness.clock.until(lambda: base not in harness.children())
+    assert harness.run() == FORKED
+
+
+def test_a_base_that_the_system_refuses_a_fork_leaves_the_process_to_an_exec(
+    harness: Harness, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "without_memory.py").write_text(
+        "import errno, os\ndef refuse(): raise OSError(errno.ENOMEM, 'Cannot allocate memory')\nos.fork = refuse\n"
+    )
+    harness.zygotes = Zygotes(harness.loop, "@test", {BASE: ("without_memory",), "test": ("child_of_zygote",)})
+    harness.zygotes.start()
+    harness.spawn()
+    assert harness.run() == FORKED  # by a zygote that was exec'd
+    assert "a zygote cannot fork" in capfd.readouterr().err
+
+
+def test_processes_that_a_base_forks_have_no_descriptor_of_its_own(harness: Harness, base: int) -> None:
+    harness.spawn()
+    assert harness.run() == FORKED
+    (zygote,) = [pid for pid in harness.children() if pid != base]
+    sockets = [{os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()} for pid in (base, zygote)]
+    orders_of_base, orders_of_zygote = ({each for each in found if each.startswith("socket:")} for found in sockets)
+    assert (len(orders_of_base), len(orders_of_zygote)) == (1, 1)
+    assert orders_of_base != orders_of_zygote
+
+
 def test_whoever_is_started_gives_way_once_somebody_serves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
     monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))
