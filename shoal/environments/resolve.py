@@ -15,7 +15,6 @@ from signal import SIGTERM
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, run
 from typing import NamedTuple
 
-from shoal.environments.archive import unpack
 from shoal.environments.cache import Cache
 from shoal.environments.interpreter import Interpreter, ask, variables_of
 from shoal.environments.requirements import contents
@@ -90,6 +89,8 @@ def _python_in(directory: Path) -> Path:
 
 def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     """The interpreter of an archive's environment, unpacked and adapted to its new place."""
+    from shoal.environments.archive import unpack  # here: with tarfile 0.5 MiB, which the supervisor has no use for
+
     cache.prepare()
 
     def make(directory: Path) -> None:

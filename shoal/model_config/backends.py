@@ -4,7 +4,6 @@ One table, from Triton's documentation. It also lists backends that Shoal does n
 refused by the backend's name (`support`). Pure.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -64,7 +63,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = list(known)
     meant = _MEANT.get(name.lower(), "")
     likely = [each for each in known if meant and each.startswith(meant)]
-    likely = likely or difflib.get_close_matches(name.lower(), known, n=1)
+    if not likely:
+        import difflib  # here: for a name that is wrong
+
+        likely = difflib.get_close_matches(name.lower(), known, n=1)
     return f". Did you mean '{likely[0]}'?" if likely else ""
 
 
