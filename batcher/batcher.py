@@ -15,6 +15,7 @@ from shoal.batcher.bells import Bells
 from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
+from shoal.batcher.finished_requests import recent_of_all
 from shoal.batcher.guests import is_fixed
 from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.response_order import keeps_order
@@ -26,7 +27,7 @@ from shoal.cache_settings import RedisSettings
 from shoal.control import Channel
 from shoal.ledger import ledger_message
 from shoal.messages import to_batcher
-from shoal.messages.from_batcher import ModelExplained
+from shoal.messages.from_batcher import FinishedRequestsListed, ModelExplained
 from shoal.messages.message import Kinds, close_descriptors, on, table
 from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
 from shoal.model_config.model_metrics import first_response_bounds
@@ -92,6 +93,7 @@ class Batcher:
             on(to_batcher.RetireWorker, lambda message: self._exchange.retire_worker(message.owner)),
             on(to_batcher.WorkerDied, self._on_worker_died),
             on(to_batcher.ExplainModel, self._on_explain),
+            on(to_batcher.ListFinishedRequests, self._on_list),
             on(LedgerWanted, self._on_ledger),
             on(LogChanged, lambda message: log.configure(**message.settings)),
             on(Ping, lambda _message: None),  # only its acknowledgement matters, which comes from this loop
@@ -148,6 +150,8 @@ class Batcher:
             exchange.step(now_ns, rung_by if events or sleep_s < MAX_SLEEP_S else None)
             if now_ns >= look_ns:  # after the step, so that no request waits for this look
                 exchange.step(now_ns)
+                for model in exchange.models.values():
+                    model.finished.turn(now_ns)
                 look_ns = now_ns + LOOK_NS
             if exchange.reports:
                 self._report()
@@ -216,6 +220,7 @@ class Batcher:
             version=message.version,
             groups=message.groups,
             sharing=self._sharing(message),
+            has_priorities=message.config.get("dynamic_batching", {}).get("priority_levels", 0) > 0,
         )
         if self._settings.counts_first_responses:
             model.row.first_response_bounds = first_response_bounds(message.config)
@@ -288,9 +293,13 @@ class Batcher:
             close_descriptors(message)
             return
         link, segment = Segment.attach(message.link), SegmentView.attach(message.segment)
-        worker = WorkerPeer(message.owner, link, segment, Doorbell(message.bell), model)
-        if self._limiter is not None:
-            self._limiter.add(worker.owner, Demand.from_message(message.demand))
+        demand = Demand.from_message(message.demand) if self._limiter is not None else None
+        worker = WorkerPeer(
+            message.owner, link, segment, Doorbell(message.bell), model,
+            instance=message.instance, is_limited=bool(demand and demand.resources),
+        )  # fmt: skip
+        if self._limiter is not None and demand is not None:
+            self._limiter.add(worker.owner, demand)
         if self._is_taking_over:
             worker.take_over()
         self._rung.add(worker.owner, Doorbell(message.workers_bell))
@@ -315,6 +324,12 @@ class Batcher:
     def _on_explain(self, message: to_batcher.ExplainModel) -> None:
         if (model := self._exchange.models.get(message.model_id)) is not None:
             self._channel.send(ModelExplained(model.id, model.scheduler.explain()))
+
+    def _on_list(self, message: to_batcher.ListFinishedRequests) -> None:
+        asked = set(message.model_ids)
+        logs = [model.finished for model in self._exchange.models.values() if model.id in asked]
+        listed = recent_of_all(logs, message.limit, time.monotonic_ns())
+        self._channel.send(FinishedRequestsListed(message.number, *listed))
 
     def _on_ledger(self, _message: LedgerWanted) -> None:
         exchange = self._exchange

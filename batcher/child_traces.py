@@ -18,10 +18,13 @@ class TraceRoot:
     """A client's traced request, by its `key`. Requests made for this request, directly or through others, are its
     children."""
 
-    __slots__ = ("_num_sent", "_parents", "key")
+    __slots__ = ("_num_sent", "_parents", "is_shown", "key", "trace_id")
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, *, is_shown: bool = False, trace_id: tuple[int, int] = (0, 0)) -> None:
         self.key = key
+        #: Whether the client is sent the request's EXECUTION, too.
+        self.is_shown = is_shown
+        self.trace_id = trace_id  # of the client's trace, two words, the high one first; 0: not known
         # Changed by note_sent.
         self._num_sent = 0
         self._parents = set[int]()

@@ -3,13 +3,14 @@
 Lives in the batcher. Workers for which a batch was written are added to `written`; the exchange publishes the batches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.contract import Sequences
 from shoal.batcher.scheduling.payload import Batch
+from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.statistics import CANCELED, REJECTED
 from shoal.fault import IS_ARMED, reached
@@ -110,7 +111,7 @@ class Dispatch:
             if model.sequences is not None:
                 self._refuse(model.sequences, now_ns)
             while (batch := scheduler.take(now_ns)) is not None:
-                self._dispatch(model, batch)
+                self._dispatch(model, batch, now_ns)
             if model.sequences is not None and model.sequences.changes:
                 self._note_slots(model.sequences)
             deadline = scheduler.next_deadline_ns()
@@ -135,13 +136,16 @@ class Dispatch:
         for key, reason in sequences.refused():
             self._requests.fail(key, reason, now_ns, CANCELED if reason is Reason.CANCELLED else REJECTED)
 
-    def _dispatch(self, model: ScheduledModel, batch: Batch) -> None:
+    def _dispatch(self, model: ScheduledModel, batch: Batch, now_ns: int) -> None:
         instance, requests, rows = batch
         worker = self._workers[instance]
         missing, freed, push = worker.missing, worker.freed, worker.writer.push
         worker.num_batches = number = worker.num_batches + 1
         count, has_more = len(requests), bool(missing)
-        running = RunningBatch(number, rows, count)
+        running = RunningBatch(number, rows, count, worker, now_ns)
+        running.free_ns, running.ahead, worker.last = worker.free_ns, worker.last, running
+        if model.latest_ns is not None:
+            running.overtaken = _overtaken(model.latest_ns, requests)
         if model.order is not None and model.order.begin([request.key for request in requests]):
             worker.note_overlap()  # its responses may be kept back: a successor cannot know which
         for index, request in enumerate(requests):
@@ -160,3 +164,16 @@ class Dispatch:
         self._written.add(worker)
         if IS_ARMED:
             reached("dispatched")
+
+
+def _overtaken(latest_ns: dict[int, int], requests: Sequence[QueuedRequest]) -> frozenset[int]:
+    """The keys of those of a batch's requests that later ones of a higher priority have overtaken; notes the arrivals
+    of all."""
+    overtaken = [
+        request.key
+        for request in requests
+        if any(arrival_ns > request.arrival_ns and level < request.priority for level, arrival_ns in latest_ns.items())
+    ]
+    for request in requests:
+        latest_ns[request.priority] = max(latest_ns.get(request.priority, 0), request.arrival_ns)
+    return frozenset(overtaken)

@@ -58,6 +58,14 @@ class StepClient(ClientPeer):
         """Queue a reply until the ensembles are advanced."""
         self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
 
+    @property
+    def kind(self) -> str:
+        return "ensemble"
+
+    def block(self, ref: int) -> memoryview | None:
+        """None: a step's block is another process's, and its id that of the ensemble's request."""
+        return None
+
     def trace_parent(self, number: int) -> TraceParent | None:
         """The trace that an open step is part of: that of the ensemble's request for which the step is made."""
         step = self._steps.get(number)

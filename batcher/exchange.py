@@ -98,8 +98,7 @@ class Exchange:
         )
         #: The response cache, with --cache-config.
         self.cached: CachedResponses | None = None
-        self._read: list[Peer] = []
-        self._retirement = Retirement()
+        self._read, self._retirement = list[Peer](), Retirement()
         #: Messages to the supervisor, which the loop sends.
         self.reports: list[Message] = []
         requests = self._requests
@@ -120,7 +119,7 @@ class Exchange:
 
     def add_worker(self, worker: WorkerPeer, now_ns: int = 0) -> None:
         """Give batches to a worker that has loaded its model and mapped all segments."""
-        self.workers[worker.owner] = worker
+        self.workers[worker.owner], worker.free_ns = worker, now_ns
         worker.model.is_failed = False
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
         if worker.held:
@@ -255,8 +254,7 @@ class Exchange:
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
-        # Workers first, since their requests take longer from here. Statistics before replies, so that an answered
-        # client finds its request counted.
+        # Workers first: their requests take longest. Statistics before replies: an answered request is found counted.
         if self._written_workers:
             _flush(self._written_workers)
         for model in self._counted:
@@ -324,7 +322,7 @@ class Exchange:
                 elif kind == layout.HOLD and self._arrivals.is_resuming:
                     self.succession.hold(client, record)
                 elif kind == layout.TRACE:
-                    self._requests.trace(client, record[_NUMBER])
+                    self._requests.trace(client, record)
                 elif kind == layout.CHILD_REQUEST:
                     self._arrivals.accept_child(client, record, now_ns)
                 else:
@@ -419,7 +417,7 @@ class Exchange:
             running.end_ns = end
             running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
         compute = running.compute
-        self._requests.answer(key, status, ref, header, compute, now_ns)
+        self._requests.answer(key, status, ref, header, compute, now_ns, 0, running)
         running.num_missing = num_missing = running.num_missing - 1
         if num_missing:
             worker.partly_answered = running
@@ -475,14 +473,14 @@ class Exchange:
     def _finish_batch(
         self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
     ) -> None:
-        worker.num_finished = running.number
+        worker.num_finished, running.ahead = running.number, None
         if not running.is_executed:
             self._end_execution(worker, running, compute, now_ns)
 
     def _end_execution(
         self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
     ) -> None:
-        model = worker.model
+        model, worker.free_ns = worker.model, now_ns
         statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
         model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
         self._awake[model.id] = model

@@ -8,7 +8,7 @@ from shoal.batcher import statistics
 from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
-from shoal.batcher.peers import ClientPeer, OpenRequest, Reply, ScheduledModel, WorkerPeer
+from shoal.batcher.peers import ClientPeer, OpenRequest, Reply, RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.poison import Poison
 from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
@@ -16,11 +16,14 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.scheduling.suspects import PoisonError
 from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT
-from shoal.errors import InternalError, UnavailableError
+from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.finished_request import FinishedRequest
 from shoal.reasons import Reason, pack_poison, pack_times
+from shoal.request import split_header, unpack_options
 from shoal.shm import records
 from shoal.shm.counters import CELL
-from shoal.shm.layout import NUMBER_BITS, REPLY, Record
+from shoal.shm.layout import NUMBER_BITS, REPLY, Record, unpack_span
+from shoal.timing import Points
 
 #: Most replies that wait for room in a client's ring; a client with more gets no further responses of its streams
 #: (ours). Also the most that `preserve_ordering` keeps of a stream.
@@ -84,12 +87,17 @@ class OpenRequests(dict[int, OpenRequest]):
         compute: statistics.Compute,
         now_ns: int,
         num_pieces: int = 0,
+        running: RunningBatch | None = None,
     ) -> None:
-        """Send a worker's final answer; the client holds its block `ref` from now on."""
+        """Send a worker's final answer; the client holds its block `ref` from now on. `running` is the batch that the
+        worker has executed, still whole."""
         request = self.pop(key, None)
         if request is None:
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
+        # Before the reply, after which the request's block is the client's again; the trace is still known.
+        if now_ns - start_ns > model.finished.slow_ns or status:
+            self._note_end(request, status, ref, header, compute, now_ns, running)
         if ref:
             self._holders.hold(ref, key)
         reply: Record = (REPLY, number, status, ref, header)
@@ -97,7 +105,7 @@ class OpenRequests(dict[int, OpenRequest]):
             times = client.times(number, model, queue_ns, compute)
             reply = records.traced_reply_record(number, status, ref, header, times, num_pieces)
             if number in client.traced:
-                self._end_trace(client, number, model, start_ns, times, now_ns)
+                self._end_trace(client, number, model, start_ns, times, now_ns, running)
         if model.order is None:  # the body of _say: a call would cost as much again
             client.send(reply)
             self._written.add(client)
@@ -136,6 +144,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return None
         client, model, number, _, _, start_ns, queue_ns, _ = request
+        self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, reason, detail)
         self._forget(key, model)
         times: tuple[int, ...] = ()
         if client.traced:
@@ -148,13 +157,50 @@ class OpenRequests(dict[int, OpenRequest]):
             model.sharing.settle(model, key, None, now_ns)
         return model
 
+    # --- requests that were slow or have failed ---
+
+    def _note_end(
+        self, request: OpenRequest, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int,
+        running: RunningBatch | None, reason: int = 0, detail: int = 0,
+    ) -> None:  # fmt: skip
+        """Keep a request that was slow or has failed. Called before its reply is sent; `ref` and `header` are a
+        worker's answer."""
+        client, model, number, block, span, start_ns, queue_ns, queued = request
+        start_ns = min(start_ns, now_ns)
+
+        def make() -> FinishedRequest:
+            trace = client.trace_parent(number)
+            high, low = (0, 0) if trace is None else trace.root.trace_id
+            points = Points(0, start_ns, queue_ns, *(model.points(compute) if compute[0] else NO_COMPUTE), now_ns)
+            worker = None if running is None else running.worker
+            answer = worker.slab.open(ref) if status and ref and worker is not None else None
+            return FinishedRequest(
+                model.id,
+                client.kind,
+                _id_of(client.block(block), span),
+                f"{high:016x}{low:016x}" if high or low else "",
+                queued.rows,
+                points,
+                status,
+                reason,
+                detail,
+                "" if answer is None else str(_span_of(answer, header), "utf-8", "replace"),
+                None if running is None else running.execution(queued.key),
+            )
+
+        if status:
+            model.finished.note_failed(now_ns, make)
+        else:
+            model.finished.note_slow(now_ns - start_ns, now_ns, make)
+
     # --- traces ---
 
-    def trace(self, client: ClientPeer, number: int) -> None:
-        """Trace an open request from now on, for its client."""
+    def trace(self, client: ClientPeer, record: Record) -> None:
+        """Trace the open request of a TRACE record from now on, for its client."""
+        _, number, is_shown, high, low, *_ = record
         key = client.first_key + number
         if key in self:
-            client.traced[number] = TraceParent(TraceRoot(key), 0)
+            client.traced[number] = TraceParent(TraceRoot(key, is_shown=bool(is_shown), trace_id=(high, low)), 0)
 
     def trace_child(self, client: ClientPeer, number: int, parent: int) -> None:
         """Put a new call into the trace of its parent request, if that is open and traced. `parent` is the parent's
@@ -194,14 +240,22 @@ class OpenRequests(dict[int, OpenRequest]):
             self._written.add(client)
 
     def _end_trace(
-        self, client: ClientPeer, number: int, model: ScheduledModel, start_ns: int, times: tuple[int, ...], now_ns: int
-    ) -> None:
-        """Forget the trace of a request that has ended; a child's times go to the front end of the root request.
+        self, client: ClientPeer, number: int, model: ScheduledModel, start_ns: int, times: tuple[int, ...],
+        now_ns: int, running: RunningBatch | None = None,
+    ) -> None:  # fmt: skip
+        """Forget the trace of a request that has ended; a child's times go to the front end of the root request, and
+        the execution of a shown one to its client.
 
         `start_ns`, from a client that may run users' code, is clamped to now.
         """
         trace = client.traced.pop(number, None)
-        if trace is not None and trace.parent:
+        if trace is None:
+            return
+        if trace.root.is_shown and not trace.parent and running is not None:
+            execution = running.execution(client.first_key + number)
+            if execution is not None:
+                client.send(records.execution_record(number, execution))
+        if trace.parent:
             times = min(start_ns, now_ns), *times
             self.send_child_trace(trace, client.first_key + number, model, times, now_ns, is_call=True)
 
@@ -381,3 +435,23 @@ def _batch_begun(worker: WorkerPeer, reason: Reason) -> int:
     """Number of the batch that a dead worker began last; the worker's own figure is ignored if it has damaged its
     memory."""
     return worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun
+
+
+#: The most of a request's header that is read for its id (ours), and of a worker's sentence.
+_MAX_READ = 4096
+
+
+def _span_of(block: memoryview, span: int) -> bytes:
+    offset, nbytes = unpack_span(span)
+    return bytes(block[offset : offset + min(nbytes, _MAX_READ)])
+
+
+def _id_of(block: memoryview | None, span: int) -> str:
+    """The client's id of a request; empty if it has none, or its header is long or damaged: guests write it."""
+    if block is None or unpack_span(span)[1] > _MAX_READ:
+        return ""
+    try:
+        id_, _, _ = unpack_options(split_header(_span_of(block, span))[1])
+    except ShoalError:
+        return ""
+    return id_

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import ClassVar, Protocol
 
 from shoal.batcher.child_traces import TraceParent
+from shoal.batcher.finished_requests import FinishedRequests
 from shoal.batcher.response_order import ResponseOrder
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
@@ -30,16 +31,19 @@ from shoal.shm.layout import (
     MAX_UNREAD_CHILD_TRACES,
     NUMBER_BITS,
     OVERLAP_WORD,
+    OWNER_SHIFT,
     PROGRESS_WORD,
     B,
 )
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import SlabView
+from shoal.timing import Cause, Execution
 
 #: Most CANCEL records in a worker's ring at once: half of the room beside blocks and batches (memory_plan.py).
 MAX_CANCELS = 32
 _NO_ITEM = layout.record()
+_NO_KEYS = frozenset[int]()
 
 
 class Peer:
@@ -143,6 +147,15 @@ class ClientPeer(Peer):
         """The trace that an open request is part of; None if it is not traced."""
         return self.traced.get(number)
 
+    @property
+    def kind(self) -> str:
+        """The kind of the client in a FinishedRequest."""
+        return "front end" if self.is_front_end else "client" if self.is_guest else "model"
+
+    def block(self, ref: int) -> memoryview | None:
+        """A block of the client's own slab; None for another one."""
+        return self.slab.open(ref) if ref >> OWNER_SHIFT == self.owner else None
+
     def times(
         self, number: int, model: "ScheduledModel", queue_ns: int, compute: Compute
     ) -> tuple[int, int, int, int, int]:
@@ -179,8 +192,8 @@ class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
-        "groups", "id", "is_failed", "is_fixed", "max_rows", "may_run_again", "order", "patience", "row", "scheduler",
-        "sequences", "sharing", "signature", "trials", "version",
+        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "order",
+        "patience", "row", "scheduler", "sequences", "sharing", "signature", "trials", "version",
     )  # fmt: skip
     #: The cell that counts the model's requests which end with an error and were not cancelled.
     FAILURE: ClassVar[int] = BACKEND
@@ -199,6 +212,7 @@ class ScheduledModel:
         version: int = 0,
         groups: Sequence[str] = (),
         sharing: CoalescingCache | None = None,
+        has_priorities: bool = False,
     ) -> None:
         self.id = model_id
         #: Most rows of one request, and whether requests differ in nothing else (guests.py).
@@ -226,6 +240,11 @@ class ScheduledModel:
         self.sharing = sharing
         #: Whether all instances die again and again: requests are refused until one is ready.
         self.is_failed = False
+        #: The slowest and the failed requests of the last minutes.
+        self.finished = FinishedRequests()
+        #: When the last request of each priority that was given to an instance had arrived, in ns; None if all requests
+        #: have one priority.
+        self.latest_ns: dict[int, int] | None = {} if has_priorities else None
 
     def end_trials(self) -> None:
         """Do without trials, once there is no suspect: the next request is queued as if there had been none."""
@@ -251,34 +270,69 @@ OpenRequest = tuple[ClientPeer, ScheduledModel, int, int, int, int, int, QueuedR
 class RunningBatch:
     """A batch that a worker has been given: its number, its rows, and how many of its answers are missing.
 
-    `is_executed` is set once the execution is over and the instance is free, though answers are missing. `compute` are
-    the times of the execution that ended at `end_ns`. `positions`, for a batch whose answers come one by one: key →
-    position in the ring of each request that is not marked as answered.
+    It was formed at `formed_ns`, on a `worker` that had been free since `free_ns`, and may have waited there for the
+    batch `ahead`, which is known until this one is finished. Requests whose keys are in `overtaken` have seen later
+    ones of a higher priority go first. `is_executed` is set once the execution is over and the instance is free, though
+    answers are missing. `compute` are the times of the execution that ended at `end_ns`. `positions`, for a batch whose
+    answers come one by one: key → position in the ring of each request that is not marked as answered.
     """
 
-    __slots__ = ("compute", "end_ns", "is_executed", "num_missing", "number", "positions", "rows")
+    __slots__ = (
+        "ahead", "compute", "count", "end_ns", "formed_ns", "free_ns", "is_executed", "num_missing", "number",
+        "overtaken", "positions", "rows", "worker",
+    )  # fmt: skip
 
-    def __init__(self, number: int, rows: int, num_missing: int) -> None:
+    def __init__(
+        self, number: int, rows: int, num_missing: int, worker: "WorkerPeer | None" = None, formed_ns: int = 0
+    ) -> None:
         self.number = number
         self.rows = rows
-        self.num_missing = num_missing
+        self.num_missing = self.count = num_missing
+        self.worker = worker
+        self.formed_ns = formed_ns
+        self.free_ns = 0
+        self.ahead: RunningBatch | None = None
+        self.overtaken: frozenset[int] = _NO_KEYS
         self.is_executed = False
         self.end_ns = -1
         self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.positions: dict[int, int] | None = None
+
+    def execution(self, key: int) -> Execution | None:
+        """The execution that one of the batch's requests was part of; None if the batch was a dead batcher's."""
+        worker, ahead = self.worker, self.ahead
+        if worker is None:
+            return None
+        cause = Cause.SEQUENCE if worker.model.sequences is not None else Cause.FORMING
+        if worker.is_limited:
+            cause = Cause.LIMIT
+        before = (0, 0, 0, 0) if ahead is None else (ahead.rows, ahead.count, ahead.compute[0], max(0, ahead.end_ns))
+        is_overtaken = int(key in self.overtaken)
+        return Execution(
+            worker.instance, cause, self.formed_ns, self.free_ns, self.rows, self.count, *before, is_overtaken
+        )
 
 
 class WorkerPeer(Peer):
     """A model instance, and the requests that it has been given and not answered, in the order of their batches."""
 
     __slots__ = (
-        "_link_words", "_words", "cancelled", "freed", "held", "is_hungry", "missing", "model", "num_batches",
-        "num_finished", "partly_answered", "short_since_ns", "slots",
+        "_link_words", "_words", "cancelled", "free_ns", "freed", "held", "instance", "is_hungry", "is_limited", "last",
+        "missing", "model", "num_batches", "num_finished", "partly_answered", "short_since_ns", "slots",
     )  # fmt: skip
 
-    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: ScheduledModel) -> None:
+    def __init__(
+        self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: ScheduledModel,
+        *, instance: int = 0, is_limited: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(owner, link, segment, bell)
         self.model = model
+        #: Pid, group and number, as in DeathDetail (shoal/reasons.py).
+        self.instance = instance
+        self.is_limited = is_limited  # its batches wait for the rate limiter
+        #: The last batch that it was given, and when an execution last ended, or the worker came up (ns).
+        self.last: RunningBatch | None = None
+        self.free_ns = 0
         self.missing: dict[int, RunningBatch] = {}
         #: Numbers of the last batch that the worker was given, and of the last one that is finished; batches finish in
         #: order.

@@ -71,7 +71,8 @@ class FrontEnd:
         self.state.log_settings = message.settings
 
     def _change_tracing(self, message: to_client.TraceSettingsChanged) -> None:
-        self.state.tracing = tracing.changed(self.state.tracing, message, self.state.models.names)
+        state = self.state
+        state.tracing = tracing.changed(state.tracing, message, state.models.names, state.timing_share)
 
     def _change_api_keys(self, message: to_client.ApiKeysChanged) -> None:
         self.state.api_keys = keys = key_ring(message.keys)
@@ -83,7 +84,7 @@ class FrontEnd:
 
     def close(self) -> None:
         """Close the connection to the supervisor. No request may be in flight."""
-        if self.state.tracing is not None:
+        if self.state.tracing is not None and self.state.tracing.outlet is not None:
             self.state.tracing.outlet.close()
         self.place.channel.close()
 
@@ -109,6 +110,8 @@ def join(name: str) -> FrontEnd:
     settings["regions"] = Regions(are_allowed=are_allowed, max_string_bytes=settings["http_max_input_size"])
     table = CounterTableView(SegmentView.attach(welcome.counters))
     state = ServerState(**settings, log_settings=welcome.log, counters=table, models=place.models)
+    if state.timing_share:
+        state.tracing = tracing.Tracing({}, None, state.models.names, state.timing_share)
     front_end = FrontEnd(state, place)
     front_end.settle(seq)
     return front_end

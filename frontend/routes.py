@@ -8,6 +8,7 @@ from shoal.frontend.page.openapi import document
 from shoal.frontend.response import Response
 from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.torchserve.management import scale_workers
+from shoal.frontend.v2.finished_requests import finished_requests
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings
 from shoal.frontend.v2.metadata import model_config, model_metadata, server_metadata
@@ -36,6 +37,7 @@ _INSTANCES = {
     "POST": blocking(lambda call: scale(call.state, call.ask, call.name, call.version, call.body)),
 }
 _BATCHES = {"GET": blocking(lambda call: batches(call.ask, call.name, call.version))}
+_FINISHED = {"GET": blocking(lambda call: finished_requests(call.state, call.ask, call.query))}
 _WORKERS = {"PUT": blocking(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
 _SYSTEM = f"/v2/systemsharedmemory{_REGION}"
 _CUDA = f"/v2/cudasharedmemory{_REGION}"
@@ -96,6 +98,7 @@ ROUTES = (
         {"POST": blocking(lambda call: unregister(call.state, call.ask, "cuda", call.name))},
         "shared-memory",
     ),
+    Route("/v2/debug/requests", _FINISHED, "statistics"),  # ours
     # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
     Route("/", _PAGE, PAGE),
     Route("/ui", _PAGE, PAGE),

@@ -65,7 +65,8 @@ class ServerState(KnownServer):
     #: The names of TorchServe's endpoints → the APIs that each serves (shoal/options.py).
     torchserve_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
     torchserve_grpc_apis: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    tracing: "Tracing | None" = None  # None = nothing is traced
+    tracing: "Tracing | None" = None  # None = nothing is traced, and times are shown only to those who ask
+    timing_share: float = 0.0  # of all requests, those whose response tells their times unasked
     regions: Regions = field(default_factory=Regions)
     #: What the page draws; None until one asks for it.
     page_figures: Reused[bytes] | None = None

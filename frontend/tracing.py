@@ -1,8 +1,9 @@
-"""Traces in a front end: which requests are traced, what is recorded of them, and how that is sent to the tracer.
+"""Traces in a front end: which requests are traced, what is recorded of them, and how that is sent to the tracer, or
+shown to a client that asks for the times of its request.
 
-Without tracing `ServerState.tracing` is None, and nothing else is checked. A trace begins when its request has been
-submitted (refused requests are not traced) and ends when its response has been sent. Nothing waits for the tracer: a
-trace that does not fit into the socket to it is dropped, and counted.
+Without tracing `ServerState.tracing` is None, and nothing is checked but whether a client asks. A trace begins when its
+request has been submitted (refused requests are not traced) and ends when its response has been sent. Nothing waits for
+the tracer: a trace that does not fit into the socket to it is dropped, and counted.
 """
 
 import array
@@ -22,12 +23,15 @@ from shoal.messages.to_client import TraceSettingsChanged
 from shoal.messages.to_tracer import TraceEnded
 from shoal.request import TensorRef, unpack_request, unpack_response
 from shoal.shm.layout import T, unpack_span
-from shoal.shm.port import Reply
+from shoal.shm.port import Port, Reply, TracedTimes
 from shoal.shm.ring import Record
+from shoal.star.models import ModelEntry
+from shoal.timing import Execution, Points, Timing, in_words, steps_of, timing, trace_id_of, wants_timing
 from shoal.tracer.sampling import Sampler, is_context
 from shoal.tracer.settings import GLOBAL, TraceSetting
 from shoal.tracer.trace import (
     BACKEND_OUTPUT,
+    COMPUTE_END,
     QUEUE_INPUT,
     QUEUE_START,
     RECV_END,
@@ -47,7 +51,8 @@ if TYPE_CHECKING:
 
 #: The size in a message of one child, a request made for the traced one (KEY to IS_CALL of layout.T as msgpack; ours).
 CHILD_NBYTES = 80
-_MODEL = T.MODEL - T.KEY  # the position of MODEL among these words
+#: The positions of words among these.
+_PARENT, _MODEL, _START, _END = [word - T.KEY for word in (T.PARENT, T.MODEL, T.START_NS, T.END_NS)]
 #: Bytes of a trace's tensors together; further ones have no elements (ours: elements are copied, then made text).
 MAX_TENSOR_BYTES = 1 << 20
 
@@ -101,15 +106,21 @@ def _num_unread(channel: Channel) -> int:
 class TracedRequest:
     """Collects the trace of one request on its way through this process."""
 
-    __slots__ = ("_has_tensors", "_names", "_outlet", "_stamps", "_tensors", "_trace", "children")
+    __slots__ = ("_entry", "_has_tensors", "_names", "_outlet", "_stamps", "_tensors", "_trace", "is_shown", "times")
 
-    def __init__(self, outlet: TraceSender, trace: Trace, names: Mapping[int, str], *, has_tensors: bool) -> None:
-        self._outlet = outlet
+    def __init__(
+        self, outlet: TraceSender | None, trace: Trace, entry: ModelEntry, names: Mapping[int, str],
+        *, has_tensors: bool, is_shown: bool,
+    ) -> None:  # fmt: skip
+        self._outlet = outlet  # None: the trace is only shown
         self._trace = trace  # its stamps and tensors are added when it ends
+        self._entry = entry
         self._names = names
         self._has_tensors = has_tensors
-        #: The requests made for this one, as the port has them (Port.trace).
-        self.children: Sequence[Record] = ()
+        #: Whether the client is sent the request's times with the response.
+        self.is_shown = is_shown
+        #: What the batcher tells of the request.
+        self.times = TracedTimes()
         # Changed by each method.
         self._stamps = [0] * len(STAMPS)
         self._tensors: list[TracedTensor] = []
@@ -125,6 +136,10 @@ class TracedRequest:
             offset, nbytes = unpack_span(span)
             request = unpack_request(block[offset : offset + nbytes], len(block))
             self._note(QUEUE_INPUT, request.inputs, block)
+
+    def announce(self, port: Port, number: int) -> None:
+        """Have the batcher tell the times of the request, which was just submitted."""
+        self.times = port.trace(number, is_shown=self.is_shown, trace_id=in_words(trace_id_of(self._trace.context)))
 
     def replied(self, reply: Reply) -> None:
         """Record a reply: its times and its tensors."""
@@ -155,32 +170,74 @@ class TracedRequest:
 
     def end(self) -> None:
         """End the trace of a response that cannot be sent. Called once, instead of `sent`."""
-        trace = self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors)
-        self._outlet.send(trace, self.children, self._names)
+        if self._outlet is not None:
+            trace = self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors)
+            self._outlet.send(trace, self.times.children, self._names)
+
+    def timing(self) -> Timing:
+        """Where the request's time went, up to `sending`."""
+        stamps, times = self._stamps, self.times
+        execution = Execution(*times.execution) if times.execution else None
+        steps = [
+            (self._names.get(words[_MODEL], ""), words[_START], words[_END])
+            for words in times.children
+            if not words[_PARENT]
+        ]
+        return timing(
+            Points._make((*stamps[:REQUEST_START], *stamps[QUEUE_START : COMPUTE_END + 1], stamps[SEND_START])),
+            execution,
+            groups=self._entry.groups,
+            version=str(self._trace.version),
+            steps=steps_of(steps),
+        )
 
 
 class Tracing:
     """Decides which requests of this process are traced: a sampler for each setting that is on. A change of settings
     replaces the whole object."""
 
-    def __init__(self, settings: Mapping[str, TraceSetting], outlet: TraceSender, names: Mapping[int, str]) -> None:
+    def __init__(
+        self, settings: Mapping[str, TraceSetting], outlet: TraceSender | None, names: Mapping[int, str],
+        shown_share: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`shown_share` of all requests are shown their times unasked. Without settings, no other is traced."""
         self._samplers = {model: Sampler(each) if each.is_on else None for model, each in settings.items()}
         self.outlet = outlet
         self._names = names
+        self._shown_share = shown_share
+        self._num_due = 0.0  # requests to be shown their times; changed by sample
 
     def sample(self, prepared: "PreparedRequest", headers: Mapping[str, str]) -> TracedRequest | None:
         """The trace of a request, or None if it is not to be traced. Call once for each request; header names are in
         lower case."""
         entry = prepared.entry
-        sampler = self._samplers.get(entry.name, self._samplers[GLOBAL])
-        if sampler is None:
+        is_shown = wants_timing(headers) or self._is_due()
+        sampler = self._samplers.get(entry.name, self._samplers.get(GLOBAL))
+        is_counted = sampler is not None and sampler.hits()
+        context = _context(headers) if is_shown or (sampler is not None and sampler.heeds_context) else {}
+        is_traced = sampler is not None and (is_counted or (bool(context) and sampler.heeds_context))
+        if not (is_traced or is_shown):
             return None
-        is_counted = sampler.hits()
-        context = _context(headers) if sampler.heeds_context else {}
-        if not is_counted and not context:
-            return None
-        trace = Trace(sampler.revision, is_counted, entry.name, entry.version, prepared.id, (), (), context)
-        return TracedRequest(self.outlet, trace, self._names, has_tensors=sampler.has_tensors)
+        revision = 0 if sampler is None else sampler.revision
+        trace = Trace(revision, is_counted, entry.name, entry.version, prepared.id, (), (), context)
+        return TracedRequest(
+            self.outlet if is_traced else None, trace, entry, self._names,
+            has_tensors=is_traced and sampler is not None and sampler.has_tensors, is_shown=is_shown,
+        )  # fmt: skip
+
+    def _is_due(self) -> bool:
+        """Whether a request that does not ask is shown its times."""
+        self._num_due += self._shown_share
+        if self._num_due < 1.0:
+            return False
+        self._num_due -= 1.0
+        return True
+
+
+def or_untraced(tracing: Tracing | None, names: Mapping[int, str]) -> Tracing:
+    """The Tracing for a request that may ask for its times, whether requests are traced or not. `names` are those of
+    models, by their ids."""
+    return tracing or Tracing({}, None, names)
 
 
 def _context(headers: Mapping[str, str]) -> dict[str, str]:
@@ -190,17 +247,19 @@ def _context(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
 
-def changed(before: Tracing | None, message: TraceSettingsChanged, names: Mapping[int, str]) -> Tracing | None:
-    """A Tracing for new settings, or None if nothing is traced. A descriptor that comes with them is the socket to the
-    tracer, the same at each change.
+def changed(
+    before: Tracing | None, message: TraceSettingsChanged, names: Mapping[int, str], shown_share: float = 0.0
+) -> Tracing | None:
+    """A Tracing for new settings, or None if nothing is traced nor shown unasked. A descriptor that comes with them is
+    the socket to the tracer, the same at each change.
 
     `names` are those of models, by their ids.
     """
     if message.outlet is None:
-        if before is not None:
+        if before is not None and before.outlet is not None:
             before.outlet.close()
-        return None
-    if before is not None:
+        return Tracing({}, None, names, shown_share) if shown_share else None
+    if before is not None and before.outlet is not None:
         os.close(message.outlet)
         outlet = before.outlet
     else:
@@ -208,4 +267,4 @@ def changed(before: Tracing | None, message: TraceSettingsChanged, names: Mappin
         channel.setblocking(False)
         outlet = TraceSender(channel)
     settings = {model: TraceSetting(**each) for model, each in message.settings.items()}
-    return Tracing(settings, outlet, names)
+    return Tracing(settings, outlet, names, shown_share)

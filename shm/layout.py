@@ -246,6 +246,7 @@ CHILD_REQUEST: Final = 16
 REPLY: Final = 4
 RECALL: Final = 15
 CHILD_TRACE: Final = 17
+EXECUTION: Final = 18
 # batcher → worker, which gets CANCEL, too
 BATCH_ITEM: Final = 5
 FREE: Final = 6
@@ -307,6 +308,13 @@ class Q(R):
     PARENT: Final = 12
 
 
+class X(R):
+    """Words of TRACE: whether an EXECUTION is wanted, and the client's trace's id, 128 bits; 0: none."""
+
+    IS_SHOWN: Final = 2
+    TRACE_HIGH, TRACE_LOW = 3, 4
+
+
 class P:
     """Words of REPLY. STATUS 0 is success; if the batcher itself refused, REASON names a sentence and DETAIL a number
     in it (shoal.reasons). MORE is 1 if further replies to the number follow; the last one may then have nothing but its
@@ -357,6 +365,15 @@ class T:
     COMPUTE_END_NS: Final = 11
     END_NS: Final = 12
     IS_CALL: Final = 13
+
+
+class E:
+    """Words of EXECUTION, which precedes the last reply to a request whose TRACE wants it: from INSTANCE on, those of
+    shoal/timing.py's Execution."""
+
+    NUMBER: Final = 1
+    INSTANCE: Final = 2
+    END: Final = 13  # behind the last word
 
 
 #: Most unread CHILD_TRACE records in a ring. Ours: steps of 20 µs that end while a lane is busy for 10 ms; 64 KiB per

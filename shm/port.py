@@ -21,6 +21,7 @@ from shoal.shm.layout import (
     ANSWERED_WORD,
     ANSWERED_WORDS,
     CHILD_TRACE,
+    EXECUTION,
     MAX_RELEASED,
     NO_DIGEST,
     OWNER_SHIFT,
@@ -31,6 +32,7 @@ from shoal.shm.layout import (
     SPAN_SHIFT,
     WORD,
     C,
+    E,
     LayoutError,
     P,
     R,
@@ -78,6 +80,18 @@ class SchedulingHints(Protocol):
     def correlation_id(self) -> int | str: ...
     @property
     def flags(self) -> int: ...
+
+
+class TracedTimes:
+    """What the batcher tells of a traced request before the last reply to it."""
+
+    __slots__ = ("children", "execution")
+
+    def __init__(self) -> None:
+        #: The words KEY to IS_CALL (layout.T) of each request made for this one, appended as that one ends.
+        self.children: list[Record] = []
+        #: The words of an Execution (shoal/timing.py); empty until it is known, and where none was wanted.
+        self.execution: Record = ()
 
 
 # Word indices of REPLY and REQUEST: an attribute of their class would take 0.3k instructions per reply each.
@@ -135,7 +149,7 @@ class Port:
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
         self._awaited = AwaitedSegments(self._segments)
-        self._children: dict[int, list[Record]] = {}  # number of a traced request → what `trace` returned
+        self._traced: dict[int, TracedTimes] = {}  # number of a traced request → what `trace` returned
         #: Called in the middle of `poll` with the segments of a worker that lacks memory, and whether the worker gets
         #: none elsewhere: the client is to copy and release held replies that lie there.
         self.on_recall: Callable[[Container[int], bool], None] = lambda _segments, _is_urgent: None
@@ -315,17 +329,15 @@ class Port:
             self._writer.push(records.cancel_record(number, is_sure=is_sure))
             self._must_ring = True
 
-    def trace(self, number: int) -> list[Record]:
-        """Request the times of a request just submitted, to come in its reply (`Reply.times`). Returns a list to which,
-        until then, the words KEY to IS_CALL (layout.T) of each request made for this one are appended when that one
-        ends.
+    def trace(self, number: int, *, is_shown: bool = False, trace_id: tuple[int, int] = (0, 0)) -> "TracedTimes":
+        """Request the times of a request just submitted, to come in its reply (`Reply.times`). What is returned is
+        filled until then; with `is_shown`, with the request's execution, too. `trace_id` is that of the client's trace.
 
         A dead batcher's successor does not know of the trace: then the times are 0, and no more is added.
         """
-        self._writer.push(records.trace_record(number))
-        children: list[Record] = []
-        self._children[number] = children
-        return children
+        self._writer.push(records.trace_record(number, is_shown=is_shown, trace_id=trace_id))
+        self._traced[number] = traced = TracedTimes()
+        return traced
 
     def submitted(self, number: int) -> tuple[memoryview, int, int]:
         """An open request's block in the slab (writable, the port's), the span of its header, and its start (monotonic
@@ -414,8 +426,8 @@ class Port:
             if asked is None:
                 continue  # a late reply to a number that has been answered
             if not more:
-                if self._children:
-                    self._children.pop(number, None)
+                if self._traced:
+                    self._traced.pop(number, None)
                 if self._shares is not None:
                     self._uncount(self._shares, asked)
                 if not free(asked[_ASKED_BLOCK]):
@@ -450,10 +462,13 @@ class Port:
         return replies
 
     def _receive_other(self, record: Record) -> None:
-        """Handle a CHILD_TRACE or RECALL. Raises LayoutError for any other record."""
+        """Handle a CHILD_TRACE, EXECUTION or RECALL. Raises LayoutError for any other record."""
         if record[0] == CHILD_TRACE:
-            if (children := self._children.get(record[T.NUMBER])) is not None:
-                children.append(record[T.KEY : T.IS_CALL + 1])
+            if (traced := self._traced.get(record[T.NUMBER])) is not None:
+                traced.children.append(record[T.KEY : T.IS_CALL + 1])
+        elif record[0] == EXECUTION:
+            if (traced := self._traced.get(record[E.NUMBER])) is not None:
+                traced.execution = record[E.INSTANCE : E.END]
         elif record[0] == RECALL:
             self.on_recall(frozenset(record[C.OWNERS :]) - {0}, bool(record[C.IS_URGENT]))
         else:

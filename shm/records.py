@@ -11,6 +11,7 @@ from shoal.shm.layout import (
     CHILD_REQUEST,
     CHILD_TRACE,
     DONE,
+    EXECUTION,
     FREE,
     HAVE,
     HOLD,
@@ -60,9 +61,15 @@ def hold_record(number: int, block: int, *, is_first: bool, is_part: bool) -> Re
     return (HOLD, number, int(is_first), block, 0, 0, 0, 0, 0, 0, 0, 0, int(is_part))
 
 
-def trace_record(number: int) -> Record:
-    """TRACE of a request whose REQUEST stands before this record in the ring."""
-    return (TRACE, number)
+def trace_record(number: int, *, is_shown: bool = False, trace_id: tuple[int, int] = (0, 0)) -> Record:
+    """TRACE of a request whose REQUEST stands before this record in the ring. `is_shown`: its EXECUTION is wanted, too;
+    `trace_id`: two words."""
+    return (TRACE, number, int(is_shown), *trace_id)
+
+
+def execution_record(number: int, execution: Iterable[int]) -> Record:
+    """EXECUTION of a request; `execution` are its words from INSTANCE on."""
+    return (EXECUTION, number, *execution)
 
 
 def part_record(number: int, status: int, block: int, header: int, num_pieces: int) -> Record:

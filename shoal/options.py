@@ -123,6 +123,7 @@ class ServerOptions:
     http_server_cert: str = ""
     http_server_key: str = ""
     http_root_cert: str = ""
+    timing_percent: int = 0  # of responses, those with Server-Timing although their clients have not asked; ours
     ui: bool = True  # the page at / and /ui; ours; tritonserver's is Triton's, none
     allow_remote_admin: bool = False  # change the server from other machines; ours, the safe one; tritonserver: yes
     listen_backlog: int = 256  # connections that the kernel queues; measured: at 2200 accepts/s 2048 would hide 0.9 s

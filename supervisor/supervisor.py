@@ -65,6 +65,7 @@ from shoal.supervisor.processes.stopped_processes import StoppedProcesses, Watch
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.explanations import Explanations
+from shoal.supervisor.questions.finished_requests import FinishedRequestsQuestion
 from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
@@ -149,6 +150,7 @@ class Supervisor:
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
         self._explanations = Explanations(self._star, self._models, read)
+        self._finished_requests = FinishedRequestsQuestion(self._star, self._models)
         self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
         self._tracing = TraceControl(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
@@ -157,6 +159,7 @@ class Supervisor:
         self._regions = ClientRegions(self._star)
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
+        verbs |= self._finished_requests.verbs
         verbs |= self._registrations.verbs
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
@@ -193,6 +196,7 @@ class Supervisor:
             on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
             on(from_batcher.ModelExplained, self._explanations.receive),
             on(from_batcher.PoisonFound, self._models.all_versions.on_poison),
+            on(from_batcher.FinishedRequestsListed, self._finished_requests.receive),
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage

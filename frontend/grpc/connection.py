@@ -12,12 +12,14 @@ from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.framing import (
     HEADERS,
     IDENTITY,
+    OK,
     PREFIX_BYTES,
     compress,
     headers,
     only_trailers,
     prefix,
     trailers,
+    with_timing,
 )
 from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.limits import Limits
@@ -37,8 +39,7 @@ LARGE_READ_BYTES = 512 * 1024
 #: Pieces in one gathering write, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
 _RESOURCE_EXHAUSTED = 8
-_OK = trailers(0)
-_BLOCKS = ResponseHeaderBlocks.of(HEADERS, _OK)
+_BLOCKS = ResponseHeaderBlocks.of(HEADERS, OK)
 
 Socket = socket.socket
 #: The reply whose block a piece of output lies in: its request's number, and its part.
@@ -349,15 +350,17 @@ class GrpcConnection:
     # --- responses of calls ---
 
     def respond(
-        self, stream_id: int, chunks: list[bytes | memoryview], token: Token | None, encoding: str = IDENTITY
-    ) -> bool:
+        self, stream_id: int, chunks: list[bytes | memoryview], token: Token | None, encoding: str = IDENTITY,
+        trailers_block: bytes = OK,
+    ) -> bool:  # fmt: skip
         """Send the one message of a call, and its end. True if its chunks must stay unchanged until `token` is
         released."""
         self.calls.pop(stream_id, None)
         nbytes = sum(map(len, chunks))
         if nbytes <= JOIN_BYTES:
             framed = prefix(nbytes), *chunks
-            if encoding is IDENTITY and self.http2.respond_at_once(stream_id, _BLOCKS, framed, nbytes + PREFIX_BYTES):
+            is_plain = encoding is IDENTITY and trailers_block is OK
+            if is_plain and self.http2.respond_at_once(stream_id, _BLOCKS, framed, nbytes + PREFIX_BYTES):
                 return False
             chunks = [b"".join(chunks)]
             token = None if self.has_room(nbytes) else token
@@ -369,15 +372,17 @@ class GrpcConnection:
         if token is not None and self.is_slow and self.must_refuse(stream_id):
             self.refuse(stream_id, _RESOURCE_EXHAUSTED, self._too_slow())
             return False
-        self.http2.respond(stream_id, headers(encoding), chunks, _OK, token, time.monotonic())
+        self.http2.respond(stream_id, headers(encoding), chunks, trailers_block, token, time.monotonic())
         if token is None and self.http2.unsent_nbytes(stream_id) and not self.has_room(0):
             self.cut(stream_id)
         return token is not None
 
-    def refuse(self, stream_id: int, status: int, message: str) -> None:
-        """End a call that has sent nothing, with this status."""
+    def refuse(self, stream_id: int, status: int, message: str, timing: str = "") -> None:
+        """End a call that has sent nothing, with this status, and with the times of its request if its client has asked
+        for them."""
         self.calls.pop(stream_id, None)
-        self.http2.send_headers(stream_id, only_trailers(status, message), end_stream=True)
+        block = only_trailers(status, message)
+        self.http2.send_headers(stream_id, with_timing(block, timing) if timing else block, end_stream=True)
 
     def refuse_http(self, stream_id: int, block: bytes) -> None:
         """End a request that is no gRPC call, with an HTTP response."""
@@ -386,7 +391,7 @@ class GrpcConnection:
     def finish(self, stream_id: int, status: int = 0, message: str = "") -> None:
         """End a call that has sent its response headers."""
         self.calls.pop(stream_id, None)
-        self.http2.send_trailers(stream_id, trailers(status, message) if status else _OK)
+        self.http2.send_trailers(stream_id, trailers(status, message) if status else OK)
 
 
 def prefixed(chunks: list[bytes | memoryview], encoding: str = IDENTITY) -> list[bytes | memoryview]:

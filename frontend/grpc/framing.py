@@ -73,6 +73,15 @@ def trailers(status: int, message: str = "") -> bytes:
     return block + _literal(b"grpc-message", percent_encode(message)) if message else block
 
 
+#: The header block that ends a response to a call that has succeeded.
+OK = trailers(0)
+
+
+def with_timing(block: bytes, timing: str) -> bytes:
+    """A response's last header block, with the times of its request."""
+    return block + _literal(b"server-timing", timing.encode("ascii"))
+
+
 def only_trailers(status: int, message: str) -> bytes:
     """The one header block of a response without messages."""
     return HEADERS + trailers(status, message)

@@ -12,8 +12,9 @@ from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import refuse_while_exiting
 from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate
 from shoal.frontend.state import ServerState
-from shoal.frontend.tracing import TracedRequest
+from shoal.frontend.tracing import TracedRequest, or_untraced
 from shoal.shm.port import Port, Reply
+from shoal.timing import as_header
 
 #: Largest message, in bytes, that the lane itself decompresses: gzip takes 4 ms a MB, in which no other call is served.
 MAX_UNPACKED_BYTES = 1 << 20
@@ -22,8 +23,8 @@ MAX_UNPACKED_BYTES = 1 << 20
 class Asker(Protocol):
     """A call that has submitted requests to a model."""
 
-    def replied(self, number: int, asked: AskedMessage, reply: Reply) -> None:
-        """Take a reply, and release its block."""
+    def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
+        """Take a reply, and release its block. `timing` are the request's times, which its client has asked for."""
         ...
 
     def give_up(self) -> None:
@@ -103,18 +104,19 @@ class Inference:
         return None if waiting is None else waiting[1]
 
     def _wait(self, asker: Asker, number: int, asked: AskedMessage, opening: Opening, begun_s: float) -> None:
-        trace = None if self._state.tracing is None else self._trace(number, asked, opening, begun_s)
+        is_traced = self._state.tracing is not None or opening.wants_timing
+        trace = self._trace(number, asked, opening, begun_s) if is_traced else None
         self._waiting[number] = asker, asked, trace
 
     def _trace(self, number: int, asked: AskedMessage, opening: Opening, begun_s: float) -> TracedRequest | None:
-        """Begin a request's trace, if it is sampled."""
-        assert self._state.tracing is not None
-        trace = self._state.tracing.sample(asked.prepared, opening.metadata)
+        """Begin a request's trace, if it is sampled or its client asks for its times."""
+        tracing = or_untraced(self._state.tracing, self._state.models.names)
+        trace = tracing.sample(asked.prepared, opening.metadata)
         if trace is not None:
             block, span, start_ns = self._port.submitted(number)
             trace.received(int(begun_s * 1e9), start_ns)
             trace.submitted(block, span)
-            trace.children = self._port.trace(number)
+            trace.announce(self._port, number)
         return trace
 
     def forget(self, number: int) -> None:
@@ -145,7 +147,10 @@ class Inference:
                 trace.replied(reply)
                 trace.sending()
             try:
-                asker.replied(number, asked, reply)
+                if trace is not None and trace.is_shown and reply.is_final:
+                    asker.replied(number, asked, reply, as_header(trace.timing()))
+                else:
+                    asker.replied(number, asked, reply)
             except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
                 asker.give_up()
             if trace is not None and reply.is_final:

@@ -9,6 +9,7 @@ from shoal.frontend.grpc.framing import parse_timeout, refusal, response_encodin
 from shoal.frontend.grpc.inference_protocol import InferenceProtocol
 from shoal.frontend.grpc.service import Method, check_access, find
 from shoal.frontend.state import ServerState
+from shoal.timing import wants_timing
 
 _INVALID_ARGUMENT = 3
 
@@ -23,6 +24,7 @@ class Opening(NamedTuple):
     response_encoding: str  # of the model's responses; that of all others is "identity"
     protocol: InferenceProtocol
     key: ApiKey | None = None  # the caller's, if it needs one
+    wants_timing: bool = False  # the client asks for the times of its request
 
 
 class Service(NamedTuple):
@@ -61,4 +63,4 @@ def open_call(
     level, accepted = state.grpc.infer_response_compression_level, headers.get("grpc-accept-encoding", "")
     encoding = headers.get("grpc-encoding", "identity")
     compressed = response_encoding(level, accepted)
-    return Opening(method, headers, timeout_s, encoding, compressed, service.protocol, key)
+    return Opening(method, headers, timeout_s, encoding, compressed, service.protocol, key, wants_timing(headers))

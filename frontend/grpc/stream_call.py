@@ -198,7 +198,7 @@ class StreamCall:
 
     # --- answers go out ---
 
-    def replied(self, number: int, asked: AskedMessage, reply: Reply) -> None:
+    def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
         waiting = self._open[number]
         inference = self._lane.inference
         if reply.is_final:

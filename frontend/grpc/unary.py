@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shoal.errors import ShoalError
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection
-from shoal.frontend.grpc.framing import decompress
+from shoal.frontend.grpc.framing import OK, decompress, with_timing
 from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, LargeMessage, ReceivedMessage, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.inference_protocol import AskedMessage
@@ -191,8 +191,8 @@ class UnaryCall:
 
     # --- the answer goes out ---
 
-    def replied(self, number: int, asked: AskedMessage, reply: Reply) -> None:
-        """Take a reply: the last one is the response."""
+    def replied(self, number: int, asked: AskedMessage, reply: Reply, timing: str = "") -> None:
+        """Take a reply: the last one is the response. `timing` goes into its trailers."""
         inference = self._lane.inference
         if not reply.is_final:
             inference.release(number, reply.part)
@@ -202,11 +202,12 @@ class UnaryCall:
         except ShoalError as error:
             if reply.block is not None:
                 inference.release(number, 0)
-            self._refuse(error)
+            self._refuse(error, timing)
             self._lane.has_output(self._connection)
             return
         connection = self._connection
-        if not connection.respond(self._stream_id, chunks, (number, 0), self._opening.response_encoding):
+        trailers = OK if not timing else with_timing(OK, timing)
+        if not connection.respond(self._stream_id, chunks, (number, 0), self._opening.response_encoding, trailers):
             inference.release(number, 0, prompt=False)
         self._lane.has_output(connection)
 
@@ -232,9 +233,9 @@ class UnaryCall:
         _log.exception("a connection is closed, since answering a call on it failed")
         self._lane.close(self._connection)
 
-    def _refuse(self, error: ShoalError) -> None:
+    def _refuse(self, error: ShoalError, timing: str = "") -> None:
         self._end()
-        self._connection.refuse(self._stream_id, error.grpc_status, str(error))
+        self._connection.refuse(self._stream_id, error.grpc_status, str(error), timing)
 
     def _close_inbox(self) -> None:
         if self._inbox is not None:

@@ -15,6 +15,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.router import HTTP, RouteMatch, path_of
 from shoal.frontend.v2.compression import preferred_encoding
 from shoal.memo import memoized
+from shoal.timing import REQUEST_HEADER, wants_timing
 
 #: gunicorn's limits for a line and for the number of lines, here for the whole head: a longer one is left to the road.
 MAX_HEAD_BYTES = 8190
@@ -34,7 +35,7 @@ SINGLE_FIELDS = frozenset(
 )
 #: Fields on whose values depends what a lane does with a request. (Values of others may be forwarded to the model, be
 #: demanded by a restriction of the API, or name a trace.)
-MEANINGFUL_FIELDS = ROAD_FIELDS | SINGLE_FIELDS | CREDENTIALS | {"connection", "accept-encoding"}
+MEANINGFUL_FIELDS = ROAD_FIELDS | SINGLE_FIELDS | CREDENTIALS | {"connection", "accept-encoding", REQUEST_HEADER}
 #: All bytes that the value of a field may have.
 VALUE_BYTES = bytes([0x09, *range(0x20, 0x7F)])
 
@@ -52,6 +53,7 @@ class Head(NamedTuple):
     raw: bytes  # the received bytes, up to the empty line
     is_head: bool  # the method is HEAD: the response goes out without its body
     accepts_compression: bool
+    wants_timing: bool = False  # the client asks for the times of its request
 
 
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
@@ -91,8 +93,9 @@ def _parse(raw: bytes) -> Head | None:
     content_length, json_length, keep_alive, accepts_compression = framed
     found, path, is_infer, is_head = line
     return Head(
-        found, headers, content_length, json_length, is_infer, keep_alive, path, raw, is_head, accepts_compression
-    )
+        found, headers, content_length, json_length, is_infer, keep_alive, path, raw, is_head, accepts_compression,
+        REQUEST_HEADER in headers and wants_timing(headers),
+    )  # fmt: skip
 
 
 @memoized("http_request_line", 512)

@@ -26,7 +26,7 @@ from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short
 from shoal.frontend.torchserve.lane_api import TorchServeApi
-from shoal.frontend.tracing import Tracing
+from shoal.frontend.tracing import or_untraced
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 
@@ -303,7 +303,7 @@ class HttpLane(Lane[HttpConnection]):
             if connection.known is not known:
                 connection.known = known
                 connection.num_missed = 0
-            if self._state.tracing is not None and known.layout.num_fields:
+            if known.layout.num_fields and (self._state.tracing is not None or head.wants_timing):
                 head = parse_head(data[: data.find(b"\r\n\r\n") + 4]) or head  # a trace's parent is in such a field
             number, asked = submitted
             self._wait(connection, head, number, asked)
@@ -319,17 +319,18 @@ class HttpLane(Lane[HttpConnection]):
         connection.number = number
         connection.deadline_s = self.now_s + self._place.request_timeout_s
         self._pending[number] = (connection, asked)
-        if self._state.tracing is not None:
-            self._trace(self._state.tracing, connection, head, asked)
+        if self._state.tracing is not None or head.wants_timing:
+            self._trace(connection, head, asked)
 
-    def _trace(self, tracing: Tracing, connection: HttpConnection, head: Head, asked: Any) -> None:
-        """Begin a request's trace, if it is sampled."""
+    def _trace(self, connection: HttpConnection, head: Head, asked: Any) -> None:
+        """Begin a request's trace, if it is sampled or its client asks for its times."""
+        tracing = or_untraced(self._state.tracing, self._state.models.names)
         trace = connection.trace = tracing.sample(prepared_of(asked), head.headers)
         if trace is not None:
             block, span, start_ns = self._port.submitted(connection.number)
             trace.received(int(connection.begun_s * 1e9), start_ns)
             trace.submitted(block, span)
-            trace.children = self._port.trace(connection.number)
+            trace.announce(self._port, connection.number)
 
     def _answer(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
         """Run a handler that cannot block. True if the connection can go on at once."""
@@ -348,8 +349,8 @@ class HttpLane(Lane[HttpConnection]):
             prepared = self._generations.begin(connection, head, body, self.now_s)
         except ShoalError as error:
             return self._refuse(connection, error)
-        if self._state.tracing is not None:
-            self._trace(self._state.tracing, connection, head, prepared)
+        if self._state.tracing is not None or head.wants_timing:
+            self._trace(connection, head, prepared)
         return False
 
     def _recall(self, segments: Container[int], is_urgent: bool) -> None:

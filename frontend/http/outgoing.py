@@ -14,6 +14,7 @@ from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
 from shoal.frontend.slow_readers import HOLD_S, SEND_S, SlowReaderLog
 from shoal.shm.port import Port
+from shoal.timing import Timing, as_header
 
 #: Seconds until an idle connection is closed: Triton has no limit, proxies keep theirs for 60 s.
 IDLE_S = 75.0
@@ -49,6 +50,8 @@ class OutgoingResponses:
             chunks[0] = bytes(chunks[0]).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
         if connection.trace is not None:
             connection.trace.sending()
+            if connection.trace.is_shown:
+                chunks[0] = bytes(chunks[0]).replace(b"\r\n", _timing_field(connection.trace.timing()), 1)
         nbytes = len(chunks[0])
         if len(chunks) > 1:
             nbytes = sum(map(len, chunks))
@@ -178,3 +181,8 @@ class OutgoingResponses:
         connection.stage = READING
         connection.deadline_s = now_s + self.idle_s
         return True
+
+
+def _timing_field(timing: Timing) -> bytes:
+    """The header field with a request's times, between two line ends."""
+    return f"\r\nServer-Timing: {as_header(timing)}\r\n".encode("ascii")

@@ -32,6 +32,8 @@ from shoal.frontend.road.traced_transport import TracedTransport
 from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
 from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.road_endpoint import RoadEndpoint
+from shoal.frontend.tracing import or_untraced
+from shoal.timing import wants_timing
 
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport
@@ -201,9 +203,10 @@ def _answer(
         return _closed(endpoint.refuse(error))
     head = environ.get(HEAD_VARIABLE, b"")
     fields = forwarded(state.header_forward_pattern, head)
-    if state.tracing is None:
+    if state.tracing is None and not wants_timing(headers):
         return answer(found, state, transport, headers, body, fields, head, endpoint.refuse)
-    traced = TracedTransport(transport, state.tracing, headers, begun_ns)
+    tracing = or_untraced(state.tracing, state.models.names)
+    traced = TracedTransport(transport, tracing, headers, begun_ns)
     return traced.see_off(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
 
 

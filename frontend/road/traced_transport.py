@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.frontend.response import Response
 from shoal.frontend.tracing import TracedRequest, Tracing
+from shoal.timing import as_header
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
@@ -55,4 +56,7 @@ class TracedTransport:
             trace.sent()
 
         trace.sending()
-        return response._replace(close=sent)
+        headers = response.headers
+        if trace.is_shown:
+            headers = (*headers, ("Server-Timing", as_header(trace.timing())))
+        return response._replace(headers=headers, close=sent)

@@ -157,7 +157,7 @@ class PortTransport:
             number = self._port.submit(prepared, prepared, block, header, start_ns, digest, prepared.deadline_ns)
             self._waiting[number] = replies
             if trace is not None:
-                trace.children = self._port.trace(number)
+                trace.announce(self._port, number)
             self._port.flush()
         return number
 

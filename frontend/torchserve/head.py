@@ -13,6 +13,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.router import Router, path_of
 from shoal.frontend.torchserve.inference_api import PREDICTIONS
 from shoal.memo import Memo
+from shoal.timing import wants_timing
 
 _MAX_HEADS = 512
 _REQUEST_LINE = re.compile(rb"(GET|POST|PUT|DELETE|PATCH|HEAD) (/[!-~]*) HTTP/1\.1")
@@ -62,7 +63,8 @@ class HeadParser:
             return None
         length, _, keep_alive, _ = framing
         is_head = method == "HEAD"
-        return Head(found, headers, length, None, is_prediction, keep_alive, path_of(target), raw, is_head, False)
+        path, asks = path_of(target), wants_timing(headers)
+        return Head(found, headers, length, None, is_prediction, keep_alive, path, raw, is_head, False, asks)
 
 
 def _field_line(line: bytes) -> tuple[str, str] | None:

@@ -191,6 +191,7 @@ HTTP = (
     honour("http-server-cert", ANY_TEXT, "file of the server's certificate chain, PEM"),
     honour("http-server-key", ANY_TEXT, "file of the server's private key, PEM"),
     honour("http-root-cert", ANY_TEXT, "file of the certificates that may sign those of clients, PEM"),
+    honour("timing-percent", integer(0, 100), "of responses, those that tell where their time went although unasked"),
     honour("ui", BOOLEAN, "show the models, their figures and a form to try them to browsers, at / and /ui"),
     honour(
         "max-upload-mib",

@@ -14,6 +14,7 @@ from shoal.cli.operate import seconds
 from shoal.cli.request_arguments import count, name_and_value, parameter
 from shoal.cli.response_text import PrintedResponse, as_json, as_text
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.timing_text import timing_text
 from shoal.cli.verb import EXIT_DONE, ask_server, run_verb
 
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
@@ -46,6 +47,7 @@ Options:
                               (default: $SHOAL_URL, or this user's server on this machine)
   --timeout <seconds>         how long to wait for each response (default: 60)
   --repeat <count>            ask so many times, and print how long it took
+  --timing                    print where each request's time went, too (not with --url)
   --json                      print JSON, as POST …/infer answers; a line for each response
   --help                      print this and exit
 
@@ -77,6 +79,7 @@ def _parser() -> Parser:
     parser.add_argument("--url")
     parser.add_argument("--timeout", type=seconds, default=60.0)
     parser.add_argument("--repeat", type=count, default=1)
+    parser.add_argument("--timing", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -104,6 +107,8 @@ def _infer(arguments: argparse.Namespace, place: str | None) -> int:
                         result.model_name, result.model_version, result, result.parameters, request.id
                     )
                     print(as_json(printed) if arguments.json else as_text(printed), flush=True)
+                    if result.timing is not None:
+                        print(timing_text(result.timing), file=sys.stderr)
             times_ms.append((time.perf_counter() - start_s) * 1e3)
     if arguments.repeat > 1:
         times_ms.sort()
@@ -122,6 +127,7 @@ def _results(
     parameters = {**request.parameters, **{key: parameter(value) for key, value in arguments.parameter}}
     more: dict[str, Any] = {key: parameters.pop(key) for key in _SEQUENCE_ARGUMENTS if key in parameters}
     more |= {"version": arguments.version, "timeout": arguments.timeout, "request_id": request.id}
+    more["timing"] = arguments.timing
     outputs = arguments.output or request.outputs or None
     if is_decoupled:
         yield from client.stream(arguments.model, request.inputs, outputs, parameters=parameters, **more)

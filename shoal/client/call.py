@@ -8,6 +8,8 @@ A waiting thread or coroutine is woken by `notify`, and then takes the responses
             result = call.next_result()
 """
 
+import time
+
 from shoal import errors
 from shoal.client.arrays import MAX_TEMPLATES, Array, Opened, copied, open_response, viewed
 from shoal.client.connection import Connection, Waiter
@@ -16,9 +18,10 @@ from shoal.client.result import Result
 from shoal.errors import TimedOutError
 from shoal.memo import Memo
 from shoal.reasons import Reason
-from shoal.shm.port import Reply
+from shoal.shm.port import Reply, TracedTimes
 from shoal.star.models import ModelEntry
 from shoal.star.refusal import refusal
+from shoal.timing import Execution, Points, Timing, timing
 
 #: How often a request's model may be reloaded between lookup and execution; after that the request is refused (ours).
 MAX_RELOADS = 3
@@ -53,9 +56,12 @@ class Responses:
 class ClientCall:
     """One request. Leaving its `with` before it is done cancels it."""
 
-    __slots__ = ("_asked", "_entry", "_responses", "connection", "limit_s", "waiter")
+    __slots__ = ("_asked", "_entry", "_responses", "_start_ns", "connection", "limit_s", "waiter")
 
-    def __init__(self, responses: Responses, asked: RequestArguments, entry: ModelEntry, waiter: Waiter) -> None:
+    def __init__(
+        self, responses: Responses, asked: RequestArguments, entry: ModelEntry, waiter: Waiter, start_ns: int
+    ) -> None:
+        self._start_ns = start_ns
         self.connection = responses.connection
         self.waiter = waiter
         self._responses = responses
@@ -100,15 +106,25 @@ class ClientCall:
         if self._asked.copy or reply.status:
             try:
                 opened = self._responses.open(entry, reply, header, len(block))
-                return self._made(copied(opened, block), opened)
+                return self._made(copied(opened, block), opened, reply)
             finally:
                 self.connection.release(reply)
         held = self.connection.hold(reply)
         opened = self._responses.open(entry, reply, header, len(block))
-        return self._made(viewed(opened, held), opened)
+        return self._made(viewed(opened, held), opened, reply)
 
-    def _made(self, arrays: dict[str, Array], opened: Opened) -> Result:
-        return Result(self._entry.name, str(self._entry.version), arrays, opened.parameters)
+    def _made(self, arrays: dict[str, Array], opened: Opened, reply: Reply | None = None) -> Result:
+        entry = self._entry
+        result = Result(entry.name, str(entry.version), arrays, opened.parameters)
+        if self.waiter.times is not None and reply is not None and reply.is_final:
+            result.timing = self._timing(self.waiter.times, reply)
+        return result
+
+    def _timing(self, times: TracedTimes, reply: Reply) -> Timing:
+        entry = self._entry
+        execution = Execution(*times.execution) if times.execution else None
+        points = Points._make((0, self._start_ns, *reply.times, time.monotonic_ns()))
+        return timing(points, execution, groups=entry.groups, version=str(entry.version))
 
     def late(self) -> TimedOutError:
         """The error for a request without a response within `limit_s` seconds."""

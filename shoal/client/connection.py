@@ -24,7 +24,7 @@ from shoal.messages.message import MessageError
 from shoal.messages.to_client import ServerStopping, ToClient
 from shoal.shm.doorbell import WAIT_S, GuestBell
 from shoal.shm.pieces import whole
-from shoal.shm.port import CheckedRequest, Reply, SchedulingHints
+from shoal.shm.port import CheckedRequest, Reply, SchedulingHints, TracedTimes
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
 from shoal.star.client import MAX_HELD_NBYTES, HeldBlock
@@ -40,9 +40,9 @@ class Waiter:
     `notify` is called under the connection's lock, after `replies` has grown or `error` was set.
     """
 
-    __slots__ = ("error", "is_over", "is_wanted", "keep", "notify", "number", "replies")
+    __slots__ = ("error", "is_over", "is_wanted", "keep", "notify", "number", "replies", "times", "wants_timing")
 
-    def __init__(self, notify: Callable[[], None], keep: object) -> None:
+    def __init__(self, notify: Callable[[], None], keep: object, *, wants_timing: bool = False) -> None:
         self.number = 0
         self.replies: deque[Reply] = deque()
         self.error: ShoalError | None = None
@@ -50,6 +50,8 @@ class Waiter:
         self.is_wanted = True
         self.notify = notify
         self.keep = keep  # objects that must stay until the last reply
+        self.wants_timing = wants_timing
+        self.times: TracedTimes | None = None  # what the batcher tells of a request that wants its times
 
 
 _living: "weakref.WeakSet[Connection]" = weakref.WeakSet()
@@ -132,6 +134,9 @@ class Connection:
                 self._port.slab.free(block.ref)
                 raise
             self._open[number] = waiter
+            if waiter.wants_timing:
+                with suppress(RingFullError):  # thousands at once: the request gets no times
+                    waiter.times = self._port.trace(number, is_shown=True)
             self.flush()
 
     def allocate(self, nbytes: int, model_id: int) -> Block:

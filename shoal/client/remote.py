@@ -19,7 +19,14 @@ from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.sync import Client
 from shoal.datatypes import BF16, BY_NAME, BYTES
-from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, TimedOutError, UnavailableError
+from shoal.errors import (
+    ConnectionLostError,
+    InvalidArgumentError,
+    ShoalError,
+    TimedOutError,
+    UnavailableError,
+    UnsupportedError,
+)
 from shoal.request import Parameters
 
 #: Client's methods → the ends of tritonclient's get_… methods.
@@ -87,6 +94,11 @@ class RemoteClient(Client):
     @takes(RequestArguments)
     def infer(self, asked: RequestArguments) -> Result:
         """Like `Client.infer`; `copy` has no effect."""
+        if asked.timing:
+            raise UnsupportedError(
+                "tritonclient keeps no headers of responses, and so no times: ask at the server's socket, or send the "
+                "header X-Shoal-Timing with another client"
+            )
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         arguments |= self._limits(asked)
         answer = self._call(lambda client: client.infer(asked.model, inputs, **arguments), asked.timeout)

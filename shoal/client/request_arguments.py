@@ -35,6 +35,7 @@ class RequestArguments:
     sequence_start: bool = False
     sequence_end: bool = False
     copy: bool = True  # False: outputs are read-only views of the server's memory if it is shared (see Result)
+    timing: bool = False  # the result says where the request's time went (Result.timing)
 
     @property
     def is_plain(self) -> bool:

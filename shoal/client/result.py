@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from shoal.client.arrays import Array
 from shoal.request import Parameters
+from shoal.timing import Timing
 
 
 class Result(dict[str, Array]):
@@ -16,13 +17,19 @@ class Result(dict[str, Array]):
     seconds, the server closes the connection of the client that holds most.
     """
 
-    __slots__ = ("model_name", "model_version", "parameters")
+    __slots__ = ("model_name", "model_version", "parameters", "timing")
 
-    def __init__(self, model: str, version: str, arrays: Mapping[str, Array], parameters: Parameters) -> None:
+    def __init__(
+        self, model: str, version: str, arrays: Mapping[str, Array], parameters: Parameters,
+        timing: Timing | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(arrays)
         self.model_name = model
         self.model_version = version
         self.parameters = parameters  # the response's parameters, by name
+        #: Where the time of the request went, in ns, if it was asked with timing=True. The last phase ends when the
+        #: result is made.
+        self.timing = timing
 
     def close(self) -> None:
         """Drop the arrays of this result."""

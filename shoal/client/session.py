@@ -105,7 +105,8 @@ class Session:
         block = connection.allocate(template.nbytes, template.entry.model_id)
         arrays = tuple(asked.inputs.values())
         span = template.write(block.memory, arrays)
-        return self._hand_over(asked, template, block, span, Waiter(notify, arrays if template.lends else None))
+        waiter = Waiter(notify, arrays if template.lends else None, wants_timing=asked.timing)
+        return self._hand_over(asked, template, block, span, waiter)
 
     def _key(self, asked: RequestArguments) -> Any:
         """The key of a validated request, equal for requests that look alike; None if the request must be validated."""
@@ -145,7 +146,8 @@ class Session:
             raise InvalidArgumentError(f"names and parameters of a request may have at most {MAX_HEADER_BYTES} bytes")
         if key is not None and (template := tensors.template_of(outgoing, arrays, block.memory, span)) is not None:
             self._templates.keep(key, template)
-        return self._hand_over(asked, outgoing, block, span, Waiter(notify, arrays if lent else None))
+        waiter = Waiter(notify, arrays if lent else None, wants_timing=asked.timing)
+        return self._hand_over(asked, outgoing, block, span, waiter)
 
     def _hand_over(
         self,
@@ -159,7 +161,7 @@ class Session:
         # A stream's timeout limits each response, and not a decoupled model's execution.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
         self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
-        return ClientCall(self._responses, asked, entry, waiter)
+        return ClientCall(self._responses, asked, entry, waiter, start_ns)
 
 
 def _check_kind(entry: ModelEntry, *, is_stream: bool) -> None:

@@ -3,6 +3,7 @@
 BatcherConnected first: it stands by, with all its imports done
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.messages.message import Message
@@ -51,3 +52,13 @@ class ModelExplained(Message):
 
     model_id: int
     explanation: dict[str, Any]
+
+
+class FinishedRequestsListed(Message):
+    """Of the models that ListFinishedRequests has named: the slowest requests, the slowest first; the failed ones, the
+    last first; and how many have failed beside these. Each request is a FinishedRequest (shoal/finished_request.py)."""
+
+    number: int  # of the question
+    slowest: Sequence[Any]
+    failed: Sequence[Any]
+    num_others_failed: int

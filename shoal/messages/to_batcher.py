@@ -166,6 +166,7 @@ class WorkerJoined(Message):
     link: Fd  # written by the batcher for the worker
     bell: Fd  # wakes the worker
     workers_bell: Fd  # wakes the batcher
+    instance: int = 0  # pid, group and number, as in DeathDetail (shoal/reasons.py)
 
 
 class WorkerReady(Message):
@@ -199,6 +200,15 @@ class ExplainModel(Message):
     the version is gone."""
 
     model_id: int
+
+
+class ListFinishedRequests(Message):
+    """A request for the slowest and the failed requests of the last minutes; FinishedRequestsListed answers before this
+    is acknowledged."""
+
+    number: int  # of the question
+    model_ids: Sequence[int]
+    limit: int  # most of either kind
 
 
 #: Messages to a batcher that stands by.

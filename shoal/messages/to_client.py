@@ -36,6 +36,7 @@ class FrontEndSettings(TypedDict):
     model_control_mode: str
     allow_remote_admin: bool
     has_page: bool
+    timing_share: float
     grpc_port: int  # 0: there is no gRPC
     api_keys: list[Any] | None  # as ApiKeysChanged has them; None: no request needs a key
     allow_client_shm: bool

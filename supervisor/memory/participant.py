@@ -37,6 +37,7 @@ class Participant:
     is_late: bool = False  # a client that has not sent the batcher's successor its open requests and held replies yet
     model_id: int = 0  # the model of a worker, once it may be announced
     demand: Demand | None = None  # what a worker takes of the rate limiter's resources, under --rate-limit
+    instance: int = 0  # a worker's pid, group and number, as in DeathDetail
     is_ready: bool = False  # batches may go to this worker
     is_retiring: bool = False  # no more batches go to this worker, and it ends when it has finished those it has
 
@@ -91,7 +92,7 @@ def worker_joined(worker: Participant) -> WorkerJoined:
     """The message that introduces a worker to the batcher."""
     assert worker.batcher_bell is not None
     fds = worker.read_only_fd, worker.link_fd, worker.bell.fd, worker.batcher_bell.fd
-    return WorkerJoined(worker.owner, worker.model_id, worker.demand, *fds)
+    return WorkerJoined(worker.owner, worker.model_id, worker.demand, *fds, worker.instance)
 
 
 def make_participant(

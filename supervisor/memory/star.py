@@ -52,6 +52,7 @@ from shoal.supervisor.memory.participant import (
     worker_joined,
 )
 from shoal.supervisor.memory.payloads import Payloads
+from shoal.supervisor.processes.death import instance_word
 from shoal.supervisor.processes.members import Acknowledgements, Member, Recipient
 
 #: Builds the first message to a client from the client's place: its memory and the key of correlation ids.
@@ -291,12 +292,16 @@ class Star(Participants):
         os.close(link_fd)
         return worker
 
-    def announce_worker(self, worker: Participant, model_id: int, placement: Placement) -> Future[None]:
+    def announce_worker(
+        self, worker: Participant, model_id: int, placement: Placement, groups: Sequence[str]
+    ) -> Future[None]:
         """Announce a worker that has mapped its memory, which cannot be mapped writable again, to the batcher and all
-        front ends. When the future is done, batches may go to the worker."""
+        front ends. When the future is done, batches may go to the worker. `groups` are the names of
+        `ModelVersion.groups`."""
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         worker.model_id = model_id
+        worker.instance = instance_word(worker.member.pid, groups, placement)
         worker.demand = placement.demand if self.options.rate_limits is not None else None
         recipients = self.to_batcher(worker_joined(worker))
         for front_end in self.front_ends:

@@ -177,7 +177,7 @@ class Instance:
             return
         self.state = InstanceState.MAPPING
         await shared(worker.mapped)
-        await star.announce_worker(worker.participant, self.version.model_id, self.placement)
+        await star.announce_worker(worker.participant, self.version.model_id, self.placement, self.version.groups)
         # The batcher and all front ends have mapped the worker's memory. Without an await from here on, code that reads
         # UP may rely on all that UP means.
         if not worker.pid:

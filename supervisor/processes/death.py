@@ -16,6 +16,12 @@ _MIB = 1 << 20
 _NUM_LAST_LINES = 10
 
 
+def instance_word(pid: int, groups: Sequence[str], placement: Placement) -> int:
+    """The word that names an instance's process; `groups` are the names of `ModelVersion.groups`."""
+    group = min(groups.index(placement.group), UNNAMED_GROUP)
+    return DeathDetail(pid, group, int(placement.instance_name.rpartition("_")[2]), 0).pack()
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """The unexpected end of a worker."""
@@ -40,9 +46,7 @@ class Death:
 
     def detail(self, groups: Sequence[str], placement: Placement) -> int:
         """The word that says which instance has died and how; `groups` are the names of `ModelVersion.groups`."""
-        group = min(groups.index(placement.group), UNNAMED_GROUP)
-        number = int(placement.instance_name.rpartition("_")[2])
-        return DeathDetail(self.pid, group, number, self._figure()).pack()
+        return instance_word(self.pid, groups, placement) | self._figure()
 
     def _figure(self) -> int:
         if self.reason is Reason.EXECUTION_LIMIT:

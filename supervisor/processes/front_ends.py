@@ -196,6 +196,7 @@ class FrontEnds:
             model_control_mode=options.model_control_mode,
             allow_remote_admin=options.allow_remote_admin,
             has_page=options.ui,
+            timing_share=options.timing_percent / 100,
             grpc_port=self._listeners["grpc"].getsockname()[1] if "grpc" in self._listeners else 0,
             api_keys=self._key_file.rows,
             allow_client_shm=options.allow_client_shm,

@@ -17,7 +17,7 @@ from shoal.shm.port import Reply
 def test_who_left_the_queue_unanswered_was_late(make_entry: Any, reason: Reason, kind: type[ShoalError]) -> None:
     connection = cast(Connection, SimpleNamespace(request_timeout_s=300.0))
     waiter = Waiter(lambda: None, None)
-    call = ClientCall(Responses(connection), RequestArguments("m", {}, timeout=1), make_entry("m", 0, []), waiter)
+    call = ClientCall(Responses(connection), RequestArguments("m", {}, timeout=1), make_entry("m", 0, []), waiter, 0)
     waiter.replies.append(Reply(1, 0, int(reason), None, None))
     with pytest.raises(UnavailableError) as refusal:
         call.result()

@@ -53,7 +53,8 @@ class Tracer:
 
     def close(self) -> None:
         for tracing in self._made:
-            tracing.outlet.close()
+            if tracing.outlet is not None:
+                tracing.outlet.close()
         self._receiving.close()
         self._sending.close()
 
@@ -117,10 +118,10 @@ def test_children_go_to_the_tracer_as_they_are(tracer: Tracer, state: ServerStat
     """Their thousands of words would keep this process from its other clients."""
     echo = state.models.lookup("écho b", None)
     trace = sampled(started(tracer, ON), prepared(state))
-    trace.children = [child(77, echo.model_id), child(78, echo.model_id), child(79, 4711)]
+    trace.times.children = [child(77, echo.model_id), child(78, echo.model_id), child(79, 4711)]
     run(trace, prepared(state), reply(b""))
     (message,) = tracer.messages()
-    assert message.children == [list(each) for each in trace.children]
+    assert message.children == [list(each) for each in trace.times.children]
     assert sorted(message.names) == [[echo.model_id, "écho b"], [4711, ""]]
     assert message.trace[8] == []
 
@@ -130,7 +131,7 @@ def test_a_model_that_comes_and_goes_while_a_request_is_open_has_its_name(tracer
     for model in (4711, 4712):
         state.models.apply(model_message("passing", 1, model, None))
     state.models.apply(ModelForgotten("passing", "", 1))
-    trace.children = [child(77, 4711), child(78, 4712)]
+    trace.times.children = [child(77, 4711), child(78, 4712)]
     run(trace, prepared(state), reply(b""))
     (message,) = tracer.messages()
     assert sorted(message.names) == [[4711, "passing"], [4712, "passing"]]
@@ -202,7 +203,7 @@ def test_of_those_with_many_children_only_one_waits(tracer: Tracer, state: Serve
     tracing = started(tracer, ON)
     for num_children in (1000, 1000, 1, 1000):
         trace = sampled(tracing, prepared(state))
-        trace.children = [child(key, 5) for key in range(num_children)]
+        trace.times.children = [child(key, 5) for key in range(num_children)]
         run(trace, prepared(state), reply(b""))
     first, second = tracer.messages()
     assert (len(first.children), len(second.children)) == (1000, 1)
@@ -261,7 +262,7 @@ def test_after_the_end_what_is_under_way_is_dropped(
     before = num_descriptors()
     first = started(tracer, ON)
     trace, long = sampled(first, prepared(state)), sampled(first, prepared(state))
-    long.children = [child(key, 5) for key in range(1000)]
+    long.times.children = [child(key, 5) for key in range(1000)]
     assert tracer.tracing({GLOBAL: TraceSetting()}, first) is None
     assert num_descriptors() == before
     trace.end()

@@ -79,7 +79,7 @@ def test_a_trace_is_asked_for_behind_its_request_and_the_times_come_with_the_rep
 
 def test_children_of_a_traced_request_come_before_its_reply(star: Star) -> None:
     number, _ = star.submit()
-    children = star.port.trace(number)
+    children = star.port.trace(number).children
     star.reply(17, number, 5 << 40 | 1, 0, 7, 1, 101, 102, 103, 104, 105, 106, 107, 1)
     star.reply(17, number + 1, 5 << 40 | 2, 0, 7, 1)  # of another, which is not traced
     assert star.port.poll() == []
@@ -94,14 +94,28 @@ def test_children_of_a_traced_request_come_before_its_reply(star: Star) -> None:
 
 def test_nothing_is_left_of_a_trace_when_its_request_has_ended(star: Star) -> None:
     number, _ = star.submit()
-    children = star.port.trace(number)
+    traced = star.port.trace(number)
     star.reply(4, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)  # others follow
     star.port.poll()
-    assert star.port._children == {number: children}
+    assert star.port._traced == {number: traced}
     star.reply(4, number, 5)
     star.reply(17, number, 5 << 40 | 1, 0, 7, 1, 101)
     star.port.poll()
-    assert (star.port._children, children) == ({}, [])
+    star.reply(18, number, 1, 2, 3)
+    star.port.poll()
+    assert (star.port._traced, traced.children, traced.execution) == ({}, [], ())
+
+
+def test_the_execution_of_a_shown_request_comes_before_its_reply(star: Star) -> None:
+    number, _ = star.submit()
+    traced = star.port.trace(number, is_shown=True, trace_id=(7, 8))
+    star.port.flush()
+    assert star.seen()[-1][:5] == (11, number, 1, 7, 8)
+    star.reply(18, number, *range(101, 112))
+    star.reply(18, number + 1, *range(201, 212))  # of another, which is not traced
+    star.reply(4, number, 5)
+    star.port.poll()
+    assert traced.execution == tuple(range(101, 112))
 
 
 @pytest.mark.parametrize(("digest", "words"), [((0, 0), (0, 0, 0)), ((8, 9), (8, 9, 12))])

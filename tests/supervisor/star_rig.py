@@ -144,7 +144,7 @@ class StarRig:
     def join_worker(self, model_id: int) -> tuple[Process, Participant]:
         process = self.start()
         worker = self.star.join_worker(process.member, CONFIG)
-        announced = self.star.announce_worker(worker, model_id, PLACEMENT)
+        announced = self.star.announce_worker(worker, model_id, PLACEMENT, (PLACEMENT.group,))
         announced.add_done_callback(lambda _: self.star.admit_worker(worker))
         return process, worker
 

@@ -88,7 +88,7 @@ ACCEPTED = [
 def test_accepted(case: Accepted) -> None:
     head = parse_head(case.raw)
     assert head is not None
-    assert (head[1:-4], head.raw, head.is_head) == (case[2:], case.raw, False)
+    assert (head[1:-5], head.raw, head.is_head) == (case[2:], case.raw, False)
 
 
 def test_paths_are_resolved_with_the_head() -> None:

@@ -33,6 +33,7 @@ def traces(state: ServerState) -> Iterator[Channel]:
         state.tracing = changed(None, told, state.models.names)
         yield Channel(receiving)
         assert state.tracing is not None
+        assert state.tracing.outlet is not None
         state.tracing.outlet.close()
 
 

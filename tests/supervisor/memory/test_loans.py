@@ -43,7 +43,7 @@ def test_nothing_waits_for_a_caller(rig: StarRig) -> None:
     rig.star.lend_to_client(caller, rig.worker_of_3.owner)
     heard = len(process.all_heard)
     worker = rig.star.join_worker(rig.start().member, CONFIG)
-    announced = rig.star.announce_worker(worker, 3, PLACEMENT)
+    announced = rig.star.announce_worker(worker, 3, PLACEMENT, (PLACEMENT.group,))
     result = int(rig.ask(rig.third, rig.worker_of_3).owner)
     rig.star.payloads.receive(rig.worker_of_3, shared.PayloadMapped(result))
     rig.star.leave_worker(rig.worker_of_4, Reason.INSTANCE_DIED, 0)

@@ -116,7 +116,7 @@ def test_a_front_end_that_ends_while_it_joins_does_not_end_the_server(
 def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(rig: StarRig) -> None:
     process = rig.start()
     worker = rig.star.join_worker(process.member, CONFIG)
-    announced = rig.star.announce_worker(worker, 3, PLACEMENT)
+    announced = rig.star.announce_worker(worker, 3, PLACEMENT, (PLACEMENT.group,))
     for each in (rig.batcher, rig.a):
         rig.acknowledge(each)
     assert not announced.done()

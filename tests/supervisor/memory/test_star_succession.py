@@ -29,12 +29,26 @@ def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_no
         ClientJoined(owner=rig.client_a.owner, is_late=True, segment=FD, link=FD, bell=FD, clients_bell=FD),
         ClientJoined(owner=rig.client_b.owner, is_late=True, segment=FD, link=FD, bell=FD, clients_bell=FD),
         WorkerJoined(
-            owner=rig.worker_of_3.owner, model_id=3, demand=None, segment=FD, link=FD, bell=FD, workers_bell=FD
+            owner=rig.worker_of_3.owner,
+            model_id=3,
+            demand=None,
+            segment=FD,
+            link=FD,
+            bell=FD,
+            workers_bell=FD,
+            instance=rig.worker_of_3.instance,
         ),
         WorkerReady(rig.worker_of_3.owner),
         PayloadAnnounced(owner=result, writer=rig.worker_of_3.owner, is_result=True, segment=FD),
         WorkerJoined(
-            owner=rig.worker_of_4.owner, model_id=4, demand=None, segment=FD, link=FD, bell=FD, workers_bell=FD
+            owner=rig.worker_of_4.owner,
+            model_id=4,
+            demand=None,
+            segment=FD,
+            link=FD,
+            bell=FD,
+            workers_bell=FD,
+            instance=rig.worker_of_4.instance,
         ),
         WorkerReady(rig.worker_of_4.owner),
     ]
@@ -102,7 +116,16 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
         rig.star.introduce()
         told = successor.heard()[3:]
         assert told[:4] == [
-            WorkerJoined(owner=third, model_id=3, demand=None, segment=FD, link=FD, bell=FD, workers_bell=FD),
+            WorkerJoined(
+                owner=third,
+                model_id=3,
+                demand=None,
+                segment=FD,
+                link=FD,
+                bell=FD,
+                workers_bell=FD,
+                instance=rig.worker_of_3.instance,
+            ),
             WorkerReady(third),
             RetireWorker(third),
             PayloadAnnounced(owner=result, writer=third, is_result=True, segment=FD),

@@ -1,0 +1,101 @@
+"""The slowest and the failed requests of a model's last minutes. Lives in the batcher; bounded by time and number.
+
+Time is cut into windows of a minute. A request is kept if it is among the slowest of its window, as far as the window
+has gone: what a request costs is one comparison with `slow_ns`. Of the failed, the first of each window are kept, and
+the others are counted: a server that refuses everything must not spend its time on this. A batcher's successor begins
+with nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappush, heapreplace, nlargest
+
+from shoal.finished_request import FinishedRequest
+
+#: The minutes that are kept, and the requests of each kind in each of them (ours).
+WINDOW_NS, NUM_WINDOWS, NUM_KEPT = 60_000_000_000, 5, 16
+#: A full window takes only what is slower by a sixteenth than the least slow one in it (ours): else a queue that grows
+#: and grows, where each request is the slowest so far, would be written down whole.
+_MARGIN_BITS = 4
+
+Make = Callable[[], FinishedRequest]
+
+
+class _Window:
+    """The requests that ended within one minute."""
+
+    __slots__ = ("end_ns", "failed", "num_failed", "slowest")
+
+    def __init__(self, end_ns: int) -> None:
+        self.end_ns = end_ns
+        self.slowest: list[tuple[int, int, FinishedRequest]] = []  # a heap of (time, number, request)
+        self.failed: list[FinishedRequest] = []
+        self.num_failed = 0
+
+
+class FinishedRequests:
+    """The slowest and the failed requests of one model."""
+
+    __slots__ = ("_num_noted", "_windows", "slow_ns")
+
+    def __init__(self) -> None:
+        # Changed by every method.
+        #: A request that took longer than this is to be noted; public, since it is compared for each request.
+        self.slow_ns = -1
+        self._windows: deque[_Window] = deque([_Window(0)], maxlen=NUM_WINDOWS)
+        self._num_noted = 0
+
+    def turn(self, now_ns: int) -> None:
+        """Begin another window if the last one is over."""
+        window = self._windows[-1]
+        if now_ns < window.end_ns:
+            return
+        if not (window.slowest or window.num_failed):
+            self._windows.pop()
+        self._windows.append(_Window(now_ns + WINDOW_NS))
+        self.slow_ns = -1
+
+    def note_slow(self, total_ns: int, now_ns: int, make: Make) -> None:
+        """Keep an answered request that took longer than `slow_ns`."""
+        self.turn(now_ns)
+        slowest = self._windows[-1].slowest
+        self._num_noted = number = self._num_noted + 1  # no two are compared as requests
+        if len(slowest) < NUM_KEPT:
+            heappush(slowest, (total_ns, number, make()))
+        else:
+            heapreplace(slowest, (total_ns, number, make()))
+        if len(slowest) == NUM_KEPT:
+            least_ns = slowest[0][0]
+            self.slow_ns = least_ns + (least_ns >> _MARGIN_BITS)
+
+    def note_failed(self, now_ns: int, make: Make) -> None:
+        """Keep a failed request, or count it where its window has kept enough."""
+        self.turn(now_ns)
+        window = self._windows[-1]
+        window.num_failed += 1
+        if len(window.failed) < NUM_KEPT:
+            window.failed.append(make())
+
+    def recent(self, now_ns: int) -> tuple[list[FinishedRequest], list[FinishedRequest], int]:
+        """Of the last NUM_WINDOWS minutes: the slowest requests, the slowest first; the failed ones, the last first;
+        and how many have failed that are not among these."""
+        windows = [each for each in self._windows if now_ns < each.end_ns + (NUM_WINDOWS - 1) * WINDOW_NS]
+        slowest = sorted([each for window in windows for each in window.slowest], key=lambda each: each[:2])
+        failed = [each for window in reversed(windows) for each in reversed(window.failed)]
+        num_failed = sum([window.num_failed for window in windows])
+        return [request for _, _, request in reversed(slowest)], failed, num_failed - len(failed)
+
+
+def recent_of_all(
+    logs: Iterable[FinishedRequests], limit: int, now_ns: int
+) -> tuple[list[FinishedRequest], list[FinishedRequest], int]:
+    """As `recent`, of several models together: at most `limit` of either kind."""
+    slowest, failed, num_others = list[FinishedRequest](), list[FinishedRequest](), 0
+    for log in logs:
+        more_slow, more_failed, num_more = log.recent(now_ns)
+        slowest += more_slow
+        failed += more_failed
+        num_others += num_more
+    shown = nlargest(limit, failed, key=lambda each: each.points.end_ns)
+    num_others += len(failed) - len(shown)
+    return nlargest(limit, slowest, key=lambda each: each.total_ns), shown, num_others

@@ -1,0 +1,36 @@
+"""A request that has ended, as the batcher keeps it for those who ask which were slow and which failed. A value, which
+msgpack carries to the supervisor and to front ends."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from shoal.timing import Execution, Points
+
+
+class FinishedRequest(NamedTuple):
+    """A request that has ended. With `status` 0 it succeeded; else `reason` and `detail` are the batcher's refusal
+    (shoal/reasons.py), or `reason` is 0 and `sentence` is the worker's."""
+
+    model_id: int
+    asker: str  # "front end", "client" on this machine, "model" that calls another, or "ensemble", for a step
+    id: str  # the client's
+    trace_id: str  # of the client's trace, 32 hexadecimal digits; empty if it is not known
+    rows: int
+    points: Points  # the first is 0: only the front end knows when the first bytes came
+    status: int
+    reason: int
+    detail: int
+    sentence: str
+    execution: Execution | None  # None if no instance has answered
+
+    @property
+    def total_ns(self) -> int:
+        """From the last bytes of the request to its answer, in ns."""
+        return self.points.end_ns - self.points.start_ns
+
+    @classmethod
+    def from_message(cls, values: Sequence[Any]) -> "FinishedRequest":
+        """The request in a message's list of values."""
+        *head, points, status, reason, detail, sentence, execution = values
+        made = None if execution is None else Execution(*execution)
+        return cls._make((*head, Points._make(points), status, reason, detail, sentence, made))
