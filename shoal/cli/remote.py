@@ -85,6 +85,12 @@ class RemoteServer:
         found: Row = self._ask("GET", f"{_path_of(model)}/batches", dict)
         return found
 
+    def finished_requests(self, model: str, limit: int) -> Row:
+        """The slowest and the failed requests of the last minutes, of one model or of all (""), at most `limit` of
+        either kind."""
+        found: Row = self._ask("GET", f"/v2/debug/requests?model={quote(model, safe='')}&limit={limit}", dict)
+        return found
+
     def statistics(self) -> list[Row]:
         """The statistics of all models, as GET /v2/models/stats lists them under `model_stats`."""
         found: Row = self._ask("GET", "/v2/models/stats", dict)

@@ -10,24 +10,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from shoal.cli import top_requests
 from shoal.cli.models import table
 from shoal.cli.operate import OperatingParser, operate, seconds
 from shoal.cli.remote import RemoteServer, Row
 from shoal.cli.request_arguments import count
+from shoal.cli.top_requests import NUM_SHOWN
 from shoal.cli.verb import EXIT_DONE
 
 _DESCRIPTION = """\
 Show what the models of a running server do, again and again until Ctrl-C. Per model and version: requests and failures
-per second, rows in a batch, and the mean time of a request in the queue, in the model, and in all."""
+per second, rows in a batch, and the mean time of a request in the queue, in the model, and in all. With --requests the
+slowest and the failed requests of the last five minutes, with where the time of each went, and why it waited."""
 
 _EXAMPLES = """\
   shoal top
+  shoal top --requests --model digits --count 1
   shoal top --interval 5 --url http://gpu-1:8000
   shoal top --count 1 --json | jq '.[] | select(.failures_per_s > 0)'    # one interval, then the end
 
 Options of this verb:
   --interval <seconds>   between two looks (default: 1)
   --count <number>       end after so many intervals
+  --requests             single requests of a Shoal server, for those who may administer it
+  --model <name>         with --requests: those of one model
 """
 _HEAD = ["MODEL", "VERSION", "REQUESTS/S", "FAILED/S", "ROWS/BATCH", "QUEUE", "COMPUTE", "TOTAL", "CACHED"]
 #: Clears a terminal from its first place.
@@ -67,21 +73,29 @@ def top(
     parser = OperatingParser("top", "[options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
     parser.add_argument("--interval", type=seconds, default=1.0, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=count, help=argparse.SUPPRESS)
+    parser.add_argument("--requests", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
 
     def look(server: RemoteServer) -> Look:
         return Look(clock(), {(row["name"], row["version"]): row for row in server.statistics()})
 
     def watch(arguments: argparse.Namespace, server: RemoteServer) -> str:
-        earlier, num_left = look(server), arguments.count
+        earlier, num_left = None if arguments.requests else look(server), arguments.count
         while True:
-            sleep(arguments.interval)
-            later = look(server)
-            figures = compare(earlier, later)
-            shown = json.dumps([each._asdict() for each in figures]) if arguments.json else as_text(figures)
+            if earlier is None:
+                told = server.finished_requests(arguments.model, NUM_SHOWN)
+                shown = json.dumps(told) if arguments.json else top_requests.as_text(told)
+            else:
+                sleep(arguments.interval)
+                later = look(server)
+                figures = compare(earlier, later)
+                shown = json.dumps([each._asdict() for each in figures]) if arguments.json else as_text(figures)
+                earlier = later
             if num_left is not None and (num_left := num_left - 1) == 0:
                 return shown
             print(_CLEAR * (sys.stdout.isatty() and not arguments.json) + shown, flush=True)
-            earlier = later
+            if earlier is None:
+                sleep(arguments.interval)
 
     try:
         return operate(parser, argv, environ, watch)

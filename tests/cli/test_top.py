@@ -78,6 +78,52 @@ def test_the_command_looks_as_often_as_it_is_told(server: Answering, capsys: pyt
     assert (first[0]["requests_per_s"], second[0]["requests_per_s"]) == (0, 20)
 
 
+def request(model: str, **more: Any) -> dict[str, Any]:
+    """A request as GET /v2/debug/requests lists it."""
+    return {
+        "model": model, "version": "1", "id": "", "finished": "2026-11-29T01:02:03.456+00:00", "error": None,
+        "phases": {"parse": 100_000, "queue": 800_000, "compute": 100_000}, "queue": {"wake": 800_000},
+        "total_ns": 1_000_000, "batch_requests": 1, "batch_rows": 1, "ahead_requests": 0, "ahead_rows": 0,
+        "ahead_ns": 0, "is_overtaken": False, "instance": "m_0_0", "pid": 4711, "steps": [], **more,
+    }  # fmt: skip
+
+
+def test_single_requests_are_shown_with_where_their_time_went(
+    server: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = request(
+        "digits", id="a7", batch_requests=3, queue={"busy": 700_000, "wake": 100_000}, ahead_requests=2, ahead_rows=8,
+        ahead_ns=650_000, is_overtaken=True,
+    )  # fmt: skip
+    failed = request("mlp", error="it is\nwrong")
+    told = {"slowest": [slow, request("mlp")], "failed": [failed], "num_others_failed": 5}
+    server.answer("GET /v2/debug/requests?model=digits&limit=15", told)
+    flags = ["--requests", "--model=digits", "--count=1", f"--url={server.url}"]
+    assert top(flags, environ={}, sleep=lambda _: None) == 0
+    shown = capsys.readouterr().out
+    assert "p" * 3 + "·" * 24 + "#" * 3 in shown
+    assert (
+        "waited 0.700 ms for a busy instance, 0.100 ms for the worker to take it; the batch ahead had 2 requests, "
+        "8 rows, and took 0.650 ms; later requests of a higher priority went first; batch of 3"
+    ) in shown
+    assert "p parse, · queue, # compute" in shown
+    assert shown.splitlines()[-3].split() == ["mlp", "1", "-", "01:02:03", "1.000", "ms", "it", "is", "wrong"]
+    assert shown.splitlines()[-1] == "5 more have failed."
+
+
+def test_single_requests_are_looked_at_again(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = {"slowest": [], "failed": [], "num_others_failed": 0}
+    for told in (nothing, {**nothing, "slowest": [request("mlp")]}):
+        server.answer("GET /v2/debug/requests?model=&limit=15", told)
+    slept = list[float]()
+    flags = ["--requests", "--count=2", f"--url={server.url}"]
+    assert top(flags, environ={}, sleep=slept.append) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "No request has ended in the last five minutes."
+    assert any(line.startswith("mlp") for line in others)
+    assert slept == [1.0]
+
+
 def test_ctrl_c_is_the_end(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
     server.answer(STATS, {"model_stats": []})
 
