@@ -84,9 +84,20 @@ def _server_paths() -> Iterator[tuple[str, Any]]:
         ("/v2/health/ready", "get", "server_ready", "Whether the server and its models are ready", None),
         ("/v2/health/reasons", "get", "server_reasons", "What keeps the server from being ready", _OBJECT),
         ("/v2/models/stats", "get", "statistics", "Statistics of every model that is ready", _OBJECT),
+        ("/v2/debug/requests", "get", "requests", "The slowest and the failed of the last five minutes", _OBJECT),
         ("/v2/repository/index", "post", "repository_index", "All models and their states", {"type": "array"}),
     ):
-        yield path, {method: _operation("server", name, text, schema)}
+        operation = _operation("server", name, text, schema)
+        if name == "requests":
+            operation["parameters"] = [
+                _parameter("model", {"type": "string"}, "Of this model alone"),
+                _parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most of either kind"),
+            ]
+        yield path, {method: operation}
+
+
+def _parameter(name: str, schema: Schema, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
 
 
 def _model_paths(path: str, entry: ModelEntry, version: str) -> dict[str, Any]:

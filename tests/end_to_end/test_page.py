@@ -23,7 +23,10 @@ from tests.end_to_end.server import SAMPLES, Server
 pytestmark = pytest.mark.skipif(
     bool(missing()), reason=f"NOT CHECKED: the page in a browser, since there is no {missing()} (docs/page.md)"
 )
-VIEWS = ["", "ui", "#/models/digits", "#/models/repeat/1", "#/metrics", "#/api", "#/api/digits", "#/models/nobody"]
+VIEWS = [
+    "", "ui", "#/models/digits", "#/models/repeat/1", "#/models/nobody", "#/requests", "#/metrics", "#/api",
+    "#/api/digits",
+]  # fmt: skip
 MODELS = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
 Open = Callable[..., Tab]
 
@@ -52,7 +55,7 @@ def tab(chromium: Any) -> Iterator[Open]:
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_loads_from_its_server_alone(samples: Server, tab: Open, view: str) -> None:
     page = tab(samples).open(view)
-    page.page.wait_for_load_state("networkidle" if view in ("#/metrics", "#/api") else "load")
+    page.page.wait_for_load_state("networkidle" if view in ("#/metrics", "#/api", "#/requests") else "load")
     assert page.asked
     assert all(url.startswith((f"http://{samples.url}/", "blob:")) for url in page.asked)
 
@@ -132,6 +135,33 @@ def test_the_figures_are_the_statistics(samples: Server, tab: Open) -> None:
     shown.page.get_by_text(f"{answered} requests answered").wait_for()
 
 
+def ask_digits(server: Server, request_id: str = "") -> None:
+    asked = json.loads((SAMPLES / "digits" / "request.json").read_text())
+    assert fetch(server.http_port, "/v2/models/digits/infer", {**asked, "id": request_id}).status == 200
+
+
+def test_the_slowest_requests_are_drawn_with_where_their_time_went(samples: Server, tab: Open) -> None:
+    ask_digits(samples, "a7")
+    shown = tab(samples).open_model("digits")
+    shown.page.get_by_role("link", name="Its slowest requests").click()
+    shown.page.get_by_role("heading", name="Requests to digits").wait_for()
+    row = shown.page.locator("tbody tr").first
+    row.wait_for()
+    label = row.locator("svg.times").get_attribute("aria-label") or ""
+    told = fetch(samples.http_port, "/v2/debug/requests?model=digits&limit=1").json["slowest"][0]
+    assert re.findall(r"[a-z]+(?= [0-9])", label) == [name for name, ns in told["phases"].items() if ns]
+    assert row.locator("svg.times rect").count() == len(re.findall(r"[a-z]+(?= [0-9])", label))
+    assert "digits_0_0" in row.inner_text()
+    assert shown.page.locator(".legend li").count() > 1
+    ids = shown.page.locator("tbody code").all_inner_texts()
+    assert "a7" in ids
+    shown.page.get_by_role("button", name="Read again").focus()
+    shown.page.keyboard.press("Enter")
+    shown.page.get_by_role("status").get_by_text("slow").wait_for()
+    shown.page.get_by_role("link", name="of all models").click()
+    shown.page.get_by_role("heading", name="Requests", exact=True).wait_for()
+
+
 def test_nothing_is_asked_while_no_view_draws_figures(samples: Server, tab: Open) -> None:
     shown = tab(samples).open("#/api")
     shown.page.locator("details").first.wait_for()
@@ -139,11 +169,12 @@ def test_nothing_is_asked_while_no_view_draws_figures(samples: Server, tab: Open
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", ["", "#/models/digits", "#/metrics", "#/api/digits"])
+@pytest.mark.parametrize("view", ["", "#/models/digits", "#/requests", "#/metrics", "#/api/digits"])
 def test_axe_finds_no_serious_fault(samples: Server, tab: Open, view: str, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     shown = tab(samples, color_scheme=scheme, bypass_csp=True)
+    ask_digits(samples)
     if "models" in view:
         shown.open_model("digits").ask()
     else:
@@ -158,8 +189,9 @@ def test_axe_finds_no_serious_fault(samples: Server, tab: Open, view: str, schem
     assert serious == []
 
 
-@pytest.mark.parametrize("view", ["", "#/models/text_classification", "#/metrics", "#/api/digits"])
+@pytest.mark.parametrize("view", ["", "#/models/text_classification", "#/requests", "#/metrics", "#/api/digits"])
 def test_a_telephone_scrolls_in_one_direction(samples: Server, tab: Open, view: str) -> None:
+    ask_digits(samples, "an-id-that-is-long-" * 6)
     shown = tab(samples, viewport={"width": 360, "height": 740}).open(view)
     shown.page.locator("tbody tr, details").first.wait_for()
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -189,6 +221,30 @@ def test_the_pictures_of_the_documentation_can_be_taken(samples: Server, chromiu
     taken = take(chromium, samples, tmp_path)
     assert [path.name for path in taken] == sorted((path.name for path in PICTURES.iterdir()), reverse=True)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in taken)
+
+
+FAILING = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("<b>no</b> pixels")) for _ in requests]
+"""
+
+
+def test_a_failed_request_is_listed_with_its_error(explicit: Server, shared: Path, tab: Open) -> None:
+    tensors = [f'{kind} {{ name: "X" data_type: TYPE_INT32 dims: [ 1 ] }}' for kind in ("input", "output")]
+    add_model(shared, "failing", f'backend: "python" {" ".join(tensors)}', FAILING)
+    assert fetch(explicit.http_port, "/v2/repository/models/failing/load", b"").status == 200
+    asked = {"id": "<i>7", "inputs": [{"name": "X", "datatype": "INT32", "shape": [1], "data": [1]}]}
+    assert fetch(explicit.http_port, "/v2/models/failing/infer", asked).status == 500
+    shown = tab(explicit).open("#/requests/failing")
+    shown.page.get_by_role("heading", name="The failed").wait_for()
+    row = shown.page.locator("tbody tr").first
+    assert (row.locator("code").inner_text(), row.locator(".reason").inner_text()) == ("<i>7", "<b>no</b> pixels")
+    assert shown.page.locator("main b, main i").count() == 0
+    assert fetch(explicit.http_port, "/v2/repository/models/failing/unload", b"").status == 200
 
 
 MARKUP = "<img src=x onerror=document.title='taken'>"

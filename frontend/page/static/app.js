@@ -7,6 +7,7 @@ import { modelsView } from "./models.js";
 import { modelView } from "./model.js";
 import { metricsView } from "./metrics.js";
 import { apiView } from "./api.js";
+import { requestsView } from "./requests.js";
 
 const LOOK_MS = 1000;
 const main = document.getElementById("main");
@@ -60,6 +61,7 @@ function viewOf(parts) {
   const [page, ...rest] = parts;
   if (page === "models" && rest[0]) return modelView(rest[0], rest[1] ?? "");
   if (page === "metrics") return metricsView();
+  if (page === "requests") return requestsView(rest[0] ?? "");
   if (page === "api") return apiView(rest[0] ?? "");
   return modelsView();
 }
@@ -77,7 +79,7 @@ function navigate() {
   view?.close?.();
   view = viewOf(parts);
   main.replaceChildren(view.root);
-  const page = ["metrics", "api"].includes(parts[0]) ? parts[0] : "models";
+  const page = ["requests", "metrics", "api"].includes(parts[0]) ? parts[0] : "models";
   for (const link of document.querySelectorAll("header nav a"))
     if (link.dataset.page === page) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

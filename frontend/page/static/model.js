@@ -165,7 +165,8 @@ export function modelView(name, version) {
     title: name,
     root: el("div", {},
       el("p", { class: "small" }, el("a", { href: "#/" }, "All models")),
-      el("div", { class: "bar-top" }, el("h1", {}, name), state, el("span", { class: "grow" }), actions.root),
+      el("div", { class: "bar-top" }, el("h1", {}, name), state, el("span", { class: "grow" }),
+        el("a", { class: "small", href: `#/requests/${encodeURIComponent(name)}` }, "Its slowest requests"), actions.root),
       about, reason, said, live.root, parts),
     show(history, look) {
       const all = look.models.filter((model) => model.name === name);
