@@ -300,7 +300,8 @@ def run(course: Course) -> None:
         name, per_s = growth.steepest()
         told = f"{soak.counts.total():,} requests: {dict(soak.counts)}"
         course.found("answers", "; ".join([told, *soak.faults[:3]]), is_met=not soak.faults)
-        course.found("slope", f"{per_s * 600 / (1 << 20):.2f} MiB, {name}", is_met=per_s * 600 <= 1 << 20)
+        told = f"{per_s * 600 / (1 << 20):.2f} MiB, {name}, by {seconds // 2} s"
+        course.found("slope", told, is_met=per_s * 600 <= 1 << 20)
         after, after_bytes = at_rest(server), resident_bytes(server)
         is_same = after == before and after_bytes <= before_bytes * MAX_GROWTH
         told = f"{'the same' if after == before else f'{after}, not {before}'}; {before_bytes >> 20} MiB, at the end "

@@ -71,6 +71,8 @@ VICTIMS = {
     "zygote": Victims(("shoal zygote",), 2.0),
     "poller": Victims(("shoal repository poller",), 2.0),
 }
+#: Kinds that are spared for so long after a blow are killed and stopped in turns.
+RARE_S = 3.0
 #: What a storm does; `Phase.blows` counts it.
 Blow = tuple[str, signal.Signals]
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
@@ -207,7 +209,7 @@ class Storm:
     ) -> None:
         while not is_over():
             await asyncio.sleep(self._random.uniform(*every_s))
-            alive = [(kind, pid) for kind in kinds for pid in self._alive(kind)]
+            alive = [(kind, pid) for kind in kinds if not is_ahead(phase, kind, number) for pid in self._alive(kind)]
             spared = [(kind, pid) for kind, pid in alive if not phase.blows[kind, number]]
             if not alive:
                 continue
@@ -234,6 +236,14 @@ class Storm:
         if kind == "worker":
             found = [pid for pid in found if model_of(titles[pid]) in self._answered]
         return [] if kind == "lane" and len(found) < NUM_LANES else found
+
+
+def is_ahead(phase: Phase, kind: str, number: signal.Signals) -> bool:
+    """Whether processes of this kind, which are spared for long after each blow, have had more of this signal than of
+    the other in a storm of both: it is the other's turn."""
+    other = STOPPED if number == KILLED else KILLED
+    is_rare = VICTIMS[kind].pause_s >= RARE_S and phase.num_blows(other) > 0
+    return is_rare and phase.blows[kind, number] > phase.blows[kind, other]
 
 
 def model_of(worker: str) -> str:
