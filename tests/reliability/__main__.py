@@ -63,15 +63,14 @@ def check(rows: Sequence[Row], logs: Path, given: argparse.Namespace) -> int:
         print(f"{row.name} ...", file=sys.stderr, flush=True)
         measured = run(row, logs / f"{row.name}.log", given)
         took = f"{time.monotonic() - start_s:.0f} s"
+        when = table.when("short" if given.short else f"{given.part:.0%}")
         for key, line in row.lines.items():
-            found[row.name, key] = measured[key]
+            found[row.name, key] = measured[key]._replace(when=when)
             word = table.word(measured[key], line.kind)
             print(table.cells(line.what, line.bar, measured[key].figure, word, took), flush=True)
     if given.write or not given.short:
         page = table.PAGE.read_text()
-        table.PAGE.write_text(
-            table.written(page, ROWS, found, table.when("short" if given.short else f"{given.part:.0%}"))
-        )
+        table.PAGE.write_text(table.written(page, ROWS, found))
     is_wrong = [key for row in rows for key in row.lines if is_failure(row, key, found[row.name, key])]
     return int(bool(is_wrong))
 

@@ -3,6 +3,7 @@
 Lines that a run has not measured keep what an earlier run has found: a long check may be run in pieces.
 """
 
+import os
 import platform
 import re
 import subprocess
@@ -24,6 +25,7 @@ class Measured(NamedTuple):
 
     figure: str
     is_met: bool | None  # None: the row has handed nothing over
+    when: str = ""
 
 
 def cells(*texts: str) -> str:
@@ -39,11 +41,12 @@ def word(measured: Measured, kind: Kind) -> str:
 
 
 def when(form: str) -> str:
-    """The day, the commit, and the form of the check, as the table names a run: short, or which part of the whole."""
+    """The day, the commit, the form of the check (short, or which part of the whole), and how many processes have run
+    on this machine at a time in the last minute."""
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "?"
     day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    return f"{day}, {commit}, {form}"
+    return f"{day}, {commit}, {form}, load {os.getloadavg()[0]:.0f}"
 
 
 def machine() -> str:
@@ -56,17 +59,19 @@ def machine() -> str:
     )
 
 
-def written(page: str, rows: tuple[Row, ...], found: Mapping[tuple[str, str], Measured], run: str) -> str:
-    """The page with the new figures, keyed by row's name and line's key; other lines keep theirs. Raises ValueError
+def written(page: str, rows: tuple[Row, ...], found: Mapping[tuple[str, str], Measured]) -> str:
+    """The page with the new figures, keyed by row's name and line's key; other lines keep theirs, unless their bar
+    has changed. Raises ValueError
     for a page without the markers."""
     start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    kept = {line.split(" | ")[0]: line for line in page[start:end].splitlines() if line.startswith("| ")}
+    kept = {tuple(line.split(" | ")[:2]): line for line in page[start:end].splitlines() if line.startswith("| ")}
     lines = [HEAD]
     for row in rows:
         for key, line in row.lines.items():
             new = found.get((row.name, key))
             if new is not None:
-                lines.append(cells(line.what, line.bar, new.figure, word(new, line.kind), run))
+                lines.append(cells(line.what, line.bar, new.figure, word(new, line.kind), new.when))
             else:
-                lines.append(kept.get(cells(line.what)[:-2], cells(line.what, line.bar, "not yet", "", "")))
+                empty = cells(line.what, line.bar, "not yet", "", "")
+                lines.append(kept.get(tuple(empty.split(" | ")[:2]), empty))
     return page[:start] + f"\n\nOn {machine()}:\n\n" + "\n".join(lines) + "\n\n" + page[end:]

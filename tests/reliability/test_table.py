@@ -14,10 +14,10 @@ EMPTY = f"before\n{BEGIN}\n{END}\nafter\n"
 
 
 def test_a_line_that_was_not_measured_keeps_its_figure() -> None:
-    first = written(EMPTY, (ROW,), {("death", "told"): Measured("8 of 8", True)}, "Monday")
+    first = written(EMPTY, (ROW,), {("death", "told"): Measured("8 of 8", True, "Monday")})
     assert "| an answer | 500 | 8 of 8 | yes | Monday |" in first
     assert "| how soon | 1 s | not yet |" in first
-    second = written(first, (ROW,), {("death", "time"): Measured("2 | 3 s", False)}, "Tuesday")
+    second = written(first, (ROW,), {("death", "time"): Measured("2 | 3 s", False, "Tuesday")})
     assert "| an answer | 500 | 8 of 8 | yes | Monday |" in second
     assert "| how soon | 1 s | 2 \\| 3 s | no | Tuesday |" in second
     assert second.startswith("before\n")
@@ -26,7 +26,7 @@ def test_a_line_that_was_not_measured_keeps_its_figure() -> None:
 
 def test_a_page_without_the_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="substring not found"):
-        written("nothing", (ROW,), {}, "Monday")
+        written("nothing", (ROW,), {})
 
 
 @pytest.mark.parametrize(
