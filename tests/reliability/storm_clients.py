@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import grpc
 import grpc.aio
-from tritonclient.grpc import service_pb2
 
+from shoal.frontend.grpc.messages import service
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server
 
@@ -170,12 +170,12 @@ class GrpcConnection:
     async def ask(self, number: int) -> Answer:
         """Send and receive."""
         sent_s = time.monotonic()
-        request = service_pb2.ModelInferRequest(model_name=self._model, id=str(number))
+        request = service.ModelInferRequest(model_name=self._model, id=str(number))
         request.inputs.add(name="A", datatype="INT32", shape=[1, 4])
         data = struct.pack("<4i", *_data(number))
         request.raw_input_contents.append(data)
         try:
-            answer = service_pb2.ModelInferResponse.FromString(await self._infer(request.SerializeToString()))
+            answer = service.ModelInferResponse.FromString(await self._infer(request.SerializeToString()))
         except grpc.aio.AioRpcError as error:
             sentence = error.details() or ""
             if error.code() is grpc.StatusCode.UNAVAILABLE and "model" not in sentence:
