@@ -82,7 +82,7 @@ def is_failure(row: Row, key: str, measured: Measured) -> bool:
 
 def run(row: Row, log: Path, given: argparse.Namespace) -> dict[str, Measured]:
     """What a row's process has handed over, by line."""
-    limit_s = row.short_s if given.short else max(row.short_s, row.whole_s * given.part)
+    limit_s = row.short_s if given.short else max(row.short_s, 60 + row.whole_s * given.part)
     command = [
         sys.executable,
         "-m",

@@ -56,18 +56,21 @@ class Victims(NamedTuple):
     """One kind of process."""
 
     titles: tuple[str, ...]  # with which the title of one begins
-    pause_s: float  # between two blows: until a successor is up, and its clients are back
+    pause_s: float  # between two blows, at least
     num_connections: int = 0  # that end with a process of this kind, at most
+    #: What must have answered a request that was sent after the last blow before the next falls: on a busy machine a
+    #: successor takes longer to come up than a storm pauses, and a server that is never left alone answers nothing.
+    proofs: tuple[str, ...] = ()
 
 
 VICTIMS = {
     "worker": Victims(tuple(f"shoal worker {name}_0_" for name in ("m", "parts", "large", "inner", "caller")), 0.0),
-    "batcher": Victims(("shoal batcher",), 0.0),
-    "standby": Victims(("shoal batcher (standby)",), 1.0),
-    "lane": Victims(("shoal http",), 3.0, CONNECTIONS),
-    "grpc": Victims(("shoal grpc",), 3.0, CONNECTIONS),
-    "road": Victims(("shoal road",), 3.0, CONNECTIONS),
-    "arbiter": Victims(("gunicorn: master",), 8.0, CONNECTIONS),
+    "batcher": Victims(("shoal batcher",), 0.0, proofs=("batcher",)),
+    "standby": Victims(("shoal batcher (standby)",), 1.0, proofs=("batcher",)),
+    "lane": Victims(("shoal http",), 3.0, CONNECTIONS, ("lane",)),
+    "grpc": Victims(("shoal grpc",), 3.0, CONNECTIONS, ("grpc",)),
+    "road": Victims(("shoal road",), 3.0, CONNECTIONS, ("road",)),
+    "arbiter": Victims(("gunicorn: master",), 8.0, CONNECTIONS, ("lane", "grpc", "road")),
     "zygote": Victims(("shoal zygote",), 2.0),
     "poller": Victims(("shoal repository poller",), 2.0),
 }
@@ -142,8 +145,10 @@ class Storm:
         self._random = random.Random(seed)
         # Changed by every request.
         self._number = 0
-        # Changed by every right answer, and when a worker is killed: models that have answered since one of theirs was.
+        # Changed by every right answer, and by every blow: models, and kinds of processes, that have answered a request
+        # that was sent after the last blow to one of theirs; when that fell.
         self._answered: set[str] = set()
+        self._struck_s: dict[str, float] = {}
         # Changed by every blow: until when processes of a kind are spared.
         self._spared_s: dict[str, float] = {}
 
@@ -176,14 +181,14 @@ class Storm:
                 return
             try:
                 while not is_over():
-                    self._number += 1
-                    answer = await asyncio.wait_for(connection.ask(self._number), UNANSWERED_S)
+                    self._number = number = self._number + 1
+                    answer = await asyncio.wait_for(connection.ask(number), UNANSWERED_S)
                     self._count(phase, kind, answer)
                     await asyncio.sleep(kind.pause_s)
             except Cut:
                 phase.num_cut += 1
             except asyncio.TimeoutError:
-                phase.faults.append(f"{kind.model}: no answer within {UNANSWERED_S:.0f} s to {self._number}")
+                phase.faults.append(f"{kind.model} by {kind.front_end}: no answer within {UNANSWERED_S:.0f} s")
             finally:
                 connection.close()
 
@@ -191,7 +196,9 @@ class Storm:
         phase.latencies_s.append(answer.seconds)
         if answer.is_right:
             phase.num_right += 1
-            self._answered.update(kind.models)
+            sent_s = time.monotonic() - answer.seconds
+            names = (*kind.models, "batcher", kind.front_end)
+            self._answered.update(name for name in names if sent_s > self._struck_s.get(name, 0.0))
         elif answer.status == 500 and any(each in answer.body for each in DIED):
             phase.num_refused += 1
         elif kind.model == POLLER and answer.status >= 400 and b"poller" in answer.body:
@@ -219,15 +226,15 @@ class Storm:
                 os.kill(pid, number)
                 phase.blows[kind, number] += 1
                 self._spared_s[kind] = time.monotonic() + VICTIMS[kind].pause_s
-                if kind == "worker":
-                    self._answered.discard(model_of(name))
+                struck = (model_of(name),) if kind == "worker" else VICTIMS[kind].proofs
+                self._answered.difference_update(struck)
+                self._struck_s.update(dict.fromkeys(struck, time.monotonic()))
 
     def _alive(self, kind: str) -> list[int]:
         """Those that may be struck now: no batcher that stands by for one, no lane that is alone, nothing that is
-        stopped, and no worker of a model that has not answered since another of its was struck: an instance that dies
-        again and again before it has completed a batch is given up, and on a busy machine it takes longer to come up
-        than a storm pauses."""
-        if time.monotonic() < self._spared_s.get(kind, 0.0):
+        stopped, nothing whose kind has not answered since, and no worker of a model that has not: an instance that dies
+        again and again before it has completed a batch is given up."""
+        if time.monotonic() < self._spared_s.get(kind, 0.0) or not self._answered.issuperset(VICTIMS[kind].proofs):
             return []
         titles = {pid: title(pid) for pid in descendants(self._server.process.pid)}
         found = [pid for pid, name in titles.items() if name.startswith(VICTIMS[kind].titles) and not is_stopped(pid)]
@@ -312,6 +319,8 @@ def run(course: Course) -> None:
         asyncio.run(storm.phase(phase, lasting(course.pick(14, 1100)), EVERY_BLOW))
         wrong = judge(phase)
         print(phase.describe(), *wrong, *phase.faults, sep="\n", flush=True)
+        if wrong:
+            print(server.log.decode(errors="replace")[-20_000:])
         course.found("answers", "; ".join([phase.describe(), *wrong[:2]]), is_met=not wrong)
         is_large = phase.num_blows(KILLED) >= 1000 <= phase.num_blows(STOPPED) and phase.num_asked >= 500_000
         is_each = all(phase.blows[blow] for blow in EVERY_BLOW)

@@ -103,6 +103,7 @@ class Kind(NamedTuple):
     ask: Ask | None  # None: over gRPC
     receive_buffer_bytes: int = 0
     pause_s: float = 0.0  # between an answer and the next request
+    front_end: str = "lane"  # lane, road or grpc
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -271,13 +272,13 @@ async def _index(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num
 NUM_MODELS = 5
 KINDS = (
     Kind("m", 34, _integers("m")),
-    Kind("m", 4, _integers("m", "TE: trailers\r\n")),  # on the road
-    Kind("m", 6, None),
+    Kind("m", 4, _integers("m", "TE: trailers\r\n"), front_end="road"),
+    Kind("m", 6, None, front_end="grpc"),
     Kind("parts", 12, _generate),
     Kind("large", 2, _large(LARGE_INTEGERS)),
     Kind("large", 2, _large(SLOW_INTEGERS, slowly=True), RECEIVE_BUFFER_BYTES),
     Kind("caller", 4, _integers("caller")),
-    Kind(POLLER, 1, _index, pause_s=0.2),
+    Kind(POLLER, 1, _index, pause_s=0.2, front_end="road"),
 )
 
 
