@@ -65,8 +65,8 @@ def run(course: Course) -> None:
     wrong: list[str] = []
     number = course.pick(8, 100)
     with serving(repository, "--model-execution-timeout-secs=60") as server, ThreadPoolExecutor(1) as threads:
-        for _ in range(number):
-            fault = die_once(server, repository, threads, answered_s, replaced_s)
+        for count in range(number):
+            fault = die_once(server, repository, threads, count, answered_s, replaced_s)
             wrong += [fault] * bool(fault)
             server.read_on()
         report = f"p50 {1e3 * quantile(answered_s, 0.5):.0f} ms, p99 {1e3 * quantile(answered_s, 0.99):.0f} ms"
@@ -79,12 +79,17 @@ def run(course: Course) -> None:
 
 
 def die_once(
-    server: Server, repository: Path, threads: ThreadPoolExecutor, answered_s: list[float], replaced_s: list[float]
+    server: Server,
+    repository: Path,
+    threads: ThreadPoolExecutor,
+    number: int,
+    answered_s: list[float],
+    replaced_s: list[float],
 ) -> str:
     """One death; what is wrong with the answer, or nothing."""
     pid = pid_in(ask(server, "m", ECHO))
     executing = repository / "m" / "executing"
-    answer: Future[tuple[Reply, float]] = threads.submit(lambda: (ask(server, "m", SLEEP), time.monotonic()))
+    answer: Future[tuple[Reply, float]] = threads.submit(lambda: (ask(server, "m", SLEEP, number), time.monotonic()))
     wait_until(executing.exists)
     executing.unlink()
     start_s = time.monotonic()
