@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
-from shoal.client.connection import Connection
+from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedError
 from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
@@ -72,7 +72,19 @@ class AsyncClient:
                     yield result
 
     async def _submit(self, asked: RequestArguments, *, is_stream: bool = False) -> tuple[ClientCall, "_Wakeup"]:
-        session = await self._connected()
+        num_tries = 0
+        while True:
+            session = await self._connected()
+            try:
+                return await self._submit_to(session, asked, is_stream=is_stream)
+            except NotSubmittedError:  # the server has been replaced in this moment
+                num_tries += 1
+                if num_tries > MAX_RECONNECTS:
+                    raise
+
+    async def _submit_to(
+        self, session: Session, asked: RequestArguments, *, is_stream: bool
+    ) -> tuple[ClientCall, "_Wakeup"]:
         news = _Wakeup(asyncio.get_running_loop())
 
         def submit() -> ClientCall:
@@ -223,7 +235,7 @@ def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
         alive.hand_out()
         if alive.is_lost:
             loop.remove_reader(bell_fd)
-        elif alive.is_exiting and not alive.num_open:
+        elif alive.is_exiting and alive.leave():
             _hang_up(loop, alive)
 
     def receive() -> None:

@@ -32,6 +32,12 @@ from shoal.star.place import Place, visit
 from shoal.star.shared_port import SharedPort
 
 _LOST = "the connection to the server was lost"
+#: How often a request that could not be submitted, since the server was being replaced, is sent to the next one (ours).
+MAX_RECONNECTS = 3
+
+
+class NotSubmittedError(ConnectionLostError):
+    """The connection was lost before the request was submitted: another server may be sent it."""
 
 
 class Waiter:
@@ -123,7 +129,7 @@ class Connection:
         with self._lock:
             try:
                 if self.is_lost:
-                    raise ConnectionLostError(_LOST)
+                    raise NotSubmittedError(_LOST)
                 waiter.number = number = self._port.submit(
                     request, wishes, block, header, start_ns, deadline_ns=deadline_ns
                 )
@@ -144,7 +150,7 @@ class Connection:
         self.tidy_if_needed()
         with self._lock:
             if self.is_lost:
-                raise ConnectionLostError(_LOST)
+                raise NotSubmittedError(_LOST)
             return self._port.allocate(nbytes, model_id)
 
     def cancel(self, waiter: Waiter) -> None:
@@ -198,8 +204,8 @@ class Connection:
         # A thread that was appointed as it got its own reply appoints the next one.
         if self._sleeping and not leading.locked():
             self._appoint()
-        if self.is_exiting and not self._open:
-            self.close()
+        if self.is_exiting and self.leave():
+            self.channel.shutdown()
         return True
 
     def _lead(self, waiter: Waiter, deadline_s: float) -> None:
@@ -251,11 +257,17 @@ class Connection:
             self.is_exiting = True
         self._place.apply(message, seq)
 
-    def lose(self, why: str) -> None:
-        """End all open requests with ConnectionLostError, once."""
+    def leave(self) -> bool:
+        """Lose the connection to a server that is stopping, unless a request is open; True if it is lost. A request
+        that comes later is not submitted."""
+        return self.lose("the server is stopping", only_idle=True)
+
+    def lose(self, why: str, *, only_idle: bool = False) -> bool:
+        """End all open requests with ConnectionLostError, once; with `only_idle`, only where there are none. True if
+        the connection is lost."""
         with self._lock:
-            if self.is_lost:
-                return
+            if self.is_lost or (only_idle and self._open):
+                return self.is_lost
             self.is_lost = True
             waiters = list(self._open.values())
             self._open.clear()
@@ -266,6 +278,7 @@ class Connection:
         self._news.set()
         self.shared.lose(ConnectionLostError(why))
         self.bell.hang_up()
+        return True
 
     # --- memory that is no longer used ---
 
@@ -327,8 +340,7 @@ class Connection:
             return False
         self._news.set()
         self.tidy_if_needed()
-        if self.is_exiting and not self._open:
-            self.lose("the server is stopping")
+        if self.is_exiting and self.leave():
             self.channel.close()
             return False
         return True

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from shoal.client.call import MAX_RELOADS, ClientCall
-from shoal.client.connection import Connection
+from shoal.client.connection import MAX_RECONNECTS, Connection, NotSubmittedError
 from shoal.client.request_arguments import RequestArguments, takes
 from shoal.client.result import Result
 from shoal.client.session import Session
@@ -111,7 +111,14 @@ class Client:
             if sleeper.locked():
                 sleeper.release()
 
-        return self._connected().submit(asked, notify, is_stream=is_stream), sleeper
+        num_tries = 0
+        while True:
+            try:
+                return self._connected().submit(asked, notify, is_stream=is_stream), sleeper
+            except NotSubmittedError:  # the server has been replaced in this moment
+                num_tries += 1
+                if num_tries > MAX_RECONNECTS:
+                    raise
 
     def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
         """An uninitialised array for an input of a model, in memory that requests name: `infer` sends it uncopied.
