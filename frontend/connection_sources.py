@@ -60,14 +60,16 @@ class ConnectionSources:
         Connections still come back from the road; later ones, once no lane is left, stay there.
         """
         last = []
-        for fd in self._listeners:
+        is_open, self._is_open = self._is_open, False
+        # First of all: a connection that woke this lane, and no other process with the same sockets, is accepted below.
+        for fd in self._listeners if is_open else ():
+            self._poller.unregister(fd)
+        for fd, listener in self._listeners.items():
             while arrivals := self.accept(fd):
                 last += arrivals
-        for fd, listener in self._listeners.items():
-            if self._is_open:
-                self._poller.unregister(fd)
             listener.close()
         self._listeners.clear()
+        self._is_open = is_open
         return last
 
     def end(self) -> None:
