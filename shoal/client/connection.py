@@ -90,6 +90,8 @@ class Connection:
         self._unused: deque[tuple[int, int, int]] = deque()
         #: Bytes of replies' blocks in the server's memory that arrays still refer to.
         self._held_nbytes = 0
+        #: Replies whose blocks have not been released: the server must not take them back, so the connection stays.
+        self._num_unread = 0
         self._unused_blocks: deque[int] = deque()
         _living.add(self)
 
@@ -162,14 +164,22 @@ class Connection:
                 with suppress(RingFullError):  # the ring is full: the request is executed in vain
                     self._port.cancel(waiter.number)
             for reply in replies:
+                self._num_unread -= reply.block is not None
                 self._release(reply.number, reply.part, reply)
             self.flush()
+        self._leave_if_exiting()
 
     def release(self, reply: Reply) -> None:
         """Release a reply whose block has been read."""
         with self._lock:
+            self._num_unread -= reply.block is not None
             self._release(reply.number, reply.part, reply)
             self.flush()
+        self._leave_if_exiting()
+
+    def _leave_if_exiting(self) -> None:
+        if self.is_exiting and self.leave():
+            self.channel.shutdown()
 
     def _release(self, number: int, part: int, reply: Reply) -> None:
         if reply.block is not None and not self.is_lost:
@@ -204,8 +214,7 @@ class Connection:
         # A thread that was appointed as it got its own reply appoints the next one.
         if self._sleeping and not leading.locked():
             self._appoint()
-        if self.is_exiting and self.leave():
-            self.channel.shutdown()
+        self._leave_if_exiting()
         return True
 
     def _lead(self, waiter: Waiter, deadline_s: float) -> None:
@@ -248,6 +257,7 @@ class Connection:
             self._release(reply.number, reply.part, reply)
             return
         waiter.replies.append(reply)
+        self._num_unread += reply.block is not None
         if reply.is_final:
             waiter.is_over = True
         waiter.notify()
@@ -258,15 +268,15 @@ class Connection:
         self._place.apply(message, seq)
 
     def leave(self) -> bool:
-        """Lose the connection to a server that is stopping, unless a request is open; True if it is lost. A request
-        that comes later is not submitted."""
+        """Lose the connection to a server that is stopping, unless a request is open or a reply lies in the server's
+        memory; True if it is lost. A request that comes later is not submitted."""
         return self.lose("the server is stopping", only_idle=True)
 
     def lose(self, why: str, *, only_idle: bool = False) -> bool:
         """End all open requests with ConnectionLostError, once; with `only_idle`, only where there are none. True if
         the connection is lost."""
         with self._lock:
-            if self.is_lost or (only_idle and self._open):
+            if self.is_lost or (only_idle and (self._open or self._num_unread)):
                 return self.is_lost
             self.is_lost = True
             waiters = list(self._open.values())
@@ -321,6 +331,7 @@ class Connection:
             while self._unused and not self.is_lost and not self._port.is_crowded:
                 number, part, nbytes = self._unused.popleft()
                 self._held_nbytes -= nbytes
+                self._num_unread -= nbytes > 0  # 0: a release that is tried again
                 self._port.release(number, part, prompt=False)
             self.flush()
 
