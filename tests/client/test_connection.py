@@ -13,10 +13,12 @@ from shoal.client.connection import Connection, Waiter
 from shoal.client.sync import connect
 from shoal.control import Channel, Listener
 from shoal.errors import ConnectionLostError
+from shoal.messages.to_client import ServerStopping
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.port import Port
 from shoal.shm.ring import RingWriter
+from shoal.shm.slab import Slab
 from shoal.star.models import ModelTable
 from shoal.star.place import Place
 from tests.batcher.star import MODEL, End
@@ -62,3 +64,28 @@ def test_a_server_of_another_version_is_no_server(tmp_path: Path) -> None:
         connect(str(path))
     server.join()
     listener.close()
+
+
+def test_a_client_leaves_a_stopping_server_only_when_it_has_read_its_replies() -> None:
+    """The server would take the block back, and a worker could write another client's answer there."""
+    end, worker = End(layout.CLIENT, 41), End(layout.WORKER, 51)
+    bell, batchers_bell = GuestBell.pair()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    port = Port(end.own, end.link_view, Doorbell.create(), 8, asks_for_segments=True)
+    port.add_segment(51, worker.own_view)
+    connection = Connection(Place(port, bell, Channel(there), ModelTable(), 10, 10))
+    waiter = Waiter(lambda: None, None)
+    with here, there:
+        connection.submit(waiter, Submitted(MODEL), Submitted(MODEL), connection.allocate(1, MODEL), 0, 0, 0)
+        block = Slab(worker.own).allocate(64)
+        assert block is not None
+        batcher = RingWriter(end.link, end.own_view)
+        batcher.push((layout.REPLY, waiter.number, 0, block.ref, 8, *[0] * 11))
+        batcher.publish()
+        batchers_bell.ring()
+        assert connection.wait(waiter, threading.Lock(), time.monotonic() + 10)
+        connection._apply(ServerStopping(), 0)
+        assert waiter.is_over
+        assert not connection.leave()
+        connection.release(waiter.replies[0])
+        assert connection.is_lost
