@@ -6,7 +6,7 @@ FIGURE = Kind.FIGURE
 
 ROWS = (
     Row(
-        "storm", "storm:run", 1300, 60,
+        "storm", "storm:run", 1300, 120,
         {
             "answers": Line(
                 "KILL and STOP of workers, batchers, HTTP and gRPC lanes, the road, arbiters, zygotes and the poller, "
