@@ -17,11 +17,12 @@ from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.dispatch import Dispatch
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.ensembles import Ensembles
+from shoal.batcher.executions import Executions
 from shoal.batcher.guests import greedy
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
-from shoal.batcher.peers import ClientPeer, Peer, RunningBatch, ScheduledModel, WorkerPeer
+from shoal.batcher.peers import ClientPeer, Peer, ScheduledModel, WorkerPeer
 from shoal.batcher.poison import Poison
 from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
@@ -57,8 +58,7 @@ class Exchange:
         deadline_ns: int = 0,
         poison_refusal_ns: int = 0,
     ) -> None:
-        #: Wall clock minus monotonic clock in ns, for the one figure that clients read as a date.
-        self._wall_offset_ns = wall_offset_ns
+        """`wall_offset_ns`: wall clock minus monotonic clock, for the one figure that clients read as a date."""
         #: Most requests in flight per client; front ends keep to this limit, a guest may not.
         self._max_in_flight = max_in_flight
         # Changed by the add_, retire_ and remove_ methods, called by the control plane. Clients and workers are found
@@ -78,6 +78,7 @@ class Exchange:
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
         )
         self._awake, self.busy = self._dispatch.awake, self._dispatch.busy
+        self._executions = Executions(self._requests, self._awake, wall_offset_ns)
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._arrivals = Arrivals(
             self.models, self.workers, self._requests, self._counted, self._awake,
@@ -98,17 +99,17 @@ class Exchange:
         )
         #: The response cache, with --cache-config.
         self.cached: CachedResponses | None = None
-        self._read, self._retirement = list[Peer](), Retirement()
+        self._read: list[Peer] = []
+        self._retirement = Retirement()
         #: Messages to the supervisor, which the loop sends.
         self.reports: list[Message] = []
-        requests = self._requests
         #: Requests that end instances; None: all are executed, however often they have done so.
         self.poison = (
-            Poison(requests, self.blocks, requests.last_chances, poison_refusal_ns, self.reports)
+            Poison(self._requests, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports)
             if poison_refusal_ns
             else None
         )
-        requests.poison = self.poison
+        self._requests.poison = self.poison
 
     @property
     def num_open(self) -> int:
@@ -119,7 +120,8 @@ class Exchange:
 
     def add_worker(self, worker: WorkerPeer, now_ns: int = 0) -> None:
         """Give batches to a worker that has loaded its model and mapped all segments."""
-        self.workers[worker.owner], worker.free_ns = worker, now_ns
+        self.workers[worker.owner] = worker
+        worker.free_ns = now_ns
         worker.model.is_failed = False
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
         if worker.held:
@@ -390,9 +392,9 @@ class Exchange:
                 if (model := self._respond(worker, record, now_ns)) is not None:
                     self._send_cancel(record[D.KEY], model)
             elif kind == layout.READY:
-                self._ready(worker, record, now_ns)
+                self._executions.ready(worker, record, now_ns)
             elif kind == layout.RESCHEDULE:
-                self._reschedule(worker, record, now_ns)
+                self._executions.reschedule(worker, record, now_ns)
             elif kind == layout.SEQUENCE_END:
                 if worker.model.sequences is not None:
                     worker.model.sequences.end(worker.owner, record[D.KEY])
@@ -424,7 +426,7 @@ class Exchange:
         else:
             if worker.is_hungry:
                 worker.end_shortage(ref)
-            self._finish_batch(worker, running, compute, now_ns)
+            self._executions.finish(worker, running, compute, now_ns)
         if IS_ARMED:
             reached("answered")
 
@@ -440,50 +442,6 @@ class Exchange:
         if worker.is_hungry:
             worker.end_shortage(ref)
         return self._requests.respond(key, status, ref, header, now_ns)
-
-    def _ready(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
-        """Handle a READY: the instance is free again, though responses of its batch are missing."""
-        running = next((each for each in reversed(worker.missing.values()) if each.number == record[D.BATCH]), None)
-        if running is None or running.is_executed:
-            return
-        sequences = worker.model.sequences
-        if sequences is not None and sequences.waits_for_answers:
-            return
-        worker.note_overlap()
-        running.is_executed = True
-        start, input_end, output_start, end = record[D.COMPUTE_START_NS : D.COMPUTE_END_NS + 1]
-        compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
-        self._end_execution(worker, running, compute, now_ns)
-
-    def _reschedule(self, worker: WorkerPeer, record: Record, now_ns: int) -> None:
-        """Handle a RESCHEDULE: the request leaves the worker unanswered, and is queued again."""
-        key = record[D.KEY]
-        running = worker.missing.get(key)
-        # A dead batcher may have read the same record, and have given the request to the worker a second time.
-        if running is None or running.number != record[D.BATCH]:
-            return
-        del worker.missing[key]
-        worker.note_returned(running, key)
-        self._requests.reschedule(key, now_ns)
-        self._awake[worker.model.id] = worker.model
-        running.num_missing -= 1
-        if not running.num_missing:
-            self._finish_batch(worker, running, (now_ns, 0, 0, 0), now_ns)
-
-    def _finish_batch(
-        self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
-    ) -> None:
-        worker.num_finished, running.ahead = running.number, None
-        if not running.is_executed:
-            self._end_execution(worker, running, compute, now_ns)
-
-    def _end_execution(
-        self, worker: WorkerPeer, running: RunningBatch, compute: statistics.Compute, now_ns: int
-    ) -> None:
-        model, worker.free_ns = worker.model, now_ns
-        statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
-        model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
-        self._awake[model.id] = model
 
     # --- both ways ---
 
