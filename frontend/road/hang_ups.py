@@ -27,13 +27,13 @@ class Caller:
         self._can_be_asked = can_be_asked
 
     def fileno(self) -> int:
-        """The connection's descriptor; epoll and select call this."""
+        """The connection's descriptor."""
         return self._connection.fileno()
 
     def ask(self) -> None:
         """Probe the client with an interim response. Only for the thread that will send the final one."""
         # A probe would block if the client has not read earlier responses; then it is left out.
-        if self._can_be_asked() and select.select([], [self._connection], [], 0)[1]:
+        if self._can_be_asked() and events_of(self.fileno(), select.POLLOUT):
             with suppress(OSError):  # the client is gone: the thread that watches the connection reports it
                 self._connection.sendall(CONTINUE)
 
@@ -83,12 +83,14 @@ class HangUps:
                 if watched is not None:
                     caller, notify = watched
                     # Checked again: the descriptor may have become another connection's.
-                    event = _event(fd)
+                    event = events_of(fd, select.POLLRDHUP)
                     if event:
                         notify(None if event & _GONE else caller)
 
 
-def _event(fd: int) -> int:
+def events_of(fd: int, events: int) -> int:
+    """Those of `events` that hold for a descriptor now, and its errors: flags of poll, which, unlike select, takes
+    descriptors above 1023."""
     poller = select.poll()
-    poller.register(fd, select.POLLRDHUP)
+    poller.register(fd, events)
     return next((event for _, event in poller.poll(0)), 0)

@@ -38,7 +38,7 @@ from shoal.frontend.road.app import (
 )
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
 from shoal.frontend.road.connection import ParsedHead, RoadConnection, parsed
-from shoal.frontend.road.hang_ups import Caller, HangUps
+from shoal.frontend.road.hang_ups import Caller, HangUps, events_of
 from shoal.frontend.road.refusal_log import RefusalLog
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
@@ -213,7 +213,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             """What lanes handed over before they ended is still answered."""
         while (returned := handover.receive(self._returned)) is not None:
             # Given back to lanes that had ended: its client may have sent a request meanwhile.
-            if select.select([returned[0]], [], [], 0)[0]:
+            if events_of(returned[0].fileno(), select.POLLIN):
                 self._serve_lent(*returned)
             else:
                 returned[0].close()

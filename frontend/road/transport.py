@@ -110,10 +110,14 @@ class PortTransport:
         model reported an error."""
         waiter = queue.SimpleQueue() if waiter is None else waiter
         number = self.submit(prepared, waiter, trace)
-        reply = self._wait(number, waiter)
-        while not reply.is_final:  # of a model that answers once, only the last reply is the answer
-            self.drop(reply)
+        try:
             reply = self._wait(number, waiter)
+            while not reply.is_final:  # of a model that answers once, only the last reply is the answer
+                self.drop(reply)
+                reply = self._wait(number, waiter)
+        except BaseException:
+            self._abandon(number, waiter)
+            raise
         if trace is not None:
             trace.replied(reply)
         return self._answer(prepared, reply)
@@ -162,14 +166,17 @@ class PortTransport:
         return number
 
     def _wait(self, number: int, waiter: Waiter) -> Reply:
+        """The next reply. Raises ShoalError, or what asking the client raises: the caller must abandon the request."""
         try:
             while isinstance(reply := waiter.get(timeout=self.request_timeout_s), Caller):
                 self._doubt(number)
                 reply.ask()
         except queue.Empty:
-            return self._give_up(number, waiter)
+            # It may have come in this very moment.
+            if (last := _left(waiter)) is None:
+                raise self._state.no_answer(self.request_timeout_s) from None
+            return last
         if reply is None:
-            self._abandon(number, waiter)
             if self._state.gives_up:
                 raise self._state.no_answer(self.request_timeout_s)
             raise CancelledError("Request was cancelled")
@@ -190,16 +197,9 @@ class PortTransport:
         with self._lock:
             self._port.answered[status // 100] += 1
 
-    def _give_up(self, number: int, waiter: Waiter) -> Reply:
-        """Cancel a request whose deadline has passed. Returns its reply if that has come in this very moment; later
-        replies are dropped."""
-        reply = _left(waiter)
-        if reply is None:
-            self._abandon(number, waiter)
-            raise self._state.no_answer(self.request_timeout_s)
-        return reply
-
     def _abandon(self, number: int, waiter: Waiter) -> None:
+        """Cancel a request whose thread waits no more, and drop its replies: those that have come, and those that come
+        later."""
         self.cancel(number)
         while (reply := _left(waiter)) is not None:
             self.drop(reply)
@@ -239,7 +239,7 @@ class PortTransport:
     def _answer(self, prepared: PreparedRequest, reply: Reply) -> ModelResponse:
         try:
             _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
-        except ShoalError:
+        except BaseException:
             self.drop(reply)
             raise
         if isinstance(reply, KeptReply):

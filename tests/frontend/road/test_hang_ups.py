@@ -1,6 +1,8 @@
 """frontend/road/hang_ups.py over real connections: which request learns that its client has hung up, and when."""
 
+import fcntl
 import queue
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ __all__ = ["harness"]
 
 #: Until what one end of a connection does has reached the other.
 DEADLINE_S = 10
+#: The first descriptor that select() does not take.
+FIRST_UNSELECTABLE = 1024
 
 
 class Line:
@@ -26,10 +30,15 @@ class Line:
     def __init__(self, listener: socket.socket) -> None:
         self.client = socket.create_connection(listener.getsockname())
         self.client.settimeout(DEADLINE_S)
-        self.server, _ = listener.accept()
+        server, _ = listener.accept()
         self.has_begun = False
-        self.caller = Caller(self.server, lambda: not self.has_begun)
+        self.serve_with(server)
         self.waiter: Waiter = queue.SimpleQueue()
+
+    def serve_with(self, server: socket.socket) -> None:
+        """Make this the server's end."""
+        self.server = server
+        self.caller = Caller(server, lambda: not self.has_begun)
 
     def reset(self) -> None:
         self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -110,6 +119,40 @@ def test_a_request_is_doubted_and_then_cancelled(line: Line, harness: TransportH
         with pytest.raises(CancelledError):
             answer.result(DEADLINE_S)
     assert [record[:2] for record in harness.records()] == [(2, number)] * 2
+
+
+def test_a_connection_of_any_number_is_doubted(line: Line, harness: TransportHarness) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        high = socket.socket(fileno=fcntl.fcntl(line.server, fcntl.F_DUPFD_CLOEXEC, FIRST_UNSELECTABLE))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with line.server:
+        line.serve_with(high)
+    with high:
+        test_a_request_is_doubted_and_then_cancelled(line, harness)
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["answered later", "answered already"])
+def test_the_reply_to_a_request_whose_thread_fails_is_released(harness: TransportHarness, *, is_answered: bool) -> None:
+    def fail() -> bool:
+        if is_answered:
+            harness.say(number, b"oh", more=False)
+        raise ValueError("as something unforeseen")
+
+    with socket.socket() as connection, ThreadPoolExecutor(1) as pool:
+        waiter: Waiter = queue.SimpleQueue()
+        answer = pool.submit(harness.transport.infer, harness.prepared(10), None, waiter)
+        rung(harness)
+        number, _ = harness.submitted()
+        waiter.put(Caller(connection, fail))
+        with pytest.raises(ValueError, match="unforeseen"):
+            answer.result(DEADLINE_S)
+    if not is_answered:
+        assert [record[:2] for record in harness.records()] == [(2, number)] * 2
+        harness.say(number, b"oh", more=False)
+    assert harness.port.num_held == 0
 
 
 def test_a_stream_is_watched_until_its_end(line: Line, harness: TransportHarness) -> None:
