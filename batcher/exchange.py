@@ -167,6 +167,7 @@ class Exchange:
         model.scheduler.remove_instance(owner)
         self._requests.take_back(worker, reason, detail, now_ns)
         self.ensembles.lose(self.blocks.lose(worker), reason, detail, model, now_ns)
+        worker.let_go()
         if model.is_failed:
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
         self._awake[model.id] = model

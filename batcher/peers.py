@@ -353,6 +353,13 @@ class WorkerPeer(Peer):
         self._words = segment.words
         self._link_words = link.words
 
+    def let_go(self) -> None:
+        """Have batches refer to the worker no more: it has ended, and its segment would stay mapped until Python looks
+        for cycles of references."""
+        for running in (self.last, *self.missing.values()):
+            if running is not None:
+                running.worker = running.ahead = None
+
     @property
     def batch_begun(self) -> int:
         """Number of the last batch that the worker has begun, according to the worker itself."""

@@ -1,5 +1,8 @@
 """The exchange when a worker or a client dies: who is answered, what runs again, what is freed."""
 
+import gc
+
+from shoal.batcher.peers import WorkerPeer
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, FREE, RELEASE, REPLY, B, P, pack_ref
 from tests.batcher.star import (
@@ -33,6 +36,28 @@ def test_dead_worker_fails_what_it_was_executing_once_and_the_rest_goes_on() -> 
     answer(successor, successor.received()[0], block=pack_ref(WORKER + 1, 2, 1))
     star.exchange.step(now_ns=1_000)
     assert [(reply[P.NUMBER], reply[P.STATUS]) for reply in client.received()] == [(2, 0)]
+
+
+def test_nothing_refers_to_a_dead_worker_any_more() -> None:
+    star, client, worker = one_of_each(BATCHING)
+    ask(client, 1, 2, 3)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.received()[0])
+    star.exchange.step(now_ns=600)
+    assert len(star.exchange.workers[WORKER].missing) == 2
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_workers()
+        star.exchange.remove_worker(WORKER, now_ns=700)
+        star.exchange.step(now_ns=800)
+        assert num_workers() == before - 1
+    finally:
+        gc.enable()
+
+
+def num_workers() -> int:
+    return sum(isinstance(each, WorkerPeer) for each in gc.get_objects())
 
 
 def test_what_a_dead_worker_had_not_begun_goes_to_another_in_order() -> None:
