@@ -7,8 +7,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from shoal.cli import torchserve
 from shoal.cli.serve import parse
+from shoal.cli.torchserve.command import torchserve
 from shoal.options import ServerOptions
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kserve"
@@ -45,7 +45,9 @@ def test_triton_s_arguments_are_taken_without_a_word() -> None:
 def test_torchserve_s_arguments_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     program, *arguments = container("shoal-torchserve")["args"]
     assert program == "torchserve"
-    assert torchserve(arguments) == 1  # for the want of KServe's volume: the arguments themselves are in order
+    assert (
+        torchserve(arguments, environ={}) == 1
+    )  # the arguments are in order: KServe's volume is missing
     assert "/mnt/models/config/config.properties" in capsys.readouterr().err
 
 

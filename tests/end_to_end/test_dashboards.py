@@ -20,7 +20,7 @@ DASHBOARD = DEPLOY / "grafana" / "shoal.json"
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
 #: The words of PromQL that the expressions use.
 WORDS = frozenset(
-    "absent avg by histogram_quantile increase label_values max model or rate sum".split()  # noqa: SIM905
+    "absent avg by histogram_quantile increase label_values max model or rate sum time".split()  # noqa: SIM905
 )
 
 
@@ -60,12 +60,13 @@ EXPRESSIONS = list(expressions())
 
 
 def known_labels(server: Server) -> dict[str, set[str]]:
-    """Of each metric that the server tells, and of the GPU's, which it may lack."""
+    """Of each metric that the server tells, and of those that it may lack: the GPU's, keys' and certificates'."""
     known: dict[str, set[str]] = {}
     for name, labels in samples(exposition(server)):
         known.setdefault(name, set()).update(dict(labels))
-    for family in families.GPU_FAMILIES:
-        known.setdefault(family.family.name, set(family.family.labels))
+    others = [each.family for each in (*families.GPU_FAMILIES, *families.KEY_FAMILIES)]
+    for family in (*others, families.CERTIFICATE_EXPIRY):
+        known.setdefault(family.name, set(family.labels))
     return known
 
 
