@@ -45,9 +45,7 @@ def test_triton_s_arguments_are_taken_without_a_word() -> None:
 def test_torchserve_s_arguments_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     program, *arguments = container("shoal-torchserve")["args"]
     assert program == "torchserve"
-    assert (
-        torchserve(arguments, environ={}) == 1
-    )  # the arguments are in order: KServe's volume is missing
+    assert torchserve(arguments, environ={}) == 1  # the arguments are in order: KServe's volume is missing
     assert "/mnt/models/config/config.properties" in capsys.readouterr().err
 
 
