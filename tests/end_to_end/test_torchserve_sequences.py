@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.server import DEADLINE_S
+from tests.end_to_end.server import DEADLINE_S, wait_until
 from tests.end_to_end.torchserve_listeners import Reply, TorchServe, torchserve_command
 from tests.end_to_end.torchserve_stubs import INFERENCE, Prediction, Stub
 from tests.repository.torchserve.archives import mar
@@ -192,12 +192,11 @@ def test_sequences_over_grpc(served: TorchServe) -> None:
 def test_a_request_that_goes_on_is_executed_with_those_that_come(served: TorchServe, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    held = os.open(fifo, os.O_RDWR)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(served.ask, "POST", "/predictions/steps", f"3 {fifo}".encode())
+        held = os.open(fifo, os.O_WRONLY)  # returns once the handler has opened it: the first is being executed
         others = [pool.submit(served.ask, "POST", "/predictions/steps", number) for number in (b"1", b"2")]
-        while described(served, "steps")["jobQueueStatus"]["pendingRequests"] < 2:
-            pass
+        wait_until(lambda: described(served, "steps")["jobQueueStatus"]["pendingRequests"] == 2)
         os.write(held, b"on\n")
         replies = [each.result(DEADLINE_S) for each in (first, *others)]
     os.close(held)

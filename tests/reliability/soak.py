@@ -184,7 +184,8 @@ class Soak:
         _, writer = await self._send("echo", "infer", _body(9, 100_000))
         writer.transport.abort()
         self.counts["left"] += 1
-        await asyncio.sleep(0.02)
+        # Those who leave wait for the road, too: a starved one would have ever more of their bodies before it.
+        await self._oversized()
 
     async def _send(self, model: str, verb: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port, limit=1 << 26)
