@@ -42,7 +42,6 @@ def main(container: dict[str, Any], repository: str, shared_memory_mib: int) -> 
         while not probe(container, "startupProbe"):
             assert server.poll() is None
             assert time.monotonic() < end_s
-            time.sleep(0.1)
         seen["live"], seen["ready"] = probe(container, "livenessProbe"), probe(container, "readinessProbe")
         seen["metrics"] = asked(port(container, "metrics"), "/metrics") == 200
         usage = os.statvfs("/dev/shm")
