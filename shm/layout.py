@@ -312,7 +312,8 @@ class X(R):
     """Words of TRACE: whether an EXECUTION is wanted, and the client's trace's id, 128 bits; 0: none."""
 
     IS_SHOWN: Final = 2
-    TRACE_HIGH, TRACE_LOW = 3, 4
+    TRACE_HIGH: Final = 3
+    TRACE_LOW: Final = 4
 
 
 class P:
