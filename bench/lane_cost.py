@@ -233,7 +233,7 @@ class Run:
         self._case = case
         self._num_calls = num_calls
         self._opcodes = opcodes
-        self._counter = OwnInstructions()
+        self._counter = OwnInstructions() if opcodes is None else None
         self._world = World(case.model)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         # Changed by `is_alive`.
@@ -261,19 +261,21 @@ class Run:
             sys.settrace(self._opcodes)
         lane.run(GRACE_S)
         sys.settrace(None)
-        for each in (ours, theirs, road_end, self._listener, self._counter):
+        for each in (ours, theirs, road_end, self._listener):
             each.close()
+        if self._counter is not None:
+            self._counter.close()
 
     def is_alive(self) -> bool:
         """Called by the lane between passes: counts the last one, plays the other processes; False ends the lane."""
         if self.num_answers >= self._num_calls:
             self._world.reply_to_all()
             return False
-        instructions, cpu_s = self._counter.read(), time.thread_time()
+        instructions, cpu_s = self._instructions(), time.thread_time()
         if self._opcodes is not None:
             self._opcodes.is_on = False
         if not self._num_warm_up:
-            self.instructions += instructions - self._mark - self._counter.own
+            self.instructions += instructions - self._mark
             self.cpu_s += cpu_s - self._mark_s
             self.num_passes += 1
         self._world.reply_to_all()
@@ -290,8 +292,12 @@ class Run:
             return self.is_alive()
         if self._opcodes is not None:
             self._opcodes.is_on = not self._num_warm_up
-        self._mark_s, self._mark = time.thread_time(), self._counter.read()
+        self._mark_s, self._mark = time.thread_time(), self._instructions() + (self._counter.own if self._counter is not None else 0)
         return True
+
+    def _instructions(self) -> int:
+        """Those of this thread so far; 0 where bytecodes are counted instead."""
+        return self._counter.read() if self._counter is not None else 0
 
 
 def report(case: Case, num_calls: int, with_opcodes: bool, say: Callable[[str], object] = print) -> None:
