@@ -61,7 +61,7 @@ class PreparedRequest:
     @property
     def has_regions(self) -> bool:
         """Whether some tensors lie in the client's shared memory: then nothing may be kept of the request that its
-        regions do not forget (region_template.py)."""
+        regions do not forget (region_tensors.py)."""
         return any(isinstance(each.data, RegionSlice) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )

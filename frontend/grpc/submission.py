@@ -3,8 +3,9 @@
 gRPC's counterpart of frontend/http/submission.py. Clients repeat their requests: but for the id and the tensors, the
 messages are equal, byte for byte. The result of parsing and validating such a message is kept (a MessageTemplate) and
 used again if the message, the models and the tensors' sizes are equal, as are the bytes around the tensors of the
-response. The id, a new one each time from perf_analyzer, is put in between. BYTES tensors, typed contents and
-everything else that depends on the data are parsed each time.
+response. The id, a new one each time from perf_analyzer, is put in between. Messages whose tensors lie in regions are
+known until the regions change (region_template.py). BYTES tensors, typed contents and everything else that depends on
+the data are parsed each time.
 """
 
 import time
@@ -19,9 +20,11 @@ from shoal.errors import ShoalError
 from shoal.frontend.access.authorisation import check_lane, check_model
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
+from shoal.frontend.grpc.region_template import RegionTemplate, make_template
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
 from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy
+from shoal.frontend.region_tensors import region_block
 from shoal.frontend.state import ServerState
 from shoal.memo import Memo
 from shoal.request import InferResponse, TensorRef, around_id, pack_id
@@ -95,12 +98,15 @@ class SubmittedMessage(NamedTuple):
 
     id: str
     template: MessageTemplate | None
-    found: PreparedRequest  # the template's has no id
+    found: PreparedRequest  # a template's has no id
+    in_regions: RegionTemplate | None  # of a known request whose tensors lie in regions
 
     @property
     def prepared(self) -> PreparedRequest:
         """The request; without its tensors if it was of a known template."""
-        return self.found if self.template is None else replace(self.found, id=self.id, inputs=())
+        if self.template is None and self.in_regions is None:
+            return self.found
+        return replace(self.found, id=self.id, inputs=())
 
 
 class GrpcSubmission:
@@ -158,7 +164,11 @@ class GrpcSubmission:
                 span = _write_in_place(prepared, split, block, offset, len(message))
                 if span:
                     number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
-                    return number, SubmittedMessage(split.id, template, template.prepared)
+                    return number, SubmittedMessage(split.id, template, template.prepared, None)
+            if not (split.offsets or fields) and self._state.regions.are_allowed and block is None:
+                known = self._submit_in_regions(split, start_ns, deadline_ns, is_stream=is_stream)
+                if known is not None:
+                    return known
             return self._submit_new(split, message, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream)
         except ShoalError:
             if block is not None:
@@ -207,7 +217,21 @@ class GrpcSubmission:
         block = self._port.allocate(layout.size, template.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
         number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
-        return number, new(SubmittedMessage, (id_.decode(), template, template.prepared))
+        return number, new(SubmittedMessage, (id_.decode(), template, template.prepared, None))
+
+    def _submit_in_regions(
+        self, split: wire.Split, start_ns: int, deadline_ns: int, *, is_stream: bool
+    ) -> tuple[int, SubmittedMessage] | None:
+        """Submit a message without raw tensors, if it is known and its tensors lie in regions. Raises ShoalError."""
+        template: RegionTemplate | None = self._state.regions.kept.entries.get(split.skeleton)
+        if template is None or template.num_changes != self._state.models.num_changes:
+            return None
+        prepared = template.prepared
+        if prepared.entry.is_decoupled and not is_stream:
+            return None
+        block, span = region_block(self._port, prepared.entry, template.inputs, template.header_with(split.id))
+        number = submit_block(self._port, prepared, block, span, start_ns, deadline_ns)
+        return number, SubmittedMessage(split.id, None, prepared, template)
 
     def _submit_new(
         self,
@@ -226,7 +250,7 @@ class GrpcSubmission:
         entry = infer.find_model(self._state, request, is_stream=is_stream)
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
         template = None if fields else self._keep_template(split, message, prepared)
-        asked = SubmittedMessage(split.id, template, prepared)
+        asked = SubmittedMessage(split.id, template, prepared, None)
         if block is not None:
             self._port.admit(entry.model_id, block)
             span = _write_in_place(prepared, split, block, offset, len(message))
@@ -235,6 +259,10 @@ class GrpcSubmission:
         number = submit_copy(self._port, prepared, start_ns, deadline_ns)
         if block is not None:
             self._port.slab.free(block.ref)
+        elif not (split.offsets or fields) and len(split.skeleton) <= _MAX_TEMPLATE_NBYTES:
+            in_regions = make_template(prepared, self._state.models.num_changes)
+            if in_regions is not None:
+                self._state.regions.kept.keep(split.skeleton, in_regions)
         return number, asked
 
     def _keep_template(
@@ -286,11 +314,18 @@ class GrpcSubmission:
                 for part, (start, end) in zip(around.parts, known.spans, strict=False):
                     chunks += (part, block[start:end])
                 return chunks
+        in_regions = asked.in_regions
+        if in_regions is not None and header is not None and block is not None and not (reply.status or reply.reason):
+            sent = in_regions.respond(asked.id, header, block, stream=stream, final=final)
+            if sent is not None:
+                return sent
         prepared = asked.prepared
         packed, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
         around, raws = infer.render_envelope(prepared, response, block, final if stream else None)
         if template is not None:
             _keep_response(template, (packed, stream, final), response, around)
+        elif in_regions is not None:
+            in_regions.keep_response(packed, response, around, stream=stream, final=final)
         return _sent(around, asked.id, raws, stream=stream)
 
     # --- streams ---

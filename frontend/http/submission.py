@@ -28,6 +28,7 @@ from shoal.frontend.http.region_template import RegionTemplate
 from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions, cut, is_right
 from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, with_settings
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
+from shoal.frontend.region_tensors import region_block
 from shoal.frontend.response import JSON_HEAD, Headers, Response, error_response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
@@ -284,15 +285,7 @@ class Submission:
                 kept.keep(key, made)
             return number, prepared
         asked, header = self._varied(template, options, settings)
-        end = template.header_offset + len(header)
-        block = self._port.allocate(end, entry.model_id)
-        try:
-            template.read_into(block.memory)
-        except ShoalError:
-            self._port.slab.free(block.ref)
-            raise
-        block.memory[template.header_offset : end] = header
-        span = pack_span(template.header_offset, len(header))
+        block, span = region_block(self._port, entry, template.inputs, header)
         return submit_block(self._port, template.prepared, block, span, start_ns, wishes=settings), asked
 
     def _check_sequence(self, prepared: PreparedRequest, id_: bytes, settings: RequestSettings) -> None:
@@ -400,10 +393,10 @@ class Submission:
             return [_json_response(text, id_)]
         if type(template) is RegionTemplate:
             in_regions = template.responses.get(header)
-            if in_regions is None or in_regions.end > len(block):
+            if in_regions is None or in_regions.outputs.end > len(block):
                 return None
             try:
-                in_regions.write(block)
+                in_regions.outputs.write(block)
             except ShoalError:
                 return None  # rendered in full, it gets the same error again
             return [_json_response(in_regions.json, id_)]
