@@ -107,8 +107,8 @@ class ClientPeer(Peer):
         self._recalled = 0  # position in the ring behind the last RECALL
 
     def send(self, reply: Record) -> None:
-        """Send a reply, behind all earlier ones. The ring has room for one reply per request; others may wait in the
-        backlog."""
+        """Send a reply, behind all earlier ones. The ring has room for one reply per request, once it is wide; others
+        wait in the backlog, as all do where there is no memory to widen the ring."""
         self.must_ring = True
         if self.backlog:
             self.backlog.append(reply)
@@ -132,14 +132,17 @@ class ClientPeer(Peer):
             self.must_ring = True
 
     def send_child_trace(self, record: Record, max_unread: int) -> bool:
-        """Send a CHILD_TRACE unless `max_unread` records are unread, or replies wait for room. Whether it was sent.
+        """Send a CHILD_TRACE unless `max_unread` records are unread, or there is no room. Whether it was sent.
 
         The client reads the record with its next reply; it is woken only once half of the room is taken.
         """
         num_unread = self.writer.num_unread
         if self.backlog or num_unread >= max_unread:
             return False
-        self.writer.push(record)
+        try:
+            self.writer.push(record)
+        except RingFullError:  # there is no memory to widen it
+            return False
         self.must_ring = self.must_ring or num_unread >= MAX_UNREAD_CHILD_TRACES // 2
         return True
 
@@ -168,6 +171,7 @@ class ClientPeer(Peer):
     def flush(self) -> bool:
         """Move as much of the backlog into the ring as fits, and publish. False if replies are left in the backlog."""
         if self.backlog:
+            self.writer.widen()
             for _ in range(min(self.writer.num_free, len(self.backlog))):
                 self.writer.push(self.backlog.popleft())
                 self.must_ring = True

@@ -52,8 +52,9 @@ slot (S).
 
 A link between two processes is a pair of segments: each side's ring, and each side's head of the other's ring.
 A segment for a single payload that no slab takes has no ring, and one block of any size, which is all of its slab.
-Positions are u64 counts that never wrap; a slot is position modulo capacity. A client's ring may begin small, until its
-writer widens it: memory for all that can be outstanding is taken when so much is. Every word is little-endian u64.
+Positions are u64 counts that never wrap; a slot is position modulo capacity. A client's ring and the ring to a client
+may begin small, until their writer widens them: memory for all that can be outstanding is taken when so much is. Every
+word is little-endian u64.
 """
 
 import struct

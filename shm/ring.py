@@ -5,8 +5,8 @@ invisible and becomes visible with others by one aligned 8-byte store of the tai
 `memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process would read a value that was never
 written. (Records are packed with `pack_into` none the less: they are not read before the tail has moved.)
 
-A client's ring may begin small. Its writer widens it once, before a record finds no slot: that record and all later
-ones lie in the full ring, and the reader goes there when it has read the small one to its end.
+A ring between a client and the batcher may begin small. Its writer widens it once, before a record finds no slot: that
+record and all later ones lie in the full ring, and the reader goes there when it has read the small one to its end.
 """
 
 from collections.abc import Iterator, Sequence

@@ -25,6 +25,9 @@ BYTES_ELEMENT_BYTES = 256
 #: A client's ring of more records than the first number begins with the second: 128 KiB of what can be 3.5 MiB (ours;
 #: 146 requests in flight, shm/port.py).
 MAX_WHOLE_RING, SMALL_RING = 8192, 1024
+#: The ring to a client of more records than the first number begins with the second: 32 KiB of 584 (ours; replies that
+#: the client has not read).
+MAX_WHOLE_LINK, SMALL_LINK = 1024, 256
 #: Room for the headers of the responses of a batch, per request.
 HEADER_BYTES = 512
 #: FREE and BATCH_ITEM records beyond one per block.
@@ -63,7 +66,8 @@ def batcher_geometry(options: ServerOptions) -> Geometry:
 
 def client_link_geometry(options: ServerOptions) -> Geometry:
     """The batcher's segment towards a client: one reply per request in flight, and room for CHILD_TRACEs."""
-    return Geometry(MODELS_AT_ONCE * options.max_in_flight + MAX_UNREAD_CHILD_TRACES + SPARE_RECORDS, 0)
+    num_records = MODELS_AT_ONCE * options.max_in_flight + MAX_UNREAD_CHILD_TRACES + SPARE_RECORDS
+    return Geometry(num_records, 0, SMALL_LINK if num_records > MAX_WHOLE_LINK else 0)
 
 
 def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:

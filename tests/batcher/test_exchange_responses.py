@@ -4,8 +4,22 @@ import pytest
 
 from shoal.messages.from_batcher import WorkerRetired
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, HOLD, READY, RELEASE, RESCHEDULE, RESPONSE, B, P, pack_ref
-from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
+from shoal.shm.layout import (
+    BATCH_ITEM,
+    CANCEL,
+    DONE,
+    FREE,
+    HOLD,
+    READY,
+    RELEASE,
+    RESCHEDULE,
+    RESPONSE,
+    B,
+    Geometry,
+    P,
+    pack_ref,
+)
+from tests.batcher.star import CLIENT, GEOMETRY, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
 
 TIMES = 1_000, 1_010, 1_110, 1_115
 OTHER_WORKER = 32
@@ -37,9 +51,12 @@ def freed(worker: End) -> list[int]:
     return [record[B.BLOCK] for record in worker.received() if record[0] == FREE]
 
 
-def running() -> tuple[Star, End, End, tuple[int, ...]]:
-    """A star whose worker has one request, and was executed."""
+def running(link_geometry: Geometry = GEOMETRY) -> tuple[Star, End, End, tuple[int, ...]]:
+    """A star whose worker has one request, and was executed; `link_geometry` is that of the ring to the client."""
     star, client, worker = one_of_each(SINGLE)
+    if link_geometry != GEOMETRY:
+        star.drop_client(CLIENT)
+        client = star.add_client(CLIENT, link_geometry=link_geometry)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     (item,) = worker.received()
@@ -282,6 +299,29 @@ def test_what_does_not_fit_into_a_client_s_ring_follows_in_order() -> None:
     assert not star.exchange.has_backlog
     assert (len(first), len(told)) == (64, 101)
     assert [reply[2] for reply in told] == [block(number % 15 + 1) for number in range(1, 101)] + [0]
+
+
+def test_a_small_ring_to_a_client_is_widened_once_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    star, client, worker, item = running(Geometry(64, 0, small_capacity=8))
+    with monkeypatch.context() as scarce:
+        scarce.setattr(client.link, "make_ring_present", lambda: False)
+        for number in range(1, 21):
+            respond(worker, item, number % 15 + 1)
+        star.exchange.step(now_ns=700)
+        assert star.exchange.has_backlog
+        told = replies(client)
+        assert len(told) == 8
+        star.exchange.step(now_ns=800)
+        told += replies(client)
+        assert len(told) == 16
+    for number in range(21, 41):
+        respond(worker, item, number % 15 + 1)
+    star.exchange.step(now_ns=900)
+    assert not star.exchange.has_backlog
+    end(worker, item)
+    star.exchange.step(now_ns=1_000)
+    told += replies(client)
+    assert [reply[2] for reply in told] == [block(number % 15 + 1) for number in range(1, 41)] + [0]
 
 
 def test_a_client_that_never_reads_its_ring_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.options import ServerOptions
+from shoal.shm import layout, segment
 from shoal.supervisor.memory import memory_plan
 
 OPTIONS = ServerOptions(model_repository=(Path(),), shm_client_slab_mib=8, shm_worker_slab_mib=16, max_in_flight=100)
@@ -41,6 +42,14 @@ def test_client_gets_the_slab_it_was_promised() -> None:
     assert (
         memory_plan.client_link_geometry(OPTIONS).ring_capacity >= 400 + 512
     )  # a reply each, and what traces are made of
+
+
+def test_rings_of_many_records_begin_small_and_have_no_memory_for_the_rest() -> None:
+    options = ServerOptions()
+    own, link = memory_plan.client_geometry(options), memory_plan.client_link_geometry(options)
+    assert (own.first_capacity, link.first_capacity) == (1024, 256)
+    assert segment.first_nbytes(layout.LINK, link) == 4096 + 256 * 128
+    assert link.nbytes == 4096 + 256 * 128 + 584 * 1024
 
 
 @given(st.integers(min_value=0, max_value=512), st.integers(min_value=-1, max_value=100_000).filter(bool))
