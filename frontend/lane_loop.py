@@ -120,7 +120,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self._poller.register(self._place.bell.fd, select.EPOLLIN | select.EPOLLET)
         for fd in (self._place.channel.fileno(), self._wakeup_fd):
             self._poller.register(fd, select.EPOLLIN)
-        next_tick_s = 0.0
+        next_tick_s, slab = 0.0, self._port.slab
         while not self._is_done(graceful_timeout_s):
             events = self._poller.poll(self._patience_s)
             self.now_s = time.monotonic()
@@ -139,6 +139,8 @@ class Lane(ABC, Generic[ConnectionT]):
                 self._dispatch(fd, event)
             self._finish_pass()
             self._port.flush()
+            if slab.is_scarce:
+                slab.prepare()
             if self.now_s >= next_tick_s:
                 next_tick_s = self.now_s + TICK_S
                 self._notify()

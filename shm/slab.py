@@ -67,6 +67,8 @@ class Slab:
         #: Free bytes, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT
         self._grown_since_join = False
+        #: Whether less than half of what has been added was free when a block was cut off: `prepare` adds more.
+        self.is_scarce = False
         #: Number of times that free blocks were joined: an `allocate` that finds no block joins them if a block was
         #: freed or memory was added since the last time.
         self.num_joins = 0
@@ -146,9 +148,16 @@ class Slab:
         return True
 
     def prepare(self) -> None:
-        """Add memory before it is needed, if less than half of what has been added is free: to be called at rest."""
-        if 2 * (self.free_nbytes - (self._num_units - self._num_added) * UNIT) < self._num_added * UNIT:
+        """Add memory before it is needed, if less than half of what has been added is free: to be called at rest, and
+        when requests or answers have just been sent."""
+        self.is_scarce = False
+        if self._is_half_taken(0):
             self._add(0)
+
+    def _is_half_taken(self, nbytes: int) -> bool:
+        """Whether less than half of the memory that has been added is free beside a block of `nbytes`."""
+        free_nbytes = self.free_nbytes - nbytes - (self._num_units - self._num_added) * UNIT
+        return 2 * free_nbytes < self._num_added * UNIT
 
     def _add(self, order: int) -> bool:
         """Add as much memory as has been added so far, or more for a block of that order. False if there is none."""
@@ -171,6 +180,7 @@ class Slab:
         while larger > order:
             larger -= 1
             free[larger].append(unit + (1 << larger))
+        self.is_scarce = self._num_added < self._num_units and self._is_half_taken(_NBYTES[order])
         return unit
 
     def _join(self) -> bool:

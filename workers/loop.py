@@ -131,7 +131,7 @@ class Loop:
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
         poller.register(bell_fd, select.EPOLLIN | select.EPOLLET)
         poller.register(channel_fd, select.EPOLLIN)
-        oversize = self._memory.oversize
+        oversize, slab = self._memory.oversize, self._memory.slab
         oversize.listen = listen = functools.partial(self._listen, channel)
         self._memory.segments.connect(channel, listen)
         if reporter is not None:
@@ -144,6 +144,8 @@ class Loop:
                 self._listen(channel)
             if bell_fd in ready or self._is_stopping:
                 self.step()
+                if slab.is_scarce:
+                    self._memory.prepare()
             if self._ready_check.is_asked:
                 self._ready_check.answer(channel)
 

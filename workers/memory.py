@@ -147,6 +147,11 @@ class Memory:
         self.drain = self.allocate = self.push = self.publish = _refuse
         self._batches.clear()  # `take` finds none and looks for more, which is refused
 
+    def prepare(self) -> None:
+        """Add memory for results before it is needed, if there is little: the last results have just been sent."""
+        with self.lock:
+            self.slab.prepare()
+
     def take(self) -> list[Record] | None:
         """The next batch, complete and in order; None if none has come."""
         if not self._batches:

@@ -200,6 +200,21 @@ def test_memory_is_added_at_rest_while_less_than_half_is_free(small_beginning: S
     assert [*present, present_units(small_beginning)] == [2, 2, 4, 8, 8, 12, 12]
 
 
+def test_a_slab_says_when_half_of_its_memory_has_been_cut_into_blocks(small_beginning: Segment) -> None:
+    slab = Slab(small_beginning)
+    taken(slab, 4096)  # the odd unit
+    seen = []
+    for _ in range(12):
+        taken(slab, 4096)
+        seen.append((slab.is_scarce, present_units(small_beginning)))
+        if slab.is_scarce:
+            slab.prepare()
+            assert not slab.is_scarce
+    # Three of four, five of eight; of twelve, all there are, no more can be added.
+    assert [number for number, (is_scarce, _) in enumerate(seen, 1) if is_scarce] == [3, 5]
+    assert [present for _, present in seen] == [2, 2, 4, 8, 8, *[12] * 7]
+
+
 def test_without_memory_for_more_pages_a_slab_has_what_it_has(
     small_beginning: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
