@@ -1,8 +1,8 @@
 """One HTTP connection of a lane: bytes read and bytes to be sent. Sockets only; knows no requests.
 
-Its stages: READING a head and a small body into private memory, RECEIVING a large body into a block, WAITING for a
-reply, SENDING bytes that the socket has not taken yet, STREAMING responses as they come. The lane changes the stage;
-nothing here blocks.
+Its stages: READING a head and a small body into private memory, QUEUED until there is room for a large body, RECEIVING
+it into a block, WAITING for a reply, SENDING bytes that the socket has not taken yet, STREAMING responses as they come.
+The lane changes the stage; nothing here blocks.
 """
 
 from enum import IntEnum
@@ -31,10 +31,11 @@ class ConnectionStage(IntEnum):
     WAITING = 2
     SENDING = 3
     STREAMING = 4
+    QUEUED = 5
 
 
 # An attribute of the enumeration would take 0.9k instructions.
-READING, RECEIVING, WAITING, SENDING, STREAMING = ConnectionStage
+READING, RECEIVING, WAITING, SENDING, STREAMING, QUEUED = ConnectionStage
 
 
 class HttpConnection:

@@ -14,7 +14,16 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDING, STREAMING, WAITING, HttpConnection
+from shoal.frontend.http.connection import (
+    QUEUED,
+    READ_BYTES,
+    READING,
+    RECEIVING,
+    SENDING,
+    STREAMING,
+    WAITING,
+    HttpConnection,
+)
 from shoal.frontend.http.generations import Generations
 from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, has_bare_line_feed, parse_head
 from shoal.frontend.http.incoming import Incoming
@@ -22,7 +31,8 @@ from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi, p
 from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.submission import response_head
 from shoal.frontend.http.templates import KnownRequest
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle, Lane
+from shoal.frontend.http.waiting_bodies import PATIENCE_S, WaitingBodies, WaitingBody
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short
 from shoal.frontend.torchserve.lane_api import TorchServeApi
@@ -50,6 +60,7 @@ class HttpLane(Lane[HttpConnection]):
             if "inference" in apis
         }
         self._incoming = Incoming(self._port)
+        self._waiting = WaitingBodies(self._begin_large)
         self._outgoing = outgoing = OutgoingResponses(self._port, self._poller, self._close)
         self._generations = Generations(
             self._state, self._port, self._poller, outgoing, self._resume, self._close, self._place.request_timeout_s
@@ -104,6 +115,8 @@ class HttpLane(Lane[HttpConnection]):
             self._port.cancel(connection.number)
         elif connection.stage is STREAMING:
             self._generations.forget(connection)
+        elif connection.stage is QUEUED:
+            self._waiting.forget(connection)
         if connection.trace is not None:
             connection.trace.end()
         self._incoming.release(connection)
@@ -225,14 +238,42 @@ class HttpLane(Lane[HttpConnection]):
         if head.content_length <= SMALL_BODY_BYTES:  # as of all requests that are neither infer nor generate
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
-        # Without room the request waits for memory on the road, or is refused there; both need the body read. While
-        # there is ample room, its model does not matter.
-        model = 0 if self._port.is_ample else connection.api.model_of(head)
-        place = connection.api.place(head)
-        if self._incoming.begin(connection, head, place, memoryview(data)[end:], self.now_s, model):
+        body = WaitingBody(connection, head, data, end, self.now_s)
+        if not self._waiting and self._begin_large(body):
             self._receive(connection)
+        elif self._waiting.add(body):
+            connection.stage = QUEUED
+            connection.deadline_s = self.now_s + HEAD_S
+            self._set_quiet(connection, True)
         else:
             self._hand_over(connection, data)
+
+    def _begin_large(self, body: WaitingBody) -> bool:
+        """Begin to receive a large body. False, and no effect, if there is no room for it."""
+        connection, head = body.connection, body.head
+        # While there is ample room, the model does not matter.
+        model = 0 if self._port.is_ample else connection.api.model_of(head)
+        begun = memoryview(body.data)[body.begun_at :]
+        return self._incoming.begin(connection, head, connection.api.place(head), begun, self.now_s, model)
+
+    def _finish_pass(self) -> None:
+        if self._waiting:
+            self._look_at_waiting()
+
+    def _look_at_waiting(self) -> None:
+        """Receive bodies for which there is room by now. Those that have waited in vain take the road, where they get
+        memory or are refused."""
+        begun, given_up = self._waiting.look(self.now_s)
+        for body in begun:
+            try:
+                self._set_quiet(body.connection, False)
+                self._receive(body.connection)
+            except Exception:  # noqa: BLE001  outermost: an unexpected exception closes one connection, not all
+                self._give_up(body.connection)
+        for body in given_up:
+            body.connection.stage = READING
+            self._hand_over(body.connection, body.data)
+        self._patience_s = PATIENCE_S if self._waiting else TICK_S
 
     def _receive(self, connection: HttpConnection) -> None:
         received = self._incoming.receive(connection)
@@ -426,7 +467,8 @@ class HttpLane(Lane[HttpConnection]):
                 self._time_out(connection)
             elif connection.stage is STREAMING:
                 self._generations.expire(connection, self.now_s)
-            elif connection.stage is RECEIVING or (connection.stage is READING and connection.buffer):
+            elif connection.stage in (RECEIVING, QUEUED) or (connection.stage is READING and connection.buffer):
                 self._incoming.release(connection)
+                self._waiting.forget(connection)
                 connection.stage = READING
                 self._refuse(connection, self._state.no_answer(self._place.request_timeout_s))
