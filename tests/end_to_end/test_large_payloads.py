@@ -148,6 +148,13 @@ def test_requests_that_fill_the_slab_wait_and_none_is_refused(tight: Server, slo
             assert np.array_equal(answer.result(), tensor)
 
 
+def test_bodies_that_wait_for_room_are_received_in_turn(tight: Server) -> None:
+    tensors = [pattern(MIB * 3 // 2 + seed, seed) for seed in range(24)]  # two at a time, in a slab of 8 MiB
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda tensor: ask(tight, tensor), tensors)
+        assert all(map(np.array_equal, answers, tensors))
+
+
 def test_a_result_that_finds_no_room_is_refused(tight: Server) -> None:
     with pytest.raises(triton.InferenceServerException) as refusal:
         ask(tight, pattern(30 * MIB, 3))  # there is room for it once, not twice
