@@ -4,6 +4,8 @@ import ast
 import importlib
 import re
 import subprocess
+import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,46 @@ def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             if path.resolve() not in compiled and inherits.search(text := path.read_text()):
                 assert not bases(ast.parse(text)) & classes, path
+
+
+def refused_in_class_bodies(tree: ast.Module) -> list[str]:
+    """Statements in class bodies that mypyc does not compile (its irbuild/classdef.py): all but methods, docstrings,
+    `pass`, `...` and assignments to a single variable; and classes below a module's top level."""
+    refused = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node not in tree.body]
+    for statement in (each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body):
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Pass():
+                continue
+            case ast.Assign(targets=[ast.Name()]) | ast.AnnAssign(target=ast.Name()):
+                continue
+            case ast.Expr(value=ast.Constant(value=str() | types.EllipsisType())):
+                continue
+        refused.append(ast.unparse(statement))
+    return refused
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "HIGH, LOW = 3, 4",
+        "high = low = 3",
+        "names['high'] = 3",
+        "high += 1",
+        "if True:\n    high = 3",
+        "class Words:\n    pass",
+        "print('high')",
+        "del high",
+    ],
+)
+def test_what_mypyc_refuses_in_a_class_body_is_found(statement: str) -> None:
+    body = f"class Record:\n    high = 3\n{textwrap.indent(statement, '    ')}"
+    assert ast.unparse(ast.parse(statement)) in refused_in_class_bodies(ast.parse(body))
+
+
+def test_mypyc_takes_the_class_bodies_of_compiled_modules() -> None:
+    """So that CI, which does not compile, sees what would break the compiled build."""
+    for module in sorted(compiled_modules()):
+        assert not refused_in_class_bodies(ast.parse(file_of(module).read_text())), module
 
 
 def test_no_extension_module_lies_beside_the_sources() -> None:
