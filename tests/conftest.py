@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import gc
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -52,9 +53,23 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"SHOAL_COMPILED does not fit this Shoal: {interpreter.describe()}")
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     """No garbage collection while tests are found: it took a fifth of that time and found nothing."""
     gc.disable()
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        _import_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+def _import_share(config: pytest.Config, number: int, count: int) -> None:
+    """Import the `number`th of `count` parts of the folders' test files, before all are. So each process rewrites and
+    compiles a part of a fresh checkout, and of what its tests import, and finds the others' done; where all go in the
+    same order, each does everything."""
+    folders = [path for each in config.args if (path := config.invocation_params.dir / each).is_dir()]
+    files = sorted({file for folder in folders for file in folder.rglob("test_*.py")})
+    for file in files[len(files) * number // count : len(files) * (number + 1) // count]:
+        with suppress(Exception, pytest.skip.Exception):  # which is told when the file is collected
+            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 @pytest.fixture(scope="module", autouse=True)
