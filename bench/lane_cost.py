@@ -234,6 +234,7 @@ class Run:
         self._num_calls = num_calls
         self._opcodes = opcodes
         self._counter = OwnInstructions() if opcodes is None else None
+        self._own = self._counter.own if self._counter is not None else 0
         self._world = World(case.model)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         # Changed by `is_alive`.
@@ -275,7 +276,7 @@ class Run:
         if self._opcodes is not None:
             self._opcodes.is_on = False
         if not self._num_warm_up:
-            self.instructions += instructions - self._mark
+            self.instructions += instructions - self._mark - self._own
             self.cpu_s += cpu_s - self._mark_s
             self.num_passes += 1
         self._world.reply_to_all()
@@ -292,7 +293,7 @@ class Run:
             return self.is_alive()
         if self._opcodes is not None:
             self._opcodes.is_on = not self._num_warm_up
-        self._mark_s, self._mark = time.thread_time(), self._instructions() + (self._counter.own if self._counter is not None else 0)
+        self._mark_s, self._mark = time.thread_time(), self._instructions()
         return True
 
     def _instructions(self) -> int:

@@ -8,11 +8,12 @@ from bench.instructions import find_perf
 from bench.lane_cost import CASES, SMALL, Case, Opcodes, Run
 from bench.own_instructions import OwnInstructions
 
-pytestmark = pytest.mark.skipif(
+needs_counters = pytest.mark.skipif(
     find_perf() is None, reason="NOT CHECKED: instruction counts, since perf is missing or this machine has no counters"
 )
 
 
+@needs_counters
 def test_instructions_are_those_of_this_thread() -> None:
     counter = OwnInstructions()
     before = counter.read()
@@ -24,6 +25,7 @@ def test_instructions_are_those_of_this_thread() -> None:
     assert 0 <= little < 100_000 < much
 
 
+@needs_counters
 @pytest.mark.parametrize("case", [each for each in CASES if each.model is SMALL], ids=lambda each: each.name)
 def test_a_lane_answers_all_and_is_counted(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     monkeypatch.setenv("SHOAL_SEND_FD", "")  # it has one of its own
