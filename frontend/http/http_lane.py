@@ -239,7 +239,7 @@ class HttpLane(Lane[HttpConnection]):
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
         body = WaitingBody(connection, head, data, end, self.now_s)
-        if not self._waiting and self._begin_large(body):
+        if self._waiting.begin(body):
             self._receive(connection)
         elif self._waiting.add(body):
             connection.stage = QUEUED

@@ -73,6 +73,22 @@ def test_a_body_waits_as_long_as_others_find_room(client: socket.socket) -> None
     assert not room.bodies
 
 
+def test_where_one_has_waited_in_vain_others_do_not_wait_until_there_is_room(client: socket.socket) -> None:
+    room = Room()
+    assert room.bodies.add(first := body(client))
+    assert room.bodies.look(PATIENCE_S) == ([], [first])
+    late = body(client, PATIENCE_S)
+    assert not room.bodies.begin(late)
+    assert not room.bodies.add(late)
+    room.num = 1
+    assert room.bodies.begin(late)
+    assert not room.bodies.begin(other := body(client, PATIENCE_S))
+    assert room.bodies.add(other)
+    room.num = 1
+    assert not room.bodies.begin(late)  # behind the one that waits
+    assert room.bodies.look(PATIENCE_S) == ([other], [])
+
+
 def test_what_is_forgotten_gets_no_room_and_too_many_are_not_taken(client: socket.socket) -> None:
     room = Room()
     waiting = [body(client) for _ in range(MAX_WAITING)]
@@ -92,10 +108,8 @@ def test_every_body_begins_or_is_given_up_once_and_in_time(steps: list[tuple[int
     with socket.socket() as client:
         for num_free, is_new in [*steps, *[(0, False)] * 25]:
             now_s += STEP_S
-            if is_new:
-                each = body(client, now_s)
+            if is_new and room.bodies.add(each := body(client, now_s)):
                 waiting[each.connection] = each
-                room.bodies.add(each)
             room.num = num_free
             begun, given_up = room.bodies.look(now_s)
             for each in (*begun, *given_up):
