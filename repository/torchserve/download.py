@@ -1,7 +1,7 @@
 """Archives from `http(s)://` and `file://` URLs, copied into the model store under their base name. In the poller.
 
-Every URL, that of a redirection too, must match `allowed_urls` (6.1 of the configuration): a client of the management
-API must not make the server ask hosts that are not meant to be asked.
+Every URL, that of a redirection too, must match `allowed_urls` (config.properties): a client of the management API must
+not make the server connect to hosts that the operator has not allowed.
 """
 
 import os
@@ -12,7 +12,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
@@ -83,20 +84,23 @@ def _failed(url: str, reason: object) -> Exception:
     return torchserve_error(400, "DownloadArchiveException", f"Failed to download archive from: {url} ({reason})")
 
 
-def _copy(source: IO[bytes], target: IO[bytes], store: Path) -> None:
+def _copy(source: BufferedReader | HTTPResponse, target: IO[bytes], store: Path) -> None:
+    """Copy a whole archive. Raises ValueError for one that takes too long, is too large, or is cut short."""
     end_s = time.monotonic() + WHOLE_S
     free = os.statvfs(store)
     left = free.f_bavail * free.f_frsize - _RESERVE_BYTES
-    while chunk := source.read(_CHUNK):
+    while chunk := source.read1(_CHUNK):  # one receive a pass: a host that drips bytes must not outlast WHOLE_S
         left -= len(chunk)
         if left < 0:
             raise ValueError("the disk of the model store is full")
         if time.monotonic() > end_s:
             raise ValueError(f"it took longer than {WHOLE_S:g} s")
         target.write(chunk)
+    if isinstance(source, HTTPResponse) and source.length:
+        raise ValueError(f"the connection ended {source.length} bytes before the archive's end")
 
 
-def _opened(url: str, patterns: Sequence[str]) -> IO[bytes]:
+def _opened(url: str, patterns: Sequence[str]) -> BufferedReader | HTTPResponse:
     parts = urlsplit(url)
     if parts.scheme.lower() != "file":
         opener = urllib.request.OpenerDirector()
@@ -105,7 +109,7 @@ def _opened(url: str, patterns: Sequence[str]) -> IO[bytes]:
             urllib.request.HTTPErrorProcessor(), urllib.request.HTTPDefaultErrorHandler(), _Redirects(patterns),
         ):  # fmt: skip
             opener.add_handler(handler)
-        opened: IO[bytes] = opener.open(url, timeout=STALL_S)
+        opened: HTTPResponse = opener.open(url, timeout=STALL_S)
         return opened
     if parts.netloc not in ("", "localhost"):
         raise ValueError(f"the file is on another host, '{parts.netloc}'")

@@ -100,19 +100,25 @@ class TorchServeStore:
             if not place.is_folder:
                 model_dir = self._unpack(place.path)
             return self._describe(request, place, model_dir, modified_ns)
-        except ShoalError:
+        except (ShoalError, OSError) as error:
             if not place.is_folder and model_dir != place.path:
                 shutil.rmtree(model_dir, ignore_errors=True)
             if place.is_download:
-                place.path.unlink(missing_ok=True)
-            raise
+                _remove(place.path)
+            if isinstance(error, ShoalError):
+                raise
+            # A name in the manifest that no file can have, or a folder that the server's user may not read.
+            raise _refused(f"Archive '{place.path.name}' cannot be read: {error.strerror}") from error
 
     def look_again(self, request: StoreRequest, modified_ns: int) -> FoundModel | None:
         """The model of an archive of the store, or of a folder, that has another modification time now than this; None
         where it is unchanged, or gone, which ends no model. Raises as `register`."""
         path = None if is_url(request.url) else self._path(request.url, is_startup=True)
-        if path is not None and path.is_dir():
-            path = _entered(path)
+        try:
+            if path is not None and path.is_dir():
+                path = _entered(path)
+        except OSError:  # no longer readable, which ends no model either
+            return None
         if path is None or newest_ns(path)[0] in (0, modified_ns):
             return None
         return self.register(request)
@@ -122,7 +128,7 @@ class TorchServeStore:
         if directory.parent == self.work:
             shutil.rmtree(directory, ignore_errors=True)
         if archive and is_model_name(archive):
-            (self.settings.directory / archive).unlink(missing_ok=True)
+            _remove(self.settings.directory / archive)
 
     def save_snapshot(self, name: str, models: str) -> None:
         """Write a snapshot of the configuration (snapshots.py). Raises InternalError."""
@@ -158,10 +164,15 @@ class TorchServeStore:
         if is_url(url):
             return _Place(download(url, self.settings.directory, self.settings.allowed_urls), False, True)
         path = self._path(url, is_startup=request.is_startup)
-        if path is not None and path.is_dir():
-            return _Place(_entered(path), True, False)
-        if path is not None and path.is_file():
-            return _Place(path, False, False)
+        try:
+            if path is not None and path.is_dir():
+                return _Place(_entered(path), True, False)
+            if path is not None and path.is_file():
+                return _Place(path, False, False)
+        except OSError as error:  # a name that is too long, or a directory that the server's user may not read
+            raise torchserve_error(
+                404, "ModelNotFoundException", f"Model not found at: {url} ({error.strerror})"
+            ) from error
         raise torchserve_error(404, "ModelNotFoundException", f"Model not found at: {url}")
 
     def _path(self, url: str, *, is_startup: bool) -> Path | None:
@@ -275,6 +286,14 @@ def _entered(folder: Path) -> Path:
     """A folder, or the only folder in it."""
     entries = [each for each in folder.iterdir() if each.name[0] != "."]
     return entries[0] if len(entries) == 1 and entries[0].is_dir() and not (folder / MANIFEST).exists() else folder
+
+
+def _remove(archive: Path) -> None:
+    """Remove a downloaded archive from the store; logged where that fails, since a later download finds it there."""
+    try:
+        archive.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("the archive '%s' cannot be removed: %s", archive, error.strerror)
 
 
 def _sha256(archive: Any) -> str:

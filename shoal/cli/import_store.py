@@ -103,7 +103,9 @@ def _line(model: FoundModel) -> str:
         fault = torchserve_fault(str(model.error))
         return f"{model.name}: refused: {model.error if fault is None else fault.message}"
     said = {key: value["string_value"] for key, value in model.config["parameters"].items()}
-    num_waiting = model.config["dynamic_batching"]["default_queue_policy"]["max_queue_size"]
+    num_waiting = said.get("ts_job_queue_size")  # of a model with sequences; other models' stands in their batching
+    if num_waiting is None:
+        num_waiting = model.config["dynamic_batching"]["default_queue_policy"]["max_queue_size"]
     return (
         f"{model.name} {said['ts_version']}: handler {said['ts_handler']}, {said['ts_min_workers']} workers, "
         f"batches of up to {said['ts_batch_size']}, {num_waiting} waiting requests, "

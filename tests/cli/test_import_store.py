@@ -39,6 +39,16 @@ def test_a_store_is_told_and_not_changed(here: Path, capsys: pytest.CaptureFixtu
     assert sorted(here.rglob("*")) == before
 
 
+def test_a_model_with_sequences_is_told_with_the_length_of_its_queue(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "minWorkers: 1\nmaxWorkers: 1\nsequenceBatching: true\njobQueueSize: 9"
+    mar(here / "store" / "s.mar", {"c.yaml": text}, name="sequences", configFile="c.yaml")
+    assert main(["import", "store"]) == 0
+    line = "sequences 1.0: handler echo.py, 1 workers, batches of up to 1, 9 waiting requests, 120 s for a batch"
+    assert capsys.readouterr().out.splitlines() == [*LINES, line]
+
+
 def test_a_configuration_is_told_key_by_key(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "config.properties").write_text("model_store=store\njob_queue_size=7\nvmargs=-Xmx1g\nnetty=1\n")
     assert main(["import", "config.properties"]) == 0

@@ -314,6 +314,15 @@ def test_a_runtime_that_is_not_python_is_refused(store: TorchServeStore) -> None
 # --- URLs ---
 
 
+def test_names_that_no_file_can_have_are_refused_and_leave_nothing(store: TorchServeStore) -> None:
+    long = "a" * 300
+    assert refusal(store, StoreRequest(f"/{long}")).startswith("ts:404:ModelNotFoundException:Model not found at: /aaa")
+    assert store.look_again(StoreRequest(f"/{long}"), 1) is None
+    mar(store.settings.directory / "a.mar", serializedFile=long)
+    assert "Archive 'a.mar' cannot be read: File name too long" in refusal(store, StoreRequest("a.mar"))
+    assert entries(store.settings.directory, store.work) == {"a.mar"}
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A web server's address, and its directory."""
@@ -325,6 +334,11 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
                 self.send_response(302)
                 self.send_header("Location", self.path.removeprefix("/to/"))
                 self.end_headers()
+            elif self.path.startswith("/short/"):
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"PK")  # and the connection ends
             else:
                 super().do_GET()
 
@@ -366,6 +380,8 @@ def test_a_download_that_fails_or_is_not_allowed_leaves_nothing(
     failed = "ts:400:DownloadArchiveException:Failed to download archive from: "
     assert refusal(store, StoreRequest(f"{url}/none.mar")).startswith(f"{failed}{url}/none.mar")
     assert refusal(store, StoreRequest("http://127.0.0.1:1/a.mar")).startswith(failed)
+    cut_short = refusal(store, StoreRequest(f"{url}/short/a.mar"))
+    assert cut_short == f"{failed}{url}/short/a.mar (the connection ended 998 bytes before the archive's end)"
     assert refusal(store, StoreRequest(f"{url}/")).startswith(failed)
     assert refusal(store, StoreRequest("file:///etc")).startswith(failed)
     assert refusal(store, StoreRequest("file://elsewhere/a.mar")).startswith(failed)

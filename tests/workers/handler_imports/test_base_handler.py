@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,31 @@ def test_micro_batches_keep_the_order_and_raise_the_first_error() -> None:
     with pytest.raises(ValueError, match="must be a number of requests"):
         batching.micro_batch_size = 0
     batching.shutdown()
+
+
+def test_parts_that_are_under_way_pass_all_stages_before_the_threads_end() -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    class Waiting(Adding):
+        def preprocess(self, data: list[int]) -> list[int]:
+            has_begun.set()
+            assert may_go_on.wait(60)
+            return super().preprocess(data)
+
+    batching = MicroBatching(Waiting())
+    results: list[Any] = []
+    handling = threading.Thread(target=lambda: results.extend(batching.handle([1, 2])), daemon=True)
+    handling.start()
+    assert has_begun.wait(60)
+    ending = threading.Thread(target=batching.shutdown, daemon=True)
+    ending.start()
+    while not batching._lock.locked():  # shutdown has not begun
+        pass
+    may_go_on.set()
+    for thread in (ending, handling):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert results == [20, 30]
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,14 @@ class MicroBatching:
         return getattr(self._local, "number", None)
 
     def shutdown(self) -> None:
-        """End the threads, when they have done what they have."""
+        """End the threads of each stage once the parts that are under way have passed it."""
         with self._lock:
-            for stage, _ in self._threads:
-                self._queues[stage].put(None)
-            for _, thread in self._threads:
-                thread.join()
+            for stage, parts in enumerate(self._queues):
+                threads = [thread for number, thread in self._threads if number == stage]
+                for _ in threads:
+                    parts.put(None)
+                for thread in threads:  # before the next stage's are ended, which get this one's last parts
+                    thread.join()
             self._queues, self._threads = [], []
 
     def __call__(self, data: Any, context: Context) -> Any:
