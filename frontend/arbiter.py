@@ -36,7 +36,7 @@ WORKER_CLASSES = {
 #: from the first figure to the second (ours).
 STARTED_AFTER_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-#: How often processes that end are looked for while the arbiter stops.
+#: Seconds between two searches for processes that have ended, while the arbiter stops.
 _LOOK_S = 0.1
 
 
@@ -95,7 +95,7 @@ class Roles:
 
 
 def prefix(role: str) -> str:
-    """What the names of variables for a single role begin with."""
+    """The beginning of the names of environment variables that are meant for one role."""
     return f"SHOAL_{role.upper()}_"
 
 
@@ -169,7 +169,8 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def become(self, worker: Any) -> None:
-        """Leave a new process the sockets and variables of its role alone."""
+        """Turn a process that was just forked into one of its role: close the sockets and descriptors of other roles,
+        and give the variables of its own their plain names (SHOAL_HTTP_X becomes SHOAL_X)."""
         os.close(self._progress_fd)
         own = {id(each) for each in worker.sockets}
         for listener in self.LISTENERS:
@@ -200,7 +201,7 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
                 self._roles.find(worker.role).ended(now_s, now_s - worker.started_s)
 
     def stop(self, graceful: bool = True) -> None:
-        """Have all processes end: gracefully first the lanes, then the road, within gunicorn's graceful timeout."""
+        """End all processes. Gracefully: first the lanes, then the road, within gunicorn's graceful timeout."""
         sock.close_sockets(self.LISTENERS, unlink=False)
         self.LISTENERS: list[Any] = []
         if graceful:
@@ -211,8 +212,8 @@ class FrontEndArbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no type hi
             super().stop(graceful=False)
 
     def _stop_workers(self, is_meant: Callable[[str], bool], deadline_s: float) -> None:
-        """Have processes of some roles end, and wait for that; a signal to end at once, or the deadline, ends the
-        wait."""
+        """End the processes of the roles for which `is_meant` is true, and wait for that; a signal to end at once, or
+        the deadline, ends the wait."""
         for pid, worker in tuple(self.WORKERS.items()):
             if is_meant(worker.role):
                 self.kill_worker(pid, signal.SIGTERM)

@@ -1,8 +1,8 @@
 """The road's end of a connection that a lane relays, since TLS ends in the lane: a pair of Unix sockets, and a note.
 
-The road uses it as the client's own socket. When the connection is idle, the road gives it back by the note, a file in
-memory that the lane reads once this end is closed: it says that the connection goes on, and has the bytes that the road
-had not read. An empty note says that the connection is over, as it is if the road dies.
+The road uses its end as if it were the client's own socket. The note is a file in memory by which the road gives an
+idle connection back: the road writes into it the bytes that it has received and not parsed, then closes its end, upon
+which the lane reads the note. An empty note says that the connection is over, as it is if the road dies.
 """
 
 import os

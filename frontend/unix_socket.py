@@ -1,5 +1,5 @@
-"""A client's connection to a Unix socket: it has addresses of TCP's form, so that all that tells endpoints, callers and
-connections apart does so here, too.
+"""A client's connection to a Unix socket, with addresses in the form of TCP's: code that tells endpoints, callers and
+connections apart by their addresses needs no exception for it.
 
     of the listener   ("unix:/path", 0), as its endpoint's table has it
     of the client     ("127.0.0.1", 0): a caller on this machine, which it is; a proxy's headers count as over TCP

@@ -1,5 +1,5 @@
-"""The memory of one process for requests that are arriving or at work, and which connection pays if it is too little.
-Pure; any thread.
+"""The memory of one process for requests that are arriving or being answered, and the choice of the request that is
+refused when it runs out. Pure; any thread.
 
 Bytes belong to the address that sends them. If all bytes together are more than the limit, the address that holds most
 of them without having finished loses its largest unfinished request: so a client that holds much is refused, and not a
@@ -95,8 +95,10 @@ class UploadBudget:
 
     @contextmanager
     def expansion(self) -> Iterator[Callable[[int], None]]:
-        """Count bytes beside those that came, for as long as the context lasts: as many as its function was called with
-        last, which raises NoUploadMemoryError if there is no room for them."""
+        """Count the bytes of a decompressed body for as long as the context lasts.
+
+        The context's function sets how many there are so far; it raises NoUploadMemoryError if there is no room.
+        """
         counted = 0
 
         def expand(nbytes: int) -> None:

@@ -82,8 +82,8 @@ def is_authorised(state: ServerState, scope: Scope, headers: Mapping[str, str], 
 
 
 def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], model: str) -> bool:
-    """Whether a lane may answer a request: it may pass, see `authorise`, and only the road counts requests by keys with
-    limits (key_limits.py)."""
+    """Whether a lane may answer a request: it is authorised, and its key has no limits, since only the road counts
+    requests against those (key_limits.py)."""
     try:
         key = authorise(state, scope, headers, "", model)
     except (UnauthenticatedError, PermissionDeniedError):

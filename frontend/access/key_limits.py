@@ -1,9 +1,9 @@
 """The limits of API keys: how many requests a key may begin in a second, and how many it may have in flight.
 
-A rate is counted by one time for each key (the generic cell rate algorithm): when its requests so far would have ended
-had they come evenly. A request may come so much earlier as the key's burst allows. The road alone counts: it is one
-process, to which lanes hand over the requests of keys with limits, so a limit holds for all lanes and protocols
-together. Keys without limits are not known here. Any thread; the time is handed in.
+The rate of a key is kept as one point in time (the generic cell rate algorithm): when its requests so far would have
+ended had they come evenly. A request may come earlier than that by as much as the key's burst allows. The road alone
+counts: it is one process, to which lanes hand over the requests of keys with limits, so a limit holds for all lanes and
+protocols together. Keys without limits are not known here. Any thread; the time is handed in.
 """
 
 import threading
@@ -38,7 +38,7 @@ class KeyUse:
 
 
 class KeyUses:
-    """What all keys with limits have used, by their names: a file that is read again changes limits, not uses."""
+    """The uses of all keys with limits, by key name: reading the file of keys again changes limits, not uses."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,6 +1,6 @@
 """The tokens that requests to TorchServe's listeners must have: `Authorization: Bearer KEY`, by key_file.json.
 
-The file is read again when it has changed. One that cannot be read admits no request. Front-end processes.
+The file is read again when it has changed. While it cannot be read, no request is admitted. Front-end processes.
 """
 
 import os

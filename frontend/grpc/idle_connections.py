@@ -1,8 +1,8 @@
 """The choice of connections that make room for others: idle ones, the longest idle first. Pure.
 
-A channel of gRPC stays connected between calls, for hours. So when a process has all the connections it may have, the
-clients that it closes are those without an open call that have sent nothing for longest. They get GOAWAY, upon which a
-client of gRPC connects again for its next call, and no call fails.
+A channel of gRPC stays connected between calls, for hours. So when a process has all the connections that it may have,
+it closes those without an open call that have been silent for longest. Their clients get GOAWAY, upon which a client of
+gRPC connects again for its next call, and no call fails.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,8 +31,8 @@ ConnectionT = TypeVar("ConnectionT", bound=Idle)
 
 
 def longest_idle(connections: Iterable[ConnectionT], most: int, now_s: float) -> list[ConnectionT]:
-    """The connections to end, if as many as `most` are open and that is all there may be; empty if there is room, or
-    if enough of them are ending."""
+    """The connections to end, where `most` are open, the most that there may be; empty if there is room, or if enough
+    of them are ending already. `now_s` is in monotonic seconds."""
     everything = list(connections)
     num_missing = len(everything) - most + max(1, most // PART) - sum([each.is_ending for each in everything])
     if len(everything) < most or num_missing <= 0:

@@ -1,9 +1,10 @@
 """`generate` and `generate_stream` on a lane: requests go in, each reply becomes JSON, an event of a stream is a chunk.
 
-The JSON of a reply is rendered when the reply comes, and the worker's block released. What the client's socket does not
-take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies beyond that hold their
-blocks until the client has read more: then the model waits, which may have 32 unread replies to a request. If the
-worker lacks memory meanwhile, and gets none elsewhere, the connections of clients that held replies for HOLD_S end.
+The JSON of a reply is rendered when the reply comes, and the worker's block released. Text that the client's socket
+does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies beyond that
+keep their blocks until the client has read more; a model with 32 unread replies to a request waits. If the worker runs
+out of memory meanwhile, and none can be freed elsewhere, connections whose clients left replies unread for HOLD_S are
+closed.
 
 One thread, the lane's. Rules: nothing blocks; a connection has one generation at most, while its stage is STREAMING.
 """
@@ -94,7 +95,7 @@ class Generations:
         return prepared
 
     def forget(self, connection: HttpConnection) -> None:
-        """Cancel the request of a connection that ends; what it held is given back. Its unsent bytes are the
+        """Cancel the request of a connection that ends, and release the replies that it held. The unsent bytes stay the
         connection's."""
         generation = self._open.pop(connection.number)
         self._cancel(generation)

@@ -1,7 +1,7 @@
-"""Recognition of an infer request that repeats an earlier one of its size, byte for byte, but for its tensors, its id,
-its parameters, and header fields that mean nothing to the server, as those of traces. Pure.
+"""Recognition of an infer request that has the bytes of an earlier one of its size, except for its tensors, its id, its
+parameters, and header fields that mean nothing to the server, as those of traces. Pure.
 
-Common and differing parts alternate; the first part is common:
+A request is cut into parts. Those with the earlier request's bytes and those that may differ alternate:
 
     text        request line and header fields, up to the value of a field that differs
     value       and so on, for each such field
@@ -67,10 +67,12 @@ class RequestLayout:
 
 
 def learn(head: Head, before: Head, json: bytes, options: CutOptions | None, nbytes: int) -> RequestLayout | None:
-    """What requests like one of `nbytes` bytes have in common; `before` is the head of an earlier one. None for a long
-    or unusual one.
+    """The layout of requests like one of `nbytes` bytes with this head; `before` is the head of an earlier one, and
+    shows which fields differ. None for a request that is too long, or whose head differs in more than such fields'
+    values.
 
-    `json` stands in front of the tensors, with `options` that are right; of a body that is all JSON, both are empty.
+    `json` is the part of the body in front of the tensors, with the spans of its id and parameters in `options`; for a
+    body that is all JSON, `json` is empty and `options` None or empty.
     """
     fields = differing_fields(head.raw, before.raw)
     if fields is None or len(head.raw) + len(json) > MAX_PREFIX:

@@ -38,7 +38,7 @@ class LaneApi(Protocol):
     """What a lane does with the requests of one API."""
 
     def find(self, data: bytes, last: KnownRequest | None = None, /) -> tuple[KnownRequest, Sequence[bytes]] | None:
-        """What is known of a request from an earlier one like it, see Submission.find."""
+        """The earlier request that this one repeats, and the parts in which it differs, see Submission.find."""
         ...
 
     def parse_head(self, raw: bytes, /) -> Head | None:
@@ -129,7 +129,7 @@ class TritonApi(Submission):
 
 
 def may_pass(state: ServerState, head: Head) -> bool:
-    """Whether the caller may have what it asks for here, as far as API keys decide on it."""
+    """Whether the API key of a request, or its lack of one, lets the lane answer it."""
     found = head.found
     return isinstance(found, Response) or is_for_lane(state, found.scope, head.headers, found.model)
 

@@ -1,9 +1,9 @@
 """Connections with TLS that the road serves: a lane decrypts what the client sends, and encrypts what the road answers.
 
-Each way holds one read at most, and nothing is read that has no place: a slow reader slows the road down, and the road
-a fast sender. The road's deadlines end what a client leaves unfinished; a client that reads nothing for SEND_S is
-closed here. When the road gives the connection back (relayed_socket.py), the lane serves it again. One thread, the
-lane's; nothing blocks.
+Each direction holds the bytes of one read at most, and reads on once those are sent: so a slow reader slows the road
+down, and the road a fast sender. The road's deadlines end what a client leaves unfinished; a client that reads nothing
+for SEND_S is closed here. When the road gives the connection back (relayed_socket.py), the lane serves it again. One
+thread, the lane's; nothing blocks.
 """
 
 import logging
@@ -65,7 +65,7 @@ class Relays:
         returned: Callable[[TlsSocket, bytes], None],
     ) -> None:
         """`returned` takes over a connection that the road has given back, with the bytes that the road has not
-        used."""
+        parsed."""
         self._poller = poller
         self._sources = sources
         self._max_num = max_num
@@ -120,7 +120,7 @@ class Relays:
                 self._close(relay)
 
     def _pump(self, relay: Relay, now_s: float) -> None:
-        """Move all bytes that can be moved."""
+        """Move bytes in both directions as far as the sockets allow, and end the relay where its connection is over."""
         self._move_to_client(relay, now_s)
         if not self._move_to_road(relay):
             self._close(relay)
@@ -167,7 +167,7 @@ class Relays:
             relay.progress_s = now_s
 
     def _move_to_road(self, relay: Relay) -> bool:
-        """False if the client is gone."""
+        """Move bytes from the client to the road. False if the client is gone."""
         for _ in range(_MAX_READS):
             if relay.to_road and relay.road_takes and not self._send_to_road(relay):
                 return True
@@ -188,12 +188,12 @@ class Relays:
         return True
 
     def _send_to_road(self, relay: Relay) -> bool:
-        """False if something is left that the road may take later."""
+        """Send the waiting bytes to the road. False if some are left that the road may take later."""
         try:
             relay.to_road = relay.to_road[relay.road.send(relay.to_road) :]
         except BlockingIOError:
             return False
-        except OSError:  # the road reads no more: what is left is for the lane, or for none
+        except OSError:  # the road reads no more: the lane gets what is left if the connection comes back to it
             relay.road_takes = False
         return not relay.to_road or not relay.road_takes
 

@@ -1,10 +1,10 @@
-"""An HTTP connection of a lane whose clients speak TLS: records end elsewhere than requests do, and a send takes one
-piece of many."""
+"""An HTTP connection of a lane whose clients speak TLS. Two things differ from plain text: a record may hold the end of
+one request and the beginning of the next, and one call sends only a piece of a response."""
 
 from shoal.frontend.http.connection import Chunks, HttpConnection
 
-#: Where bytes go that have been decrypted along with the end of a body: more than a record, of which a part may have
-#: come before (TlsSocket.recvmsg_into).
+#: Receives the bytes that were decrypted beyond the end of a body: room for more than a record, as
+#: TlsSocket.recvmsg_into needs it.
 _BEYOND = memoryview(bytearray(64 * 1024))
 #: Pieces of a response that are sent at once, 32 KiB each: other connections wait meanwhile (ours).
 _MAX_PIECES = 16

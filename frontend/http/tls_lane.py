@@ -73,7 +73,7 @@ class HttpTlsLane(HttpLane):
                 self._give_up(connection)
 
     def _serves(self, client: TlsSocket) -> bool:
-        """Whether a connection came to an endpoint of the lane's; TLS of others ends here, too, for the road."""
+        """Whether the lane itself answers at the endpoint of a connection. At others it only decrypts, for the road."""
         endpoint = self._endpoint_of(client)
         return endpoint == "http" or endpoint in self._apis
 

@@ -1,9 +1,9 @@
 """Whether all bytes of an HTTP/1 request have come. Pure: bytes in, a verdict out.
 
-Only the end of a request is looked for, so that the request takes a thread when nothing is left to wait for. How its
-body is framed says gunicorn's own parser, which reads the head (connection.py), and it parses the whole request once
-more in the thread. What this file does not understand, or what is too long, counts as complete: gunicorn or the
-application refuses it, without waiting for further bytes.
+Only the end of a request is searched for, so that the request takes a thread when nothing is left to wait for. How its
+body is framed is decided by gunicorn's own parser, which reads the head here (connection.py) and parses the whole
+request once more in the thread. A request that this file does not understand, or that is too long, counts as complete:
+gunicorn or the application refuses it, without waiting for further bytes.
 """
 
 import re

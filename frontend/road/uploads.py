@@ -1,9 +1,10 @@
 """The requests that are arriving on the road: an event loop collects each, and only a whole one takes a thread.
 
-A head has HEAD_S from its first byte, a body has --upload-timeout-secs and a second more for each --min-upload-rate
-bytes that have come. All of them share the memory of --max-upload-mib (frontend/upload_budget.py). A connection that is
-refused, or ends with a response, is closed when its client has closed it, or after LINGER_S: closed with bytes unread
-it would be reset, and its client could lose the response (RFC 9112, section 9.6). One thread, the event loop's.
+A head may take HEAD_S from its first byte, a body --upload-timeout-secs and a second more for each --min-upload-rate
+bytes that have come. All requests share the memory of --max-upload-mib (frontend/upload_budget.py). A connection that
+is refused, or ends with a response, is closed when its client has closed it, or after LINGER_S: closed earlier, with
+bytes unread, it would be reset, and its client could lose the response (RFC 9112, section 9.6). One thread, the event
+loop's.
 """
 
 import selectors

@@ -32,7 +32,8 @@ def read(protocol: str) -> "ssl.SSLContext | None":
 
 
 def read_at_start(protocol: str) -> "ssl.SSLContext | None":
-    """The context for a lane that starts, see above; None where no client speaks TLS."""
+    """The context for a lane that starts: of the files as they are now, else as the arbiter has read them; None where
+    no client speaks TLS."""
     try:
         return read(protocol)
     except OSError as error:

@@ -1,7 +1,7 @@
 """The TLS handshakes that are under way on one lane.
 
-A handshake costs the lane up to a millisecond, and memory until its end. So their steps in one pass of the loop are
-bounded, as are their number at once and their time. One thread, the lane's.
+A handshake costs the lane up to a millisecond, and memory until its end. So three things are bounded: the steps of
+handshakes in one pass of the loop, the handshakes at once, and the time of each. One thread, the lane's.
 """
 
 import logging
@@ -57,7 +57,7 @@ class Handshakes:
         return len(self._open)
 
     def limit(self, max_connections: int) -> None:
-        """Take so many handshakes at once as are right for a lane with so many connections."""
+        """Bound the handshakes at once by the connections that the lane may have."""
         self._max_num = max(1, max_connections // _CONNECTIONS_PER_HANDSHAKE)
 
     def renew_certificates(self) -> None:
@@ -77,7 +77,7 @@ class Handshakes:
         self._poller.register(client.fileno(), select.EPOLLIN)
 
     def serve(self, fd: int, now_s: float) -> bool:
-        """Go on with the handshake that an event is of; False if the descriptor is not one of a client's here."""
+        """Continue the handshake of the client with this descriptor; False if no client here has it."""
         client = self._open.get(fd)
         if client is None:
             return False
@@ -110,7 +110,7 @@ class Handshakes:
         client.close()
 
     def end_pass(self) -> None:
-        """Allow as many steps again: a pass of the loop is over."""
+        """Allow _MAX_STEPS steps in the next pass of the loop."""
         self._num_steps = 0
 
     def expire(self, now_s: float) -> None:
@@ -121,7 +121,7 @@ class Handshakes:
         self._failures.log(now_s)
 
     def end_by(self, ends_s: float) -> None:
-        """Give those that are under way no more time than until then."""
+        """Let no handshake that is under way last beyond `ends_s`."""
         for client in self._open.values():
             client.handshake_ends_s = min(client.handshake_ends_s, ends_s)
 

@@ -13,9 +13,11 @@ from typing import Any
 _RECORD_BYTES = 16 * 1024
 #: Bytes that OpenSSL is given at once, either way: it keeps memory for as many until the connection ends (ours).
 _PIECE_BYTES = 32 * 1024
-#: Most bytes of a record beside its data (ours; a record has 22 to 30), and most bytes of a client's records beyond
-#: data and that: an update of keys takes 27 bytes and 12 µs, so that a flood of them takes nearly all of a lane's time.
-_OVERHEAD_BYTES, _MAX_IDLE_BYTES = 64, 32 * 1024
+#: The most bytes of a record beside its data (ours; a record has 22 to 30).
+_OVERHEAD_BYTES = 64
+#: The most bytes of records without data that a client may send (ours): an update of keys takes 27 bytes and 12 µs, so
+#: a flood of them would take nearly all of a lane's time.
+_MAX_IDLE_BYTES = 32 * 1024
 #: Where a call receives ciphertext: one buffer for all connections, since a lane has one thread and no call leaves
 #: anything in it.
 _RECEIVED = memoryview(bytearray(512 * 1024))
@@ -30,8 +32,9 @@ _NOT_PLAIN = (
 
 
 class TlsSocket(socket.socket):
-    """A non-blocking socket. `shake_hands` until that is done; then its methods mean what those of a plain socket do:
-    BlockingIOError where nothing can be received or sent now, another OSError where the connection is broken."""
+    """A non-blocking socket of a TLS server. Once `shake_hands` has returned true, `recv`, `recvmsg_into`, `send` and
+    `sendmsg` behave as those of a plain socket: they raise BlockingIOError where nothing can be received or sent now,
+    another OSError where the connection is broken."""
 
     __slots__ = (
         "_alpn", "_incoming", "_num_idle", "_num_sealed", "_outgoing", "_tls", "_unsent", "handshake_ends_s",
@@ -41,24 +44,24 @@ class TlsSocket(socket.socket):
     def __init__(
         self, accepted: socket.socket, context: ssl.SSLContext, handshake_ends_s: float, alpn: str = ""
     ) -> None:
-        """`accepted` is used up: its descriptor is this socket's now. The client must ask for the protocol `alpn`; "":
-        for any, or for none."""
+        """`accepted` is used up: its descriptor is this socket's now. The client must ask for the protocol `alpn`, as
+        "h2"; with "" it may ask for any, or for none."""
         super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
         self.setblocking(False)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._alpn = alpn
-        self.handshake_ends_s = handshake_ends_s  # when the lane no longer waits for its end
+        self.handshake_ends_s = handshake_ends_s  # when the lane gives the handshake up, in monotonic s
         # Changed by every method.
         self.has_spoken = False  # the client has sent something
         self._unsent = memoryview(b"")  # ciphertext that the socket has not taken
-        self._num_idle = 0  # bytes received, of late, beyond data and what its records take
-        self._num_sealed = 0  # plaintext bytes in it, of which `sendmsg` has not said yet that they were sent
+        self._num_idle = 0  # bytes of records without data, less an allowance for each record of data
+        self._num_sealed = 0  # plaintext bytes that are encrypted in `_unsent`, and that `sendmsg` has not reported yet
 
     # --- the handshake ---
 
     def shake_hands(self) -> bool:
-        """Take what has come of the handshake, and answer it. True where the handshake is complete.
+        """Receive the client's next part of the handshake and answer it. True where the handshake is complete.
 
         Raises OSError where it has failed: the client is gone, does not show the right certificate, speaks no TLS, or
         does not ask for the right protocol.
@@ -92,13 +95,14 @@ class TlsSocket(socket.socket):
 
     @property
     def has_received(self) -> bool:
-        """Whether bytes came along with the end of the handshake: no event tells of them."""
+        """Whether the client's first records came with the end of its handshake: no event of epoll reports them."""
         return self._incoming.pending > 0
 
     # --- bytes in ---
 
     def recv(self, bufsize: int, _flags: int = 0, /) -> bytes:
-        """All that can be decrypted with up to so many bytes of ciphertext more; b"" at the end of the connection."""
+        """Receive up to `bufsize` bytes of ciphertext, and return all plaintext that is complete with them; b"" at the
+        end of the connection."""
         is_over = False
         try:
             nbytes = super().recv_into(_RECEIVED, min(bufsize, len(_RECEIVED)))
@@ -143,15 +147,17 @@ class TlsSocket(socket.socket):
         return sum(map(len, pieces)), [], 0, None
 
     def _decrypt(self, nbytes: int) -> list[bytes]:
-        """The plaintext of all records that are complete with so many bytes received; the last is empty if the client
-        says that nothing more comes. Raises BlockingIOError where no record is complete."""
+        """The plaintext of all records that are complete with the first `nbytes` of `_RECEIVED`; the last piece is
+        empty if the client has ended its side (close_notify). Raises BlockingIOError where no record is complete."""
         pieces: list[bytes] = []
         for start in range(0, nbytes or 1, _PIECE_BYTES):
             self._incoming.write(_RECEIVED[start : min(start + _PIECE_BYTES, nbytes)])
             with suppress(ssl.SSLWantReadError):  # only a part of the last record has come
                 while self._incoming.pending:
                     pieces.append(self._tls.read(_RECORD_BYTES))
-                    if not pieces[-1]:  # close_notify: what came before it is taken first, then the end is told
+                    if not pieces[
+                        -1
+                    ]:  # close_notify: the data before it is returned first, and the end by the next call
                         with suppress(OSError):
                             super().shutdown(socket.SHUT_RD)
                         return pieces
@@ -168,7 +174,7 @@ class TlsSocket(socket.socket):
     # --- bytes out ---
 
     def send(self, data: Any, _flags: int = 0, /) -> int:
-        """Encrypt and send these bytes, or their beginning; see `sendmsg`."""
+        """Encrypt and send these bytes, or as many of them as `sendmsg` would."""
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
@@ -187,7 +193,7 @@ class TlsSocket(socket.socket):
         return num_sent
 
     def _flush(self) -> bool:
-        """Send the ciphertext that there is, as far as the socket takes it; whether that was all."""
+        """Send the ciphertext that is waiting, as far as the socket takes it. True if none is left."""
         if self._outgoing.pending:
             new = self._outgoing.read()
             self._unsent = memoryview(b"".join((self._unsent, new)) if self._unsent else new)
@@ -199,7 +205,7 @@ class TlsSocket(socket.socket):
         return not self._unsent
 
     def shutdown(self, how: int, /) -> None:
-        """Say that nothing more comes, in TLS's words (close_notify) and in TCP's."""
+        """End the server's side of the connection: send close_notify, then shut down the TCP connection."""
         with suppress(ssl.SSLError):  # the client's close_notify is not waited for
             self._tls.unwrap()
         self._flush()
@@ -207,7 +213,7 @@ class TlsSocket(socket.socket):
 
 
 def _beginning(buffers: Iterable[Any]) -> Any:
-    """The bytes that are encrypted at once."""
+    """The first _PIECE_BYTES of these buffers: as much as is encrypted at once."""
     pieces, room = [], _PIECE_BYTES
     for each in buffers:
         pieces.append(each if len(each) <= room else memoryview(each)[:room])

@@ -1,1 +1,1 @@
-"""TorchServe's protocol: of its management API, the part that scripts use to scale models."""
+"""TorchServe's HTTP protocol: its inference, management and metrics APIs, for models of either kind of repository."""

@@ -24,7 +24,7 @@ def common_headers(settings: TorchServeSettings) -> Headers:
     return (*_NO_CACHE, *((name, value) for name, value in cors if value))
 
 
-def dressed(response: Response, request_id: str, common: Headers) -> Response:
+def with_common_headers(response: Response, request_id: str, common: Headers) -> Response:
     """A response with its request's id, and the common fields that it does not have already."""
     if response.status == 413 and not response.chunks:
         return response  # TorchServe's decoder refuses such a request before anything else sees it

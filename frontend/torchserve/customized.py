@@ -1,4 +1,4 @@
-"""What a handler says of its model: GET /models/M?customized=true asks its describe path. Runs on the road."""
+"""A handler's own description of its model, for GET /models/M?customized=true. Runs on the road."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple

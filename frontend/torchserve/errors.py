@@ -1,6 +1,7 @@
 """TorchServe's errors: the status, the type and the message that its clients know, for each error of Shoal's.
 
-A worker of the backend `torchserve`, and the supervisor about archives, choose them themselves, in a sentence:
+Workers of the backend `torchserve`, and the supervisor where an archive is at fault, choose the three themselves, and
+send them in the sentence of an ordinary error:
 
     ts:503:InternalServerException:Prediction failed
 
@@ -26,9 +27,9 @@ from shoal.torchserve_errors import TorchServeFault, torchserve_fault
 _BAD_REQUEST, _INTERNAL, _UNAVAILABLE = (
     "BadRequestException", "InternalServerException", "ServiceUnavailableException",
 )  # fmt: skip
-#: The types of errors by their status, where nothing chooses another.
+#: The types of errors by their status, for errors that nothing more specific is known of.
 _TYPES = {400: _BAD_REQUEST, 404: "ModelNotFoundException", 503: _UNAVAILABLE}
-#: The types of errors that TorchServe has none like.
+#: The types of errors of Shoal's that have no counterpart in TorchServe.
 _OURS: dict[type[ShoalError], str] = {KeyLimitError: _UNAVAILABLE, PoisonRefusedError: _BAD_REQUEST}
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 

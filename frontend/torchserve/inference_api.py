@@ -37,7 +37,7 @@ ID_HEADER = "x-request-id"
 
 
 class Prediction(NamedTuple):
-    """What the paths of a handler mean."""
+    """The meaning of a handler's paths."""
 
     explain: str | None = None  # "True" or "False"; None on paths that do not distinguish the two
     has_rest: bool = False  # paths go on behind the version
@@ -57,7 +57,7 @@ def _predicting(kind: Prediction) -> Handler:
 
 
 def asked_for(kind: Prediction, path: str) -> Asked:
-    """What a path says of a prediction of this kind."""
+    """The facts about a prediction of this kind that its path tells."""
     return Asked(kind.explain, rest_of(path) if kind.has_rest else None, kind.fields_from_query)
 
 
@@ -74,8 +74,8 @@ def predict(call: HandlerCall, kind: Prediction) -> Response:
 
 
 def find_version(call: HandlerCall, name: str) -> ModelEntry:
-    """The version that a prediction means. Raises ShoalError, NoWorkerError for one that is registered with 0 workers,
-    which the supervisor alone knows."""
+    """The version of a model that a prediction is for. Raises ShoalError: NoWorkerError for a version that is
+    registered with 0 workers, which only the supervisor knows of."""
     try:
         return look_up(call.state, name, call.version)
     except RefusedError as error:

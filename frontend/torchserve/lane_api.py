@@ -4,8 +4,8 @@
     4   the body
         the packed InferRequest, on a cache line
 
-Clients send one head again and again: what is made of it, the request's header but for its id, is kept (a Template).
-One thread, the lane's.
+Clients send one head again and again: so the packed InferRequest that was made of it is kept, with a placeholder for
+the id (a Template). One thread, the lane's.
 """
 
 import time
@@ -25,7 +25,7 @@ from shoal.frontend.prepared import PreparedRequest, submit_block
 from shoal.frontend.response import Headers, Response
 from shoal.frontend.router import RouteMatch, answer
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.common_headers import common_headers, dressed
+from shoal.frontend.torchserve.common_headers import common_headers, with_common_headers
 from shoal.frontend.torchserve.errors import NoWorkerError, error_response
 from shoal.frontend.torchserve.forms import is_form
 from shoal.frontend.torchserve.head import HeadParser
@@ -227,4 +227,4 @@ class TorchServeApi:
         self._port.answered[status // 100] += 1
         if status >= 400:
             connection.keep_alive = False
-        return dressed(response, request_id, self._common)
+        return with_common_headers(response, request_id, self._common)

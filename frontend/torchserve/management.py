@@ -1,7 +1,7 @@
 """TorchServe's request to scale a model: `PUT /models/M[/V]?min_worker=2&synchronous=true`. Runs on the road.
 
-Parameters are read as TorchServe reads them (parameters.py). A worker in TorchServe is an instance here. A model of the
-store may have no workers; one of a repository is scaled within the bounds that its configuration sets.
+Parameters are read as TorchServe reads them (parameters.py). A worker in TorchServe is an instance here. A model of
+TorchServe's store may have no workers; a model of a repository is scaled within the bounds that its configuration sets.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
 """TorchServe's metrics: GET /metrics[?name[]=A], with the names that its dashboards know.
 
 Written by hand because prometheus-client appends `_total` to the names of counters. In mode `log` the page is empty, as
-TorchServe's; in `legacy` it has the counters of inferences; in `prometheus` all. Counters of inferences are those of
-the batcher: a failed request counts as a request of TorchServe's, too. The supervisor adds up the responses of all
-front ends. Times of a request are means of those that have ended since the page was last read; TorchServe's are those
-of its last request. Runs on the road.
+TorchServe's is; in `legacy` it has the counters of inferences; in `prometheus` all. Counters of inferences are those of
+the batcher, and include failed requests, as TorchServe's do. The supervisor adds up the responses of all front ends.
+QueueTime and WorkerThreadTime are means over the requests that have ended since the page was last read, where
+TorchServe has the times of its last request. Runs on the road.
 """
 
 import socket

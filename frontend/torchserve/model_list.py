@@ -1,5 +1,6 @@
-"""TorchServe's lists of models: GET /models, page by page, and GET /models/M[/V], what is known of each version. The
-list is read from this process's table of models; a description asks the supervisor about the workers.
+"""TorchServe's lists of models: GET /models, page by page, and GET /models/M[/V], a description of each version.
+
+The list is read from this process's table of models; a description asks the supervisor about the workers.
 """
 
 import time
@@ -73,7 +74,7 @@ def url_of(entry: ModelEntry) -> str:
 
 
 def describe(call: HandlerCall) -> Response:
-    """What is known of a model's default version, of one version, or of `all`."""
+    """Descriptions of a model's default version, of one version, or of `all`."""
     known = _versions(call)
     if not known:
         raise not_found(call.name)

@@ -1,4 +1,4 @@
-"""A prediction of TorchServe's: a request of a body as it came, and what its head says, and a response of bytes.
+"""A prediction in TorchServe's protocol, as an infer request: the body becomes a tensor, the head a parameter.
 
 The body is the only element of one BYTES tensor; what the handler may ask about the request goes along as JSON, in the
 request's parameter `ts`. The response is one BYTES tensor of one element, with JSON in its parameter `ts` where the

@@ -1,7 +1,7 @@
-"""TorchServe's requests that change which archives are models: register, unregister, set the default version. Runs on
-the road; the supervisor does it.
+"""TorchServe's requests that change which archives are models: register, unregister, set the default version.
 
-Parameters stand in the query or, with a body of JSON, in that alone.
+Parameters stand in the query or, where the body is JSON, in the body alone. Runs on the road, which asks the supervisor
+to make the change.
 """
 
 from collections.abc import Mapping

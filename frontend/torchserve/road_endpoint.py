@@ -1,4 +1,4 @@
-"""A listener of TorchServe's on the road: how requests are admitted, and what each of its responses has. Pure."""
+"""A listener of TorchServe's on the road: the admission of its requests, and the headers of its responses. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -9,7 +9,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.road.body import BodyTooLongError
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
-from shoal.frontend.torchserve.common_headers import closing, common_headers, content_length, dressed
+from shoal.frontend.torchserve.common_headers import closing, common_headers, content_length, with_common_headers
 from shoal.frontend.torchserve.errors import error_response
 from shoal.frontend.torchserve.predictions import new_id
 from shoal.frontend.torchserve.routes import router_of
@@ -47,4 +47,4 @@ class RoadEndpoint:
     def finish(self, response: Response) -> Response:
         """The response with the fields that each has; one that is an error ends the connection."""
         self._count(response.status)
-        return closing(dressed(response, new_id(), self._common))
+        return closing(with_common_headers(response, new_id(), self._common))

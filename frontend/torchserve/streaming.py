@@ -1,9 +1,9 @@
-"""A prediction that its handler answers in parts (send_intermediate_predict_response): each goes out as it comes, a
-chunk of the body.
+"""A prediction that its handler answers in parts (send_intermediate_predict_response): each part is sent as it comes,
+as a chunk of the body.
 
 Status and headers are those of the first part. A response of one part is not a stream: it has a Content-Length. An
-error in front of all parts is answered as that of any prediction; one behind them ends the connection within the body,
-so that no client takes what it has got for the whole. Runs on the road.
+error before the first part is answered like that of any prediction; a later one ends the connection within the body, so
+that no client takes the parts that it has received for the whole. Runs on the road.
 """
 
 import errno

@@ -50,10 +50,10 @@ class Http2Connection(Sending):
         self.is_failed = False
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
-        """The events of these received bytes; none once the connection has failed: then all its streams are void
-        without events.
+        """The events of these received bytes; none once the connection has failed, which ends all its streams without
+        events.
 
-        Call `output` afterwards, at the latest when its last result is written.
+        The caller then sends what `output` returns; it may first send the rest of an earlier output.
         """
         events: list[Event] = []
         if self.is_failed:
@@ -73,10 +73,11 @@ class Http2Connection(Sending):
 
     @property
     def expected(self) -> tuple[int, int, int, int] | None:
-        """Stream and number of the next bytes, if they are certain to be its data and nothing else; then the length of
-        its last frame, and how many frames with an equal head might follow. None otherwise.
+        """The next bytes of the connection, where they are certain to be data of one stream; else None.
 
-        The caller may receive these bytes directly, instead of by `receive`, and then calls `received_directly`.
+        A tuple: the stream's id, the number of bytes, the length of the stream's last DATA frame, and how many frames
+        with a head like that one's may follow. The caller may receive these bytes directly, instead of by `receive`,
+        and then calls `received_directly`.
         """
         data_frames = self._receiving.data_frames
         if self.is_failed or not (data_frames.is_within_frame or self._receiving.is_between_frames):

@@ -1,7 +1,7 @@
 """TorchServe's errors over gRPC: a status, and its message followed by the name of a class of TorchServe's. Pure.
 
-What a front end refuses before a job begins is INTERNAL, as in TorchServe; a job's error has the status that stands for
-its HTTP status.
+A *job* is a request that has been accepted for a model. A refusal before that is INTERNAL, as in TorchServe; a job's
+error has the status that stands for its HTTP status.
 """
 
 from shoal.errors import InternalError, ShoalError

@@ -1,9 +1,10 @@
 """TorchServe's Predictions over gRPC: a request of named inputs becomes the fields of a prediction, and an answer of
 bytes a PredictionResponse.
 
-The inputs, in the message's order, are one BYTES element, as the fields of a form are (frontend/torchserve). Of
-StreamPredictions an error ends the call; of StreamPredictions2 it is a message with a status, and the stream goes on. A
-model that answers in parts is for streams: to a Predictions its parts are joined, on the road. Front ends of gRPC.
+The inputs, in the message's order, are joined to one BYTES element, as the fields of a form are (frontend/torchserve).
+An error ends a call of StreamPredictions; in StreamPredictions2 it is a message with a status, and the stream goes on.
+The parts of a model that answers in parts are messages of a stream; for Predictions the road joins them. Front ends of
+gRPC.
 """
 
 import time

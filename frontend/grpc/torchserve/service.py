@@ -1,8 +1,8 @@
 """The rpcs of TorchServe's listeners: the table of each API, and the handlers of those that do not infer.
 
-Results and refusals are those of HTTP's handlers: frontend/torchserve has the rules, this module the messages. A reply
-of the management API has the status text, or the JSON, of HTTP's. In proto3 an absent number is 0, so 0 means what an
-absent parameter does. Pure but for questions to the supervisor; front-end processes.
+Results and refusals are those of the HTTP handlers: frontend/torchserve has the rules, this module the messages. A
+reply of the management API holds the status text, or the JSON, that HTTP answers with. In proto3 an absent number is 0,
+so 0 means what an absent parameter does. Pure but for questions to the supervisor; front-end processes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
