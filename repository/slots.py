@@ -1,4 +1,4 @@
-"""Directories on the local disk for what one server copies or unpacks; a running server shares its own with no other.
+"""Directories on the local disk for files that one server copies or unpacks: each running server has its own.
 
     <root>/<name>/<slot>/lock    held by the server that uses this slot; the next server takes the next slot
 

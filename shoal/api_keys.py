@@ -41,7 +41,7 @@ class KeyLimits(NamedTuple):
     """The limits of a key's requests for inference; 0 is no limit."""
 
     requests_per_second: float = 0
-    burst: int = 0  # that many may come at once; 0: as many as in a second, at least one
+    burst: int = 0  # requests that may come at once; 0: as many as in a second, at least one
     max_in_flight: int = 0
 
     @property
@@ -94,7 +94,8 @@ class KeyRing:
         return {key.name for key in self._keys.values()}
 
     def find(self, text: str) -> ApiKey | None:
-        """The key with this text. What a caller can learn from the time is about the text's digest, not the text."""
+        """The key with this text; None if there is none. The time that this takes depends on the text's digest alone,
+        and so tells an attacker nothing about a key."""
         digest = digest_of(text)
         key = self._keys.get(digest)
         return key if key is not None and compare_digest(key.digest, digest) else None

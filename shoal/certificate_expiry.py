@@ -1,5 +1,5 @@
-"""When a certificate expires, read from its file: the server needs this alone, and Python's ssl does not tell it of a
-server's own certificate."""
+"""The time at which a certificate expires, read from its file: Python's ssl has no function that tells a server when
+its own certificate expires."""
 
 import base64
 import binascii
@@ -14,8 +14,8 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def expires_s(path: str) -> int:
-    """When the first certificate of a file in PEM format expires, in seconds since 1970: a server's own is the first of
-    its chain. Raises ValueError for a file without a certificate, OSError for one that cannot be read."""
+    """The time at which the first certificate of a PEM file expires, in seconds since 1970; a server's own certificate
+    is the first of its chain. Raises ValueError for a file without a certificate, OSError for an unreadable one."""
     found = _FIRST.search(Path(path).read_bytes())
     if found is None:
         raise ValueError(f"'{path}' has no certificate in PEM format")

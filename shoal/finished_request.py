@@ -1,5 +1,5 @@
-"""A request that has ended, as the batcher keeps it for those who ask which were slow and which failed. A value, which
-msgpack carries to the supervisor and to front ends."""
+"""A request that has ended, as the batcher keeps it for lists of the slowest and of the failed requests. A value that
+travels as msgpack to the supervisor and to front ends."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,8 +1,9 @@
-"""The writer of log lines: one for each output stream of a process, which never stops for whatever reads the log.
+"""The writer of log lines, one for each output stream of a process: a slow or stopped reader of the log never stops the
+process.
 
-A pipe or terminal is opened a second time without blocking, since the descriptor that a process inherits belongs to
-its parent, too; a socket (journald's) is sent to without blocking. Nothing is kept for later: what cannot be written is
-lost, and its caller counts it. Imports nothing of Shoal.
+A pipe or terminal is opened a second time, in non-blocking mode, since the descriptor that a process inherits belongs
+to its parent, too; a socket (journald's) is sent to without blocking. Nothing is kept for later: lines that cannot be
+written are lost, and the caller counts them. Imports nothing of Shoal.
 """
 
 import os
@@ -12,8 +13,8 @@ import stat
 import time
 from collections.abc import Callable
 
-#: How long (ms) a process waits for its log's readers in any second, at most (ours): lines in one burst are not lost to
-#: a reader that is slow for a moment, and one that has stopped costs a tenth of the process's time once.
+#: The most ms that a process waits for its log's reader in any second (ours): a burst of lines is not lost to a reader
+#: that is slow for a moment, and a reader that has stopped costs the process a tenth of its time at most.
 PATIENCE_MS = 100
 #: Bytes that a pipe with room takes at once (pipe(7)): such a part is written whole or not at all.
 _PIPE_PART = select.PIPE_BUF

@@ -161,7 +161,7 @@ def as_header(timing: Timing) -> str:
     for name, text in (("instance", timing.instance), ("pid", str(timing.pid or "")), ("version", timing.version)):
         if text:
             metrics.append(f'{name};desc="{_quotable(text)}"')
-    metrics += [_metric("step", nbytes, name) for name, nbytes in timing.steps[:MAX_STEPS]]
+    metrics += [_metric("step", time_ns, name) for name, time_ns in timing.steps[:MAX_STEPS]]
     return ", ".join(metrics)
 
 
@@ -224,5 +224,5 @@ def in_words(trace_id: int) -> tuple[int, int]:
 
 
 def steps_of(children: Iterable[tuple[str, int, int]]) -> list[tuple[str, int]]:
-    """The steps to tell of, in the order in which they began: (model, start, end) → (model, time)."""
+    """The steps of a request with their times, in the order in which they began: (model, start, end) → (model, ns)."""
     return [(name, max(0, end_ns - start_ns)) for name, start_ns, end_ns in sorted(children, key=lambda each: each[1])]

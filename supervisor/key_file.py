@@ -1,4 +1,4 @@
-"""The file of --api-keys, which the supervisor alone reads: front ends are sent the digests in it. Supervisor."""
+"""The file of --api-keys, which only the supervisor reads; it sends the digests in it to the front ends."""
 
 import logging
 import os
@@ -54,7 +54,7 @@ class KeyFile:
         self._star.acknowledgements.announce(members)
 
     def send_to(self, client: Participant) -> None:
-        """Send a front end that joins the keys of now: those of its welcome may be older."""
+        """Send the present keys to a front end that has joined: the keys in its welcome may be older."""
         if self.keys is not None:
             client.member.send(self._message())
 

@@ -1,5 +1,5 @@
-"""What a server reads again while it runs: on SIGHUP all that can be, the file of keys when it changes. Runs in the
-supervisor.
+"""Files that a server reads again while it runs: on SIGHUP all that can be; keys and certificates when they change.
+Runs in the supervisor.
 
 A file that is broken changes nothing: what was read before stays in force, and the log says so.
 """
@@ -24,10 +24,10 @@ _NOT_READ = (
 
 
 class Reload:
-    """The files that are watched, and what SIGHUP does.
+    """The watched files of a server, and its reaction to SIGHUP.
 
-    `restore_log` puts log settings in force, `poll` looks at the repositories now, and is false where they are not
-    followed.
+    `restore_log` puts log settings in force; `poll` has the repositories read now, and returns false where the server
+    does not follow them.
     """
 
     def __init__(

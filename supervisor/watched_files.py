@@ -16,7 +16,8 @@ _Identity = tuple[tuple[int, int, int] | None, ...]
 
 
 class WatchedFiles:
-    """Some files that belong together; `reload` is called when one of them has changed, or when it is asked for."""
+    """A group of files. `reload`, a function, is called when one of them has changed, and by the method of this
+    name."""
 
     def __init__(self, loop: EventLoop, paths: Sequence[str], reload: Callable[[], None]) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Unpacking TorchServe's archives: `.mar`, which is a zip, and gzipped tar. The contents are a stranger's.
+"""Unpacking TorchServe's archives: `.mar`, which is a zip, and gzipped tar. The contents are untrusted.
 
     zip      every entry keeps its path
     tar.gz   the first component of every path, the model's name, is dropped
@@ -67,7 +67,7 @@ class _Entry(NamedTuple):
 def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked:
     """Unpack an open archive into `target`, a directory that is empty; its format is told by its first bytes.
 
-    Raises RefusedArchiveError, and OSError where the disk fails. What lies in `target` then, the caller removes.
+    Raises RefusedArchiveError, and OSError where the disk fails; the caller then removes what lies in `target`.
     """
     size = os.fstat(archive.fileno()).st_size
     is_zip = archive.read(len(_ZIP_SIGNATURE)) == _ZIP_SIGNATURE

@@ -1,9 +1,12 @@
-"""From an archive to the configuration of an ordinary model: what config.pbtxt would say of it. Pure.
+"""The configuration of an ordinary model, made of an archive: what a config.pbtxt would hold. Pure.
 
-The first that says something counts:
-    workers   model-config.yaml, the request, `models=` of config.properties, default_workers_per_model
-    the rest  the request, model-config.yaml, `models=`, the defaults
-`model_snapshot=` in the place of `models=` counts before the archive: it says what was in force.
+A setting has the value of the first place that names it:
+
+    workers         model-config.yaml, the request, `models=` of config.properties, default_workers_per_model
+    other settings  the request, model-config.yaml, `models=`, the defaults
+
+Where config.properties has `model_snapshot=` in place of `models=`, that comes before the archive's YAML file: a
+snapshot holds what was in force.
 """
 
 import json
@@ -26,7 +29,7 @@ _STREAMING_HANDLERS = frozenset({"vllm_handler", "trt_llm_handler"})
 
 
 class StoreRequest(NamedTuple):
-    """A registration: an archive's address, and what its parameters say. None: not given."""
+    """A request to register an archive: the archive's address and the request's parameters; None: not given."""
 
     url: str
     model_name: str | None = None
@@ -37,18 +40,18 @@ class StoreRequest(NamedTuple):
     initial_workers: int | None = None
     response_timeout: int | None = None  # s
     startup_timeout: int | None = None  # s
-    is_startup: bool = False  # the server's start loads it
+    is_startup: bool = False  # load_models names it, not a client
 
 
 class Machine(NamedTuple):
-    """What the server runs on, as far as the number of workers depends on it."""
+    """The parts of the server's machine that the number of workers depends on."""
 
     num_cores: int
     gpus: tuple[int, ...]
 
 
 class ArchiveFacts(NamedTuple):
-    """What an unpacked archive says of itself."""
+    """The facts that the files of an unpacked archive hold."""
 
     name: str
     manifest: Manifest | None
@@ -73,7 +76,7 @@ _NO_EFFECT = {
 def configuration(
     request: StoreRequest, facts: ArchiveFacts, settings: StoreSettings, machine: Machine
 ) -> tuple[dict[str, Any], list[str]]:
-    """A ModelConfig as JSON has it, and sentences about settings that cannot be had as they were asked for."""
+    """A ModelConfig in the form of JSON, and sentences for the log about settings that cannot be honoured."""
     manifest, yaml = facts.manifest or Manifest(), facts.yaml
     row = settings.models.get(facts.name, {}).get(manifest.version, {})
     warnings: list[str] = []

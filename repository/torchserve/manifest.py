@@ -1,4 +1,4 @@
-"""MAR-INF/MANIFEST.json, which tells what an archive's files are. Runs in the poller; the file is a stranger's."""
+"""MAR-INF/MANIFEST.json, which names an archive's model, handler and files. Read in the poller, as untrusted input."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ RUNTIMES = ("python", "python3")
 
 
 class Manifest(NamedTuple):
-    """What a manifest says; "" where it is silent."""
+    """The members of a manifest; "" where a member is absent."""
 
     model_name: str = ""
     version: str = DEFAULT_VERSION

@@ -1,10 +1,10 @@
-"""TorchServe's model store: the archives at one place, found by what a registration says of them, and unpacked.
+"""TorchServe's model store: finds the archive that a registration names, unpacks it, and makes a model of it.
 
     STORE/a.mar   STORE/b.tar.gz   STORE/c/MAR-INF/MANIFEST.json   /elsewhere/folder   http(s):// and file:// URLs
 
 A registered archive is a model with one version, whose directory is the unpacked archive (or the folder itself) and
-whose configuration says what config.pbtxt would. Runs in the poller. Keeps no state but files: what is registered, the
-supervisor knows (supervisor/models/registrations.py).
+whose configuration says what config.pbtxt would. Runs in the poller. Keeps no state but files: the supervisor knows
+which archives are registered (supervisor/models/registrations.py).
 """
 
 import hashlib
@@ -111,8 +111,8 @@ class TorchServeStore:
             raise _refused(f"Archive '{place.path.name}' cannot be read: {error.strerror}") from error
 
     def look_again(self, request: StoreRequest, modified_ns: int) -> FoundModel | None:
-        """The model of an archive of the store, or of a folder, that has another modification time now than this; None
-        where it is unchanged, or gone, which ends no model. Raises as `register`."""
+        """The model of a registered archive or folder whose modification time is no longer `modified_ns`; None where it
+        is unchanged or gone: a model outlives its archive. Raises ShoalError as `register`."""
         path = None if is_url(request.url) else self._path(request.url, is_startup=True)
         try:
             if path is not None and path.is_dir():

@@ -1,8 +1,9 @@
 """Whether an archive's handler will import torch, as far as its files say before it runs.
 
-Its worker is forked then by a zygote that has torch; others must not carry it. The code is searched for statements that
-import torch, or a package that does, wherever they stand; it is not parsed, since a parser can be made to overflow the
-stack. A wrong answer costs memory or time, nothing else. Pure but for reading files, within bounds.
+The worker of such an archive is forked by a zygote that has imported torch; other workers must not carry its memory.
+The code is searched for statements that import torch, or a package that does, wherever they stand; it is not parsed,
+since a parser can be made to overflow the stack. A wrong answer costs memory or time, nothing else. Pure but for
+reading files, within bounds.
 """
 
 import json

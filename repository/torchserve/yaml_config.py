@@ -31,7 +31,7 @@ class YamlError(ValueError):
 
 
 class YamlConfig(NamedTuple):
-    """The settings of TorchServe's own that were given, and are of their type; the keys are TorchServe's."""
+    """The settings in a file that are TorchServe's own and of the right type, by TorchServe's keys."""
 
     settings: Mapping[str, Any] = {}
 

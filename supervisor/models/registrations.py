@@ -47,8 +47,8 @@ class Registration:
     modified_ns: int
     archive: str  # the name of a download in the store; "" where the archive was there
     config: Config
-    workers: int  # 0: known, not loaded
-    most: int  # as a registration or the last scaling had it; the count of workers does not grow by itself
+    workers: int  # 0: registered, not loaded
+    most: int  # max_worker of the registration or the last scaling, for descriptions: nothing scales up to it
     handler: str = ""  # as the registration named it; "": the archive's
     request: Arguments = field(default_factory=dict)  # of the registration: the fields of StoreRequest
 
@@ -104,8 +104,8 @@ class Registrations:
         self._snapshots.save("snapshot")
 
     def _mark_default(self, name: str) -> None:
-        """Announce which of a model's versions is the default one, where clients know it otherwise. The configuration
-        stays: a version with another one would be started anew."""
+        """Announce the default version of a model to clients that hold another for it. The configuration is not
+        changed: a version with a changed configuration would be loaded again."""
         changed = []
         for row in self._rows.get(name, {}).values():
             served, is_default = self._serving(name, row), row.text == self._defaults[name]
@@ -170,7 +170,7 @@ class Registrations:
             _log.error("%s", sentence)
 
     async def _replace(self, name: str, row: Registration, found: FoundModel) -> None:
-        """Load the changed archive of a version, which may be another version by its text."""
+        """Load the changed archive of a registered version; its manifest may name another version now."""
         rows, text = self._rows.get(name, {}), _said(found.config, "ts_version")
         (version,) = found.versions.values()
         if rows.get(row.text) is not row or (text != row.text and text in rows):
@@ -380,7 +380,7 @@ class Registrations:
     # --- loading ---
 
     async def _load(self, name: str) -> None:
-        """Bring what serves in line with the rows of a model: its versions with workers serve, no others."""
+        """Serve the versions of a model that have workers, and no others; returns when each has loaded or failed."""
         wanted = [row for row in self._rows.get(name, {}).values() if row.workers]
         if wanted:
             await self._models.load(_merged(name, wanted))
@@ -427,7 +427,8 @@ def number_for(text: str, taken: Iterable[int]) -> int:
 
 
 def with_default(config: Config, *, is_default: bool) -> Config:
-    """A configuration that says of its version whether it is the default one when it is loaded."""
+    """A configuration with the parameter `ts_default` where its version is the default one, and without it
+    elsewhere."""
     others = {key: value for key, value in config["parameters"].items() if key != "ts_default"}
     return {**config, "parameters": {**others, "ts_default": {"string_value": "true"}} if is_default else others}
 

@@ -46,7 +46,8 @@ class Snapshots:
         self._complaint = ""
 
     def save(self, occasion: Occasion) -> None:
-        """Have a snapshot of the present state written; of several that wait for one, the last is."""
+        """Have a snapshot of the present state written. While one is being written, only the last of further calls
+        counts."""
         if not self._are_written:
             return
         self._has_begun, self._next = True, occasion

@@ -30,7 +30,7 @@ class _Record:
 
 
 class GpuQuarantine:
-    """The GPUs' losses, and what follows from them."""
+    """The losses of GPUs, and the quarantines that follow from them."""
 
     def __init__(self) -> None:
         # Changed by lost.

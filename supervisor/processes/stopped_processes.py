@@ -1,4 +1,4 @@
-"""Stopped processes: what a stray SIGSTOP has stopped is resumed, and killed where it is stopped again.
+"""Stopped processes: a process of the server that a stray SIGSTOP has stopped is resumed, or killed the second time.
 
 A stopped process may hold what healthy ones need: a stopped arbiter replaces no lane, a stopped poller answers no load.
 To resume it costs nothing, to kill it costs, for an arbiter, all connections of its lanes. Workers are left alone, as a

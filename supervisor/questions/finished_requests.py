@@ -1,4 +1,4 @@
-"""The slowest and the failed requests of the last minutes, which the batcher keeps: of one model or of all.
+"""The question for the slowest and the failed requests of the last minutes, which the batcher keeps.
 
 Runs in the supervisor, for `GET /v2/debug/requests`.
 """
