@@ -10,7 +10,10 @@ from shoal.shm.slab import Slab, SlabView
 
 class Blocks:
     """All segments with blocks in them: those of clients and workers, oversize segments, and the batcher's own.
-    Workers for which a FREE was pushed are added to `written`."""
+
+    Workers for which a FREE was pushed are added to `written`; `late` keeps blocks that clients of a dead batcher may
+    still hold.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """The slowest and the failed requests of a model's last minutes. Lives in the batcher; bounded by time and number.
 
-Time is cut into windows of a minute. A request is kept if it is among the slowest of its window, as far as the window
-has gone: what a request costs is one comparison with `slow_ns`. Of the failed, the first of each window are kept, and
+Time is cut into windows of a minute. A request is kept if it is among the slowest of its window so far: for each
+answered request that is one comparison, with `slow_ns`. Of the failed requests the first of each window are kept, and
 the others are counted: a server that refuses everything must not spend its time on this. A batcher's successor begins
-with nothing.
+without any.
 """
 
 from collections import deque
@@ -14,8 +14,8 @@ from shoal.finished_request import FinishedRequest
 
 #: The minutes that are kept, and the requests of each kind in each of them (ours).
 WINDOW_NS, NUM_WINDOWS, NUM_KEPT = 60_000_000_000, 5, 16
-#: A full window takes only what is slower by a sixteenth than the least slow one in it (ours): else a queue that grows
-#: and grows, where each request is the slowest so far, would be written down whole.
+#: A full window takes only requests that are slower by a sixteenth than the quickest one in it (ours): else, while a
+#: queue grows and each request is the slowest so far, each would be written down.
 _MARGIN_BITS = 4
 
 Make = Callable[[], FinishedRequest]
@@ -59,7 +59,7 @@ class FinishedRequests:
         """Keep an answered request that took longer than `slow_ns`."""
         self.turn(now_ns)
         slowest = self._windows[-1].slowest
-        self._num_noted = number = self._num_noted + 1  # no two are compared as requests
+        self._num_noted = number = self._num_noted + 1  # so that the heap never compares two requests
         if len(slowest) < NUM_KEPT:
             heappush(slowest, (total_ns, number, make()))
         else:
@@ -89,7 +89,7 @@ class FinishedRequests:
 def recent_of_all(
     logs: Iterable[FinishedRequests], limit: int, now_ns: int
 ) -> tuple[list[FinishedRequest], list[FinishedRequest], int]:
-    """As `recent`, of several models together: at most `limit` of either kind."""
+    """The recent requests of several models together, like `FinishedRequests.recent`: at most `limit` of each kind."""
     slowest, failed, num_others = list[FinishedRequest](), list[FinishedRequest](), 0
     for log in logs:
         more_slow, more_failed, num_more = log.recent(now_ns)

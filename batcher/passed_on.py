@@ -225,8 +225,8 @@ def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
     return block[: num_pieces * WORD].cast("Q").tolist()
 
 
-#: A step's response: name in the ensemble, form and offset of each tensor in the response; names of all outputs of the
-#: step, since other steps do not wait for an output that the model has left out; parameters.
+#: A step's response, parsed: the tensors in it, each by its name in the ensemble, form and offset; the names of all
+#: outputs that the step could have had, so that steps which need an absent one do not wait for it; parameters.
 Answered = tuple[Sequence[tuple[str, Form, int]], tuple[str, ...], Parameters]
 
 

@@ -1,10 +1,10 @@
 """A batcher's take-over from a dead one: clients send their open requests again, one client after the other; sequences
 continue.
 
-A client is late until it has done so (late_clients.py), and no other client waits for it. Only requests of sequences
-are kept back until all front ends have: those of one sequence may come from several, and are queued in the order in
-which they first arrived. Callers and guests may be in users' code for minutes, so their requests are queued when they
-come. Changed by the exchange; lives in the batcher.
+A client that has not sent its open requests yet is late (late_clients.py); no other client waits for it. Only requests
+of sequences are kept back until no front end is late: those of one sequence may come from several front ends, and are
+queued in the order in which they first arrived. Callers and guests may be in users' code for minutes, so their requests
+are queued when they come. Changed by the exchange; lives in the batcher.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,8 +3,8 @@
 Written by the batcher, read by front ends. A window is 8192 bytes:
 
     offset  size      what
-    0       8         which ten seconds of the monotonic clock it is about; 0: nothing in it counts
-    8       5 × 1600  by phase, 400 u32: how many times fell into which bin
+    0       8         the number of its ten seconds, counted from the monotonic clock's zero; 0: the window is empty
+    8       5 × 1600  by phase, 400 u32: how many times fell into each bin
 
 Bins are 1 µs wide below 32 µs and then a sixteenth of the power of two they lie in, up to 268 s, so a bin represents a
 time with an error of at most 3.2 % (below 32 µs: 0.5 µs). A minute takes 48 KiB.

@@ -112,6 +112,7 @@ class Admission:
         return ahead_ns + max(0, since_ns + self._ns_per_row * executions[0] - now_ns)
 
     def _work_out(self) -> None:
+        """Update the figures that are derived from the last executions."""
         if not self._is_stale or len(self._executions) < MIN_KNOWN:
             return
         self._is_stale = False

@@ -87,7 +87,8 @@ class DynamicBatchScheduler(Scheduler):
 
     def oldest_ns(self) -> int:
         if self._payloads:
-            # A payload holds only requests of a dead instance while others overtake older ones.
+            # Also right where requests overtake each other (PolicyBatchScheduler): there only requests whose instance
+            # has died wait in payloads, and they are the oldest.
             return self._payloads[0].requests[0].arrival_ns
         return self._queue.oldest_arrival_ns() if self._queue.rows else 0
 

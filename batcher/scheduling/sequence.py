@@ -1,15 +1,18 @@
 """The sequence batcher: the requests of one sequence run on one instance, one after the other.
 
-    START             a sequence begins: it gets the lowest free slot of all instances, which spreads sequences over
-                      them, or waits for one in the backlog, first come first served
-    any request       waits until its predecessor has been executed; then it is the slot's business (`sequence_slots`)
-    END               the id is free at once, for another sequence; the slot when all has been executed
-    no request        for so long, none waiting or running: the sequence ends by itself
-    its lifetime      ends it, too, where the model bounds that, with all that waits
-    its model         ends it when it answers a request, with all that waits behind (TorchServe's handlers)
-    a cancelled one   ends its sequence, with all that waits behind: the model has missed a part
-    its own timeout   counts as long as its sequence is in the backlog, and ends that
-    instance's death  ends its sequences; those that it had not begun go back into the backlog, before all others
+A sequence begins with a request that says START. It gets the lowest free slot of all instances, which spreads
+sequences over them; where all slots are taken it waits in the backlog, first come first served. Each request of a
+sequence waits until the one before has been executed, and then for its slot's turn (sequence_slots.py).
+
+What ends a sequence:
+
+    a request with END     its id is free at once, for another sequence; its slot once all requests have been executed
+    max_idle               passed without a request of the sequence that waits or runs
+    max_lifetime           has passed since it began, where the model has such a bound; waiting requests are refused
+    the model              says so with an answer (TorchServe's handlers); waiting requests are refused
+    a cancelled request    had not run, so the model has missed a part; waiting requests are refused
+    a request's timeout    passed while the sequence was in the backlog; waiting requests are refused
+    its instance's death   unless the instance had not begun it: then it goes to the front of the backlog
 
 Rules: an instance has at most one batch, so that no request overtakes a running one; a slot has at most one sequence,
 and gets another when the last request of the first has been executed. Every request leaves once: in a batch, or
@@ -63,7 +66,8 @@ class SequenceScheduler(Scheduler):
         waits_for_answers: bool = True,
     ) -> None:
         """`num_slots` is the number per instance. With `is_iterative`, a request of no sequence is a sequence by
-        itself; with `begins_unasked`, the first request of a sequence begins it, whether it says START or not."""
+        itself; with `begins_unasked`, the first request of a sequence begins it, whether it says START or not. With
+        `waits_for_answers`, an execution ends with its answers, not with READY before them."""
         self.waits_for_answers = waits_for_answers
         self._make_slots = make_slots
         self._num_slots = num_slots
@@ -346,7 +350,10 @@ class SequenceScheduler(Scheduler):
     # --- sequences ---
 
     def _of_id(self, request: QueuedRequest) -> Sequence | None:
-        """The sequence that a request joins: of several that have ended in a dead batcher's queue, the oldest."""
+        """The open sequence of a request's id; None if there is none.
+
+        After a batcher's death several sequences of one id may be waiting for their END: the oldest one is joined.
+        """
         ending = self._ending.get(request.correlation)
         if not ending:
             return self._live.get(request.correlation)

@@ -22,7 +22,8 @@ class SequenceLimits(NamedTuple):
 
 
 class SlotState(IntEnum):
-    """A slot's state: no sequence; a sequence; one whose END waits; one that ends with its running request."""
+    """A slot's state: without a sequence; with an open one; with one whose last request (END) is waiting; with one that
+    ends with its running request."""
 
     FREE, LIVE, ENDING, CLOSED = 0, 1, 2, 3
 
@@ -87,7 +88,7 @@ class Sequence:
     def __init__(self, number: int, correlation: int, began_ns: int) -> None:
         self.number = number  # in order of their beginnings
         self.correlation = correlation
-        self.began_ns = began_ns  # of one that a successor has found: when it was found
+        self.began_ns = began_ns  # for a sequence of a dead batcher: when its successor took it over
         # Changed by the scheduler.
         self.instance: int | None = None
         self.slot = 0

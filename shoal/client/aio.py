@@ -29,9 +29,8 @@ _T = TypeVar("_T")
 class AsyncClient:
     """A client of the server at `place`, for coroutines of one event loop. Otherwise like `shoal.Client`.
 
-    Many requests may be open at once; those of one pass of the loop share batches.
-
-    Requests that are open at the same time are batched as those of many connections are.
+    Many requests may be open at once: they are batched like those of many connections, and the batcher is notified
+    once for all requests of one pass of the loop.
     """
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
@@ -183,6 +182,7 @@ class AsyncClient:
 
 
 async def _await(call: ClientCall, news: "_Wakeup") -> None:
+    """Wait for the next response of a call. Raises the call's timeout error."""
     deadline_s = news.loop.time() + call.limit_s
     while not call.has_news:
         if not await news.wait(deadline_s):

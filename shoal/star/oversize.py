@@ -20,7 +20,8 @@ from shoal.shm.whole_slabs import WholeSlabs
 
 
 class ClientOversizeBlocks:
-    """The oversize segments of one client. `send` sends the supervisor a message, from any thread."""
+    """The oversize segments of one client. `send` sends the supervisor a message, from any thread; an allocation waits
+    for its segment for `wait_s` seconds at most."""
 
     def __init__(self, send: Callable[[Message], None], wait_s: float) -> None:
         self._send = send

@@ -148,7 +148,7 @@ class InlineMemory(Memory):
         num_heeded = 0
 
         def has_more() -> bool:
-            return self._reader.counts[0] != num_heeded  # whichever thread has read them since
+            return self._reader.counts[0] != num_heeded  # another thread may have read records since
 
         while True:
             with self.lock:
@@ -202,8 +202,8 @@ class Outbox(RingWriter):
 
 
 def _at(record: Record, start_ns: int, end_ns: int) -> Record:
-    """A record with the times of its execution, never so short that the batcher would give the instance work ahead,
-    which would have to wait while a model waits for its own calls."""
+    """A record with the times of its execution. An execution lasts FAST_NS at least: to a faster instance the batcher
+    would send a second batch ahead, which could not run while the model waits for its own calls."""
     if len(record) <= D.COMPUTE_START_NS:
         return record
     end_ns = max(end_ns, start_ns + FAST_NS)

@@ -1,7 +1,7 @@
 """The contract between a worker and a framework: one Backend object is one model instance.
 
-The worker calls every method from one thread, `describe` only for configurations that are not complete. Any exception
-of a backend is an error for the client: a ShoalError unchanged, others as internal errors.
+The worker calls all methods from one thread, and `describe` only if the configuration is not complete. An exception of
+a backend reaches the client as an error: a ShoalError unchanged, any other as an internal error.
 """
 
 import time
