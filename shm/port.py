@@ -83,7 +83,7 @@ class SchedulingHints(Protocol):
 
 
 class TracedTimes:
-    """What the batcher tells of a traced request before the last reply to it."""
+    """The records about a traced request that the batcher sends before the last reply to it."""
 
     __slots__ = ("children", "execution")
 

@@ -170,7 +170,7 @@ class Goal:
         return int(best_ns)
 
     def _keeps_up(self, rows: int, queued_rows: int) -> bool:
-        """Whether batches of so many rows are fast enough for the arrivals, and for the backlog."""
+        """Whether batches of `rows` rows are executed as fast as rows arrive, and reduce a backlog."""
         per_ns = self._rate.per_ns + (queued_rows - rows) / _BACKLOG_NS
         return rows * self.num_instances >= per_ns * self.curve.ns(rows)
 

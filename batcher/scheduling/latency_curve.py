@@ -102,7 +102,7 @@ class LatencyCurve:
             self._refresh_at = self._num_learned + min(self._num_learned, REFRESH_BATCHES)
 
     def ns(self, rows: int) -> float:
-        """The time in ns that a batch of so many rows should take; 0 while no size is known."""
+        """The time in ns that a batch of `rows` rows should take; 0 while no size is known."""
         cell = cell_of(rows)
         took_ns = self._table[cell] if cell < len(self._table) else self._intercept_ns + self._slope_ns * rows
         return self._pace * took_ns

@@ -1,14 +1,14 @@
-"""How long a model's clients wait for an answer, learned from those that hang up.
+"""The time that a model's clients wait for an answer before they give up, learned from those that hang up.
 
-First come, first served answers every request as long as its client waits. Once clients give up sooner than the queue
-takes, the request at its front is about to be given up, too: the model computes answers for clients that have gone. If
-that becomes the usual case, later requests get a deadline, a little shorter than most of those clients have waited,
-and are refused at once if they would miss it (deadlines.py).
+A queue that is served first come, first served answers every request as long as its client waits. Once clients give up
+sooner than the queue takes, the request at its front is about to be given up, too: the model computes answers for
+clients that have gone. If that becomes the usual case, later requests get a deadline, a little shorter than the time
+that most of those clients have waited, and are refused at once if they would miss it (deadlines.py).
 
-Rules: a queue that its clients wait for is left alone, whatever its length and however many others hang up, since only
-answers that have become useless are a reason for a limit: as long as more than half reach a client, there is none. A
-hang-up says how long clients wait only if its request had waited long, in a queue that has stood ever since the first
-of those that count. With an empty queue all is forgotten.
+Rules: there is no limit as long as more than half of the answers reach a client, however long the queue is and however
+many clients hang up: only answers that have become useless are a reason for a limit. A hang-up is a sample of how long
+clients wait only if its request had waited long, and the queue has not been empty since the first sample. An empty
+queue ends the limit and discards all samples.
 
 Pure policy, runs in the batcher: the time is handed in.
 """
@@ -21,9 +21,9 @@ LONG_NS = 250_000_000
 #: Samples of hang-ups that are needed before there is a limit, and of how many it is made; a sample is taken at most
 #: every SAMPLE_NS (ours: a client that drops many requests at once is one sample).
 LEAST, WINDOW, SAMPLE_NS = 8, 16, 20_000_000
-#: There is a limit if so many of about so many answers in a row are useless (ours: a client can make useless only
+#: There is a limit if USELESS of about ANSWERS answers in a row are useless (ours: a client can make useless only
 #: answers to its own requests, and would need half of the model's executions to have others refused; with 0.3 of them,
-#: one attempt in 2,000 succeeds by chance). A limit is found again with so many of them (ours: a trial costs little).
+#: one attempt in 2,000 succeeds by chance). USELESS_AGAIN of them confirm a limit (ours: a trial costs little).
 ANSWERS, USELESS, USELESS_AGAIN = 64, 32, 8
 #: The limit is this part of what half of those clients waited at least: an answer has to arrive, too (ours).
 PART = 0.9
@@ -33,8 +33,8 @@ TRIAL_NS, STEP_NS, RAISED_BY, END_NS = 10_000_000_000, 2_000_000_000, 1.25, 60_0
 
 
 class Patience:
-    """What one model's clients have waited before they gave up. `limit_ns` is the time that a request has from its
-    start to its answer, as far as is known; 0 = no limit."""
+    """The times that one model's clients have waited before they gave up. `limit_ns` is the time that a request has
+    from its start to its answer, as far as is known; 0 = no limit."""
 
     __slots__ = (
         "_last_ns", "_num_answered", "_num_answered_before", "_num_useless", "_raise_at_ns", "_waits_ns", "limit_ns"
@@ -82,8 +82,8 @@ class Patience:
         self._num_useless = 0
 
     def current_ns(self, num_queued: int, now_ns: int) -> int:
-        """The limit for a request that comes now and finds so many in the queue; 0 = none. It ends with an empty queue,
-        and is raised for the time in which it was not found again."""
+        """The limit in ns for a request that comes now and finds `num_queued` in the queue; 0 = none. An empty queue
+        ends it; without hang-ups that confirm it, it is raised in steps."""
         if not num_queued:
             self.limit_ns = 0
             self._waits_ns.clear()

@@ -42,8 +42,8 @@ from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
 
-#: Of a connection's requests that are not known, so many are kept, so that those like them are known; from then on each
-#: of so many, until one is known (ours).
+#: A request that repeats no earlier one may be kept, for later ones like it. Of a connection's such requests the first
+#: EAGER_MISSES are kept, and from then on, until one is recognised, only each RARE_MISSES-th (ours).
 EAGER_MISSES, RARE_MISSES = 8, 64
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 

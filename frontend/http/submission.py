@@ -51,13 +51,13 @@ _MAX_TEMPLATES = 512
 HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
 _PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
-#: Known requests are found by their request line and size: so many of these, and so many requests with each (ours).
+#: Known requests are found by request line and size: the most pairs of these, and the most requests of one pair (ours).
 _MAX_KNOWN, _MAX_ALIKE = 256, 4
 #: The key of a template: model, JSON without what is cut out, place of the first tensor, number of bytes behind the
 #: JSON, and whether outputs are binary by the parameters that were cut out.
 _Key = tuple[int, tuple[bytes, ...], int, int, bool]
-#: The key of a template of JSON alone: model, skeleton of the JSON without what is cut out, in how many pieces it was
-#: then, and as above.
+#: The key of a template of JSON alone: model, skeleton of the JSON without what is cut out, the number of pieces in
+#: which that left it, and whether outputs are binary by the parameters that were cut out.
 _JsonKey = tuple[int, json_template.Skeleton, int, bool]
 #: The first bytes of a JSON response with an id.
 _ID_MEMBER = b'{"id":"%b",'
@@ -86,8 +86,9 @@ class Submission:
         self._num_large = 0
 
     def find(self, data: bytes, last: KnownRequest | None = None) -> tuple[KnownRequest, Sequence[bytes]] | None:
-        """What is kept of an earlier request like this one, which is all of `data`, and the parts in which it differs;
-        None if there is none, or if models have changed since. `last` is what was found for the request before."""
+        """The earlier request that the one in `data` repeats, and the parts in which it differs; None if there is none,
+        or if models have changed since. `last` is the result for the connection's request before, which is tried
+        first."""
         num_changes = self._state.models.num_changes + self._num_large
         if last is not None and last.num_changes == num_changes and last.layout.nbytes == len(data):
             values = last.layout.read(data)

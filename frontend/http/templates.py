@@ -1,5 +1,5 @@
-"""What a lane keeps of an infer request and of its response, for requests that differ in tensors, id and parameters.
-Values; submission.py makes and uses them."""
+"""Templates of infer requests and of their responses, kept by a lane for requests that differ in tensors, id and
+parameters. Values; submission.py makes and uses them."""
 
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple

@@ -101,7 +101,7 @@ def metrics(call: HandlerCall) -> Response:
 
 
 def _figures(call: HandlerCall) -> Mapping[str, Any]:
-    """What the supervisor knows; empty if it does not answer."""
+    """The supervisor's figures; empty if it does not answer."""
     try:
         figures: Mapping[str, Any] = call.ask("gauges", {}, _ANSWER_S)
     except ShoalError:

@@ -52,7 +52,7 @@ LIMITS = Limits()
 
 
 class Unpacked(NamedTuple):
-    """What an archive has unpacked to."""
+    """The numbers of files and bytes that an archive has unpacked to."""
 
     num_files: int
     nbytes: int
@@ -92,7 +92,7 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
 
 
 class _Budget:
-    """What an archive has used of its limits, and the paths that it has named."""
+    """The use of its limits that an archive has made so far, and the paths of its entries."""
 
     def __init__(self, limits: Limits, most_bytes: int) -> None:
         self._limits = limits

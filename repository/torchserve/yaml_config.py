@@ -89,7 +89,7 @@ def _checked(document: Mapping[Any, Any], name: str) -> dict[str, Any]:
 
 
 def _fault(key: Any, value: Any) -> str | None:
-    """What a value should have been; None where it is right, "" for a key that is not TorchServe's."""
+    """The expected form of a value that is wrong; None where it is right, "" for a key that is not TorchServe's."""
     if key in _INTEGERS:
         least = _INTEGERS[key]
         is_right = isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 31

@@ -1,4 +1,4 @@
-"""The verb `doctor`: what of this machine and installation a server would suffer from, and what to type about it.
+"""The verb `doctor`: checks this machine and installation for what a server would suffer from, and says how to mend it.
 
 The facts are read in machine_facts.py; what they mean is decided here, by pure functions of the facts.
 """
@@ -47,7 +47,7 @@ _SLOW_CLOCK_NS = 400
 
 
 class Row(NamedTuple):
-    """What was found about a subject; `advice` is what to type or change, "" where nothing needs to be."""
+    """A finding about a subject; `advice` is what to type or change, "" where nothing needs to be."""
 
     state: str  # GOOD, NOTE or BAD
     subject: str

@@ -1,4 +1,4 @@
-"""What a load of a repository's models would find, as far as files tell without running a model or a framework.
+"""Faults in a repository's models that a load would find, as far as files show them without a model or framework.
 
 Reads directories, configurations and model files, changes nothing, and executes no code of a model. The checks are
 those of the server: the poller's, the supervisor's and, of a model's file, those that need no framework.

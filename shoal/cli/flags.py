@@ -185,13 +185,13 @@ HTTP = (
     honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
     honour("max-control-bytes", integer(1), "bytes of the body of a request that neither asks nor loads a model"),
-    honour("max-expansion", integer(0), "a decompressed body has 1 MiB, or so many times its size, at most; 0 for any"),
+    honour("max-expansion", integer(0), "times its size that a body over 1 MiB may have when decompressed; 0: any"),
     honour("http-use-ssl", BOOLEAN, "TLS on HTTP's port"),
     honour("http-use-ssl-mutual", BOOLEAN, "TLS on HTTP's port, and clients must show a certificate"),
     honour("http-server-cert", ANY_TEXT, "file of the server's certificate chain, PEM"),
     honour("http-server-key", ANY_TEXT, "file of the server's private key, PEM"),
     honour("http-root-cert", ANY_TEXT, "file of the certificates that may sign those of clients, PEM"),
-    honour("timing-percent", integer(0, 100), "of responses, those that tell where their time went although unasked"),
+    honour("timing-percent", integer(0, 100), "percentage of responses with Server-Timing whose clients did not ask"),
     honour("ui", BOOLEAN, "show the models, their figures and a form to try them to browsers, at / and /ui"),
     honour(
         "max-upload-mib",
@@ -202,7 +202,7 @@ HTTP = (
     honour(
         "upload-timeout-secs",
         integer(1),
-        "a request's body may take so long, and a second more for each --min-upload-rate bytes of it; then 408",
+        "seconds for a request's body, and one more for each --min-upload-rate bytes of it; then 408",
     ),
     honour("min-upload-rate", integer(1), "bytes a second, see --upload-timeout-secs"),
     honour(
@@ -292,12 +292,12 @@ TORCHSERVE = (
 )
 METRICS = (
     honour("allow-metrics", BOOLEAN, "serve GET /metrics for Prometheus"),
-    honour("allow-gpu-metrics", BOOLEAN, "tell of the GPUs, where nvidia-ml-py (the extra gpu-metrics) finds some"),
-    honour("allow-cpu-metrics", BOOLEAN, "tell of the machine's CPU and memory"),
+    honour("allow-gpu-metrics", BOOLEAN, "metrics of the GPUs that nvidia-ml-py (the extra gpu-metrics) finds"),
+    honour("allow-cpu-metrics", BOOLEAN, "metrics of the machine's CPU and memory"),
     honour("metrics-address", TEXT, "address to listen on"),
     honour("metrics-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("metrics-use-ssl", BOOLEAN, "TLS on the metrics port, with the files of --http-server-cert and its like"),
-    honour("metrics-interval-ms", integer(0), "milliseconds for which what was read of CPU and GPUs is told again"),
+    honour("metrics-interval-ms", integer(0), "milliseconds for which figures of CPU and GPUs are reused"),
     honour(
         "metrics-config", METRICS_SETTING, "counters, histograms, summaries: docs/metrics.md; repeat it for several"
     ),
@@ -316,7 +316,7 @@ TRACING = (
         honour(
             f"trace-{name}",
             trace_setting(mode, name, metavar),
-            "one setting of it",
+            "one setting of --trace-config",
             deprecated_for="--trace-config",
             sets="trace_config",
         )
@@ -348,7 +348,7 @@ BACKENDS = (
         "local,size=N: keep up to N bytes of answers of models with a response_cache; redis,host=NAME: in Redis, too, "
         "for all servers that ask there (redis,port=, user=, password=, db=, ...)",
     ),
-    honour("cache-directory", TEXT, "taken as Triton takes it; both caches are built in"),
+    honour("cache-directory", TEXT, "accepted as by Triton, without effect: both caches are built in"),
     honour(
         "rate-limit",
         choice("off", "execution_count"),
@@ -391,8 +391,8 @@ BOUNDS = (
     honour(
         "max-in-flight",
         integer(1, 65536),
-        "requests of one model in one front-end process at once, of all models four times as many; one model less "
-        "than twice what is free of these; above it 503",
+        "requests of one model at once in one front-end process; of all models four times as many, of which one model "
+        "gets less than twice what is free; further ones get 503",
     ),
     honour("default-max-queue-size", integer(1), "requests queued for a model whose config bounds nothing"),
     honour(
@@ -404,13 +404,19 @@ BOUNDS = (
     honour(
         "poison-refusal-secs",
         integer(0, 86400),
-        "seconds for which a request is refused whose equals have ended instances, twice as long each further time; "
-        "0: it is executed whenever it comes",
+        "seconds for which requests are refused after equal ones have ended instances, twice as long each further "
+        "time; 0: never",
     ),
     honour("request-timeout-secs", integer(1), "seconds from acceptance to answer; then 503"),
 )
 DEPRECATED = (
-    honour("response-cache-byte-size", CACHE_BYTES, "its size", deprecated_for="--cache-config", sets="cache_config"),
+    honour(
+        "response-cache-byte-size",
+        CACHE_BYTES,
+        "size of the local cache",
+        deprecated_for="--cache-config",
+        sets="cache_config",
+    ),
 )
 
 #: Groups of flags in the order of --help.

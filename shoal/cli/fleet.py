@@ -102,8 +102,8 @@ def _print(arguments: argparse.Namespace) -> int:
 
 
 def servers(texts: Sequence[str]) -> list[FleetServer]:
-    """The servers that these texts name. Raises CommandLineError for none, for one that is none, and for one that is
-    named twice."""
+    """The servers that these values of --server name. Raises CommandLineError if there are none, and for one that is
+    malformed or named twice."""
     if not texts:
         raise CommandLineError("Which servers? Name at least one by --server.")
     found: dict[str, FleetServer] = {}

@@ -1,6 +1,8 @@
-"""The verb `import`: what of a TorchServe store, or of a config.properties, is served how, and what is ignored.
+"""The verb `import`: a report on a TorchServe store or config.properties: which archives are served how, which keys of
+the file are ignored.
 
-On request writes the store as a repository of Triton's layout. Reads archives as the server does; runs no handler.
+On request it writes the store as a repository in Triton's layout. It reads archives as the server does, and runs no
+handler.
 """
 
 import argparse

@@ -35,10 +35,10 @@ Examples:
   shoal key prometheus --scope metrics --file keys.json
 
 Options:
-  --scope <scope>     infer, admin or metrics; repeat it for several; infer where there is none
-  --model <pattern>   models that the key is for, as a shell's pattern; repeat it for several; * where there is none
+  --scope <scope>     infer, admin or metrics; repeat it for several (default: infer)
+  --model <pattern>   models that the key is for, as a shell's pattern; repeat it for several (default: *)
   --rate <number>     most requests for inference in a second, of all processes and protocols together
-  --burst <number>    of these, that many may come at once; as many as in a second where there is none
+  --burst <number>    most requests that may come at once (default: as many as --rate allows in a second)
   --max-in-flight <number>  most requests for inference at the same time
   --file <file>       add the entry to this file
   --help              print this and exit

@@ -38,7 +38,7 @@ class Framework(NamedTuple):
 
 
 class MachineFacts(NamedTuple):
-    """What was read of the machine, the installation, and the places where a server would listen."""
+    """The facts that were read of the machine, the installation, and the ports where a server would listen."""
 
     shoal: str
     python: str

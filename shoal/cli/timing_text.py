@@ -1,4 +1,4 @@
-"""Where the time of a request went, as the verbs `infer` and `top` print it: a bar, and why it waited. Pure."""
+"""The timing of a request as the verbs `infer` and `top` print it: its phases as a bar, and why it waited. Pure."""
 
 from collections.abc import Mapping
 from typing import Any

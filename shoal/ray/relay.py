@@ -122,7 +122,7 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes,
 
 
 def _url(scope: Scope, port: int) -> yarl.URL:
-    """Where the server has what the client asked for: without the route prefix of the Serve application."""
+    """The URL on the server: the client's path without the route prefix of the Serve application."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     path = path.removeprefix(scope.get("root_path", "").encode()) or b"/"
     query: bytes = scope.get("query_string", b"")

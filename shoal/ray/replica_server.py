@@ -46,7 +46,8 @@ _OWN_FLAGS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What a server is started with. Raises InvalidArgumentError for a flag that is not the user's to set."""
+    """The settings that a server is started with. Raises InvalidArgumentError for a flag that the replica itself
+    sets."""
 
     model_repository: tuple[str, ...]
     flags: tuple[str, ...] = ()  # further flags of `shoal serve`

@@ -1,4 +1,4 @@
-"""How many replicas a deployment should have, by the queue age and the utilisation of their models. Pure.
+"""The number of replicas that a deployment should have, by the queue age and utilisation of their models. Pure.
 
 Ray Serve's own policy counts requests in flight, which says little of a server that batches: sixty-four requests may be
 one batch of an idle model, or a minute of work. The age of the oldest waiting request says whether clients wait, and
@@ -21,7 +21,7 @@ _TINY = 1e-9
 
 
 class Figures(NamedTuple):
-    """What one replica reports: its model that is worst off."""
+    """The figures that one replica reports: those of its model that is worst off."""
 
     queue_age_s: float  # of the oldest request that awaits execution
     utilisation: float  # 0 to 1: the fraction of the time that the model's instances executed

@@ -309,7 +309,7 @@ class Registrations:
         }
 
     def _snapshot(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What is registered, as TorchServe's model_snapshot has it."""
+        """The registered versions in the form of TorchServe's model_snapshot."""
         return {
             name: {text: _snapshot_of(row, is_default=self._defaults[name] == text) for text, row in rows.items()}
             for name, rows in sorted(self._rows.items())

@@ -22,7 +22,7 @@ class Goal:
     least_per_s: float = 0.0
 
     def is_met(self, window: Window) -> bool:
-        """Whether what was measured meets the goal."""
+        """Whether the measured window meets the goal."""
         if self.least_per_s:
             return window.requests_per_s >= self.least_per_s
         latency_ms = window.percentile_ms(self.percent)

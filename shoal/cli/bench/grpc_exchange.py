@@ -1,7 +1,7 @@
-"""gRPC on one connection of a load: one call at a time over HTTP/2, and of its answer only the status.
+"""gRPC on one connection of a load: one call at a time over HTTP/2, of whose answer only the status is read.
 
-Pure. A client of its own, so that the load costs less than the server that it measures. The header table of the server
-is set to nothing, so that equal trailers are equal bytes, which are decoded once.
+Pure. grpcio is not used, so that the load costs less than the server that it measures. The server's header table is set
+to size 0, so that equal trailers are equal bytes, which are decoded once.
 """
 
 from collections.abc import Sequence

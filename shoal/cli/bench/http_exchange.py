@@ -16,7 +16,7 @@ _MORE, _WHOLE = (b"", False), (b"", True)
 
 
 class _Head(NamedTuple):
-    """What the head of an answer says."""
+    """The head of an answer, parsed."""
 
     status: int
     num_body_bytes: int

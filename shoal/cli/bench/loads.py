@@ -1,4 +1,5 @@
-"""When requests are sent: a closed loop keeps a number of them open, an open loop sends at times that are set before.
+"""The times at which requests are sent: a closed loop keeps a number of them open, an open loop sends at times that are
+set before.
 
 The latency of an open loop's request counts from the time at which it was due, not from when it could be sent: a server
 that stands still for a second is charged with all requests that were due in it (no coordinated omission).
@@ -65,9 +66,9 @@ class Load:
         return len(self._waiting)
 
     def run(self, seconds: float, num_requests: int = 0) -> Window:
-        """Load the server for a time, and on until so many requests have ended; returns what ended in it.
+        """Load the server for `seconds`, and on until `num_requests` requests have ended; returns the window of these.
 
-        A window without that number ends a request's timeout later. Raises UnreachableError.
+        A window in which fewer end is over after a request's timeout more. Raises UnreachableError.
         """
         clock, transport, opened = self._clock, self._transport, self._open
         window = Window()
@@ -100,7 +101,8 @@ class Load:
         return window
 
     def drain(self) -> None:
-        """Wait for the answers to all that is under way, and forget them and what is due: another server's turn."""
+        """Wait for the answers to all open requests, count none, and drop the requests that are due: another server
+        has its turn."""
         self._waiting.clear()
         self._next_due_ns = None
         end_ns = self._clock() + self._timeout_ns

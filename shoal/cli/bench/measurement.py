@@ -1,4 +1,4 @@
-"""What is measured of a level of load: windows, until the last ones agree; of several servers in turns."""
+"""The measurement of a level of load: window after window until the last ones agree; several servers take turns."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -50,7 +50,7 @@ class MemoryTransport:
         self._loop.stop()
 
     def wait(self, timeout_s: float) -> Iterator[tuple[int, str | None]]:
-        """Like `Transport.wait`. The loop works while it waits: of its time only what took no CPU is idle."""
+        """Like `Transport.wait`. The event loop also works meanwhile, so only its time without CPU counts as idle."""
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         if not self._answered:
             timer = self._loop.call_later(0 if timeout_s < _SHORT_S else timeout_s, self._loop.stop)

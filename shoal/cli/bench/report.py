@@ -67,7 +67,7 @@ def as_compared(
 
 
 def notes(measured: Measured) -> list[str]:
-    """What a reader has to know of a level: whether the figures mean what they seem to, and each error's sentence."""
+    """Sentences of warning about a level: figures that do not mean what they seem to, and the errors that occurred."""
     whole, title = measured.whole, measured.level.title
     found = []
     if not measured.is_stable:

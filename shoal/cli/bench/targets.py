@@ -1,5 +1,5 @@
-"""The server and model that a load is for: by HTTP, gRPC or shared memory, what is asked of it beside requests, and the
-transport of the requests."""
+"""The server and model that a load is for, over HTTP, gRPC or shared memory: its configuration, its statistics, and the
+transport of the requests to it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

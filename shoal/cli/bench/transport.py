@@ -1,4 +1,4 @@
-"""What a load sends requests through: slots, each with one request at a time, and sockets that carry them.
+"""The way of a load's requests to a server: slots, each with one request at a time, and the sockets that carry them.
 
 A transport knows no clock but that of its waits, and no policy: the load (loads.py) decides when a slot sends.
 """

@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class _Start(NamedTuple):
-    """What a start has led to."""
+    """The server that a command line asks for, and warnings about it."""
 
     options: ServerOptions
     warnings: tuple[str, ...]

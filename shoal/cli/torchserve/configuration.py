@@ -1,4 +1,4 @@
-"""From the values of config.properties to a server's options. Pure."""
+"""A server's options, made of the values of config.properties. Pure."""
 
 import json
 import re
@@ -16,10 +16,10 @@ from shoal.torchserve_settings import METRICS_MODES, TorchServeSettings
 _PORTS = {"inference": (80, 443), "management": (8081, 8444), "metrics": (8082, 8445)}
 #: Fields of a row of `models=` that count, where they are whole numbers above 0.
 _NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+#: The numbers that may be 0 in a snapshot: a version without workers, a batch that is not waited for.
+_ZEROS = frozenset({"minWorkers", "maxWorkers", "maxBatchDelay"})
 #: The longest path of a Unix socket (sun_path of sockaddr_un, with a zero behind it).
 _MAX_PATH_BYTES = 107
-#: Those that may be 0 in a snapshot: a version without workers, a batch that is not waited for.
-_ZEROS = frozenset({"minWorkers", "maxWorkers", "maxBatchDelay"})
 #: s that stand for no limit, with debug=true: the most that a model's configuration takes.
 _NO_LIMIT_S = 3600
 
@@ -33,17 +33,17 @@ class Address(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What `models=` or `model_snapshot=` says: settings by model and version, and the archives of a snapshot."""
+    """The contents of `models=` or `model_snapshot=`: settings by model and version, and the archives of a snapshot."""
 
     settings: Mapping[str, Mapping[str, Mapping[str, Any]]]
     load_models: tuple[str, ...]
 
 
 def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dict[str, Any], list[str]]:
-    """Fields of ServerOptions, and sentences about what cannot be had. `values` is of every key; `token_file` "" means
-    no tokens.
+    """Fields of ServerOptions, and warnings about settings that are not honoured. `values` has a value for every key;
+    `token_file` "" means no tokens.
 
-    Raises PropertiesError for what the server cannot start with.
+    Raises PropertiesError for values that the server cannot start with.
     """
     warnings: list[str] = []
     fields: dict[str, Any] = {"store": store_settings(values, warnings), "allow_torchserve": True}
@@ -168,7 +168,8 @@ def read_address(key: str, text: str, http_port: int, https_port: int) -> Addres
 
 
 def read_rows(values: Mapping[str, Any], warnings: list[str]) -> Rows:
-    """What `models=` says or, where it is given, `model_snapshot=`. Raises PropertiesError for what is no JSON."""
+    """The contents of `model_snapshot=` where it is given, else of `models=`. Raises PropertiesError for invalid
+    JSON."""
     key = "model_snapshot" if values["model_snapshot"] else "models"
     text = values[key]
     if not text:

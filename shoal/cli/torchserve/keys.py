@@ -118,7 +118,7 @@ _OPEN_INFERENCE = ("TS_OPEN_INFERENCE_PROTOCOL", "oip")
 
 
 class Values(NamedTuple):
-    """The values of all keys, and sentences about those that were given in vain."""
+    """The values of all keys, and warnings about keys that were given without effect."""
 
     values: Mapping[str, Any]
     warnings: tuple[str, ...]

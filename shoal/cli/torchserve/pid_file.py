@@ -1,4 +1,5 @@
-"""<tmp>/.model_server.pid: the server that runs, for `torchserve --stop`. Its lock is held for as long as it does."""
+"""<tmp>/.model_server.pid: the pid of the running server, for `torchserve --stop`. The server holds the file's lock for
+as long as it runs."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""What tune found: a line for each trial, an explanation, a picture. Pure."""
+"""The report of a search: a line for each trial, a table, an explanation, a picture. Pure."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -26,7 +26,7 @@ def line(trial: Trial, goal: Goal) -> str:
 
 
 def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int) -> str:
-    """A table of the trials, best first, and what they say."""
+    """A table of the trials, best first, and sentences that explain the result."""
     start = trials[0]
     rows = []
     for trial in sorted(trials, key=lambda each: -each.score):
@@ -44,7 +44,7 @@ def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int) 
 
 
 def confirmation(ratios: Sequence[float]) -> str:
-    """What the turns of the best and the present settings say."""
+    """A sentence on the turns in which the best and the present settings were measured again."""
     measured = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
     if is_gain(ratios):
         return f"Measured again in turns: {median(ratios):.2f} times the throughput of now (each turn: {measured})."

@@ -1,4 +1,7 @@
-"""What is tried, and what is best: pure policy, to which a trial is a function."""
+"""The search for a model's best settings: which settings are tried next, and which trial is the best.
+
+Pure policy: a trial is a function that is handed in.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +17,7 @@ _MOST_OF_GOAL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is tuned. `delay_us` None: no dynamic batching."""
+    """The settings that are tuned. `delay_us` None: no dynamic batching."""
 
     instances: int
     max_batch: int

@@ -1,7 +1,6 @@
-"""What a worker reads of an unpacked archive: MANIFEST.json, the model's YAML file, and the configuration's parameters.
+"""An unpacked archive as a worker reads it: MANIFEST.json, the model's YAML file, and the configuration's parameters.
 
-An archive has been checked by the repository when it was unpacked; what is read here are the parts that a handler
-sees.
+The poller has checked the archive when it was unpacked; a worker reads the parts that a handler sees.
 """
 
 import json

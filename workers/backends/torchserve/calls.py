@@ -31,7 +31,7 @@ _PREFIX_NBYTES = 4  # of an element of a BYTES tensor: its length
 
 
 class Kind(NamedTuple):
-    """What a request asks for beside a prediction; requests of two kinds are not executed together."""
+    """The kind of a request: a prediction, a description or an explanation. Kinds are not executed together."""
 
     is_description: bool
     is_explanation: bool

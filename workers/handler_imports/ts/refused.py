@@ -1,5 +1,5 @@
-"""The modules of TorchServe's package that are not there, and what to do instead: an import of one is an ImportError
-with that sentence, not one that says that there is no such module.
+"""The modules of TorchServe's package that Shoal does not have, and what to do instead: importing one raises an
+ImportError with that advice, instead of "no module named".
 
 TorchServe's own worker and command are no part of what handlers need; others drive libraries or hardware of one maker.
 """

@@ -214,7 +214,7 @@ class BaseHandler:
         return result
 
     def describe_handle(self) -> Any:
-        """What a description of the model says of it beside the server's words: None, or what becomes JSON."""
+        """The handler's part of a description of the model: None, or a value that json.dumps takes."""
         return None
 
     def get_device(self) -> Any:

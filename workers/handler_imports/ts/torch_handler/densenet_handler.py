@@ -1,4 +1,4 @@
-"""The handler of TorchServe's first example, as far as others derive from it."""
+"""The class DenseNetHandler of TorchServe's first example, from which users' handlers are derived."""
 
 from ts.torch_handler.image_classifier import ImageClassifier
 

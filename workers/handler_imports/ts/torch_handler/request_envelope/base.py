@@ -36,7 +36,7 @@ def _asks_for_description(context: Context) -> bool:
 
 
 def body_of(row: Any) -> Any:
-    """What a request carries under `data` or `body`."""
+    """The value of a request's key `data`, else of `body`; a request that is no dict itself."""
     return row if not isinstance(row, dict) else row["data"] if row.get("data") is not None else row.get("body")
 
 
