@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from shoal.reasons import DeathDetail
 
-#: The request header by which a client asks for the times of its request, and the response header that has them.
-REQUEST_HEADER, RESPONSE_HEADER = "x-shoal-timing", "server-timing"
+#: The request header by which a client asks for the times of its request; Server-Timing has them.
+REQUEST_HEADER = "x-shoal-timing"
 #: The phases of a request in their order: its bytes come in; it is parsed, and its batcher has it; it waits; its worker
 #: collects its inputs, executes the model, writes its outputs; they are on the way to the client. `steps` is the time
 #: of an ensemble's steps, in place of the worker's three.
@@ -172,36 +172,6 @@ def _metric(name: str, time_ns: int, description: str = "") -> str:
 
 def _quotable(text: str) -> str:
     return re.sub(r"[^ !#-\[\]-~]", "?", text)
-
-
-_METRIC = re.compile(r'([a-z-]+)(?:;desc="([^"]*)")?(?:;dur=([0-9.]+))?')
-_COUNTS = re.compile(r"(\d+) requests, (\d+) rows")
-
-
-def from_header(value: str) -> Timing:
-    """The times in a header that `as_header` has made; others' metrics are ignored."""
-    found = [(name, description, round(float(ms or 0) * 1e6)) for name, description, ms in _METRIC.findall(value)]
-    texts = {name: description for name, description, _ in found if description}
-    times = {name: time_ns for name, _, time_ns in found}
-    batch, ahead = (_counts(texts.get(name, "")) for name in ("batch", "ahead"))
-    return Timing(
-        {name: times[name] for name in PHASES if name in times},
-        {name: times[f"queue-{name}"] for name in QUEUE_PARTS if f"queue-{name}" in times},
-        times.get("total", 0),
-        *batch,
-        *ahead,
-        times.get("ahead", 0),
-        "overtaken" in times,
-        texts.get("instance", ""),
-        int(texts.get("pid", 0)),
-        texts.get("version", ""),
-        tuple([(description, time_ns) for name, description, time_ns in found if name == "step"]),
-    )
-
-
-def _counts(text: str) -> tuple[int, int]:
-    found = _COUNTS.fullmatch(text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def wants_timing(headers: Mapping[str, str]) -> bool:

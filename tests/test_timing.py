@@ -8,13 +8,13 @@ from shoal.timing import (
     Points,
     Timing,
     as_header,
-    from_header,
     in_words,
     steps_of,
     timing,
     trace_id_of,
     wants_timing,
 )
+from tests.server_timing import from_header
 
 INSTANCE = 4711 << 42 | 1 << 34 | 3 << 26
 POINTS = Points(50, 100, 200, 1_000, 1_010, 1_110, 1_115, 1_200)

@@ -81,11 +81,13 @@ Handler = Callable[[GrpcCall, Message], Message]
 Waits = Callable[[ServerState, bytes | memoryview], bool]
 
 
-def _never(_state: ServerState, _request: bytes | memoryview) -> bool:
+def never(_state: ServerState, _request: bytes | memoryview) -> bool:
+    """The `waits` of a method whose handler never waits."""
     return False
 
 
-def _always(_state: ServerState, _request: bytes | memoryview) -> bool:
+def always(_state: ServerState, _request: bytes | memoryview) -> bool:
+    """The `waits` of a method whose handler always asks the supervisor, or a model."""
     return True
 
 
@@ -96,7 +98,7 @@ class Method(NamedTuple):
     request: type[Message]
     handler: Handler | None
     group: str  # "" = unrestricted
-    waits: Waits = _never
+    waits: Waits = never
     model_field: str = ""  # the field of the request that names the model; "" = it has none
     token: str = ""  # the key of TorchServe's that its calls must have, where the server has keys; "" = none
     api: str = "grpc"  # of the table of doors
@@ -416,7 +418,7 @@ def _log_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
 # The table
 
 
-def _method(name: str, handler: Handler | None, group: str, asks: Waits = _never, model: str = "") -> Method:
+def _method(name: str, handler: Handler | None, group: str, asks: Waits = never, model: str = "") -> Method:
     request = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name].input_type
     return Method(f"/{SERVICE}/{name}", getattr(pb, request.name), handler, group, asks, model)
 
@@ -433,16 +435,16 @@ METHODS = {
         _method("ModelStreamInfer", None, "inference", model="model_name"),
         _method("ModelConfig", _model_config, "model-config", model="name"),
         _method("ModelStatistics", _model_statistics, "statistics", model="name"),
-        _method("RepositoryIndex", _repository_index, "model-repository", _always),
-        _method("RepositoryModelLoad", _repository_model_load, "model-repository", _always, "model_name"),
-        _method("RepositoryModelUnload", _repository_model_unload, "model-repository", _always, "model_name"),
+        _method("RepositoryIndex", _repository_index, "model-repository", always),
+        _method("RepositoryModelLoad", _repository_model_load, "model-repository", always, "model_name"),
+        _method("RepositoryModelUnload", _repository_model_unload, "model-repository", always, "model_name"),
         _method("SystemSharedMemoryStatus", _system_regions, "shared-memory"),
-        _method("SystemSharedMemoryRegister", _register_system, "shared-memory", _always),
-        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", _always),
+        _method("SystemSharedMemoryRegister", _register_system, "shared-memory", always),
+        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", always),
         _method("CudaSharedMemoryStatus", _cuda_regions, "shared-memory"),
-        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", _never),
-        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", _never),
-        _method("TraceSetting", _trace_setting, "trace", _always, "model_name"),
+        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", never),
+        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", never),
+        _method("TraceSetting", _trace_setting, "trace", always, "model_name"),
         _method("LogSettings", _log_settings, "logging", _log_settings_waits),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
         *[Method(path, reflection.Request, None, "") for path in reflection.PATHS],

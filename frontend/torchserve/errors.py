@@ -70,7 +70,6 @@ RESOURCE_NOT_FOUND = TorchServeFault(
 METHOD_NOT_ALLOWED = TorchServeFault(
     405, "MethodNotAllowedException", "Requested method is not allowed, please refer to API document."
 )
-INVALID_MESSAGE = TorchServeFault(400, _BAD_REQUEST, "Invalid HTTP message.")
 
 
 def refusal_of(error: ShoalError, model: str = "", version: str | None = None) -> TorchServeFault:

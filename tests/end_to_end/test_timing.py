@@ -16,10 +16,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from shoal import Client
 from shoal.errors import UnsupportedError
-from shoal.timing import PHASES, Timing, from_header
+from shoal.timing import PHASES, Timing
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, await_standby, serving_to_the_end, signal_worker, title
+from tests.server_timing import from_header
 
 MESSAGES: Any = service_pb2  # made by protobuf, whose classes no type checker sees
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -14,10 +14,9 @@ import orjson
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.grpc.messages import service as pb
-from shoal.frontend.grpc.service import GrpcCall, Handler, Message, Method
+from shoal.frontend.grpc.service import GrpcCall, Handler, Message, Method, Waits, always, never
 from shoal.frontend.grpc.torchserve.errors import CallError, failed, managed, refused
 from shoal.frontend.grpc.torchserve.messages import OPEN_INFERENCE
-from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve import errors
 from shoal.frontend.torchserve.inference_api import find_version
 from shoal.frontend.torchserve.models import version_text, versions_of
@@ -133,29 +132,19 @@ def _rendered(answer: bytes) -> Message:
     return response
 
 
-def _waits(_state: ServerState, _request: bytes | memoryview) -> bool:
-    return True
-
-
-def _never(_state: ServerState, _request: bytes | memoryview) -> bool:
-    return False
-
-
-def _method(name: str, handler: Handler, model: str = "", *, waits: bool) -> Method:
+def _method(name: str, handler: Handler, waits: Waits, model: str = "") -> Method:
     path = f"/{OPEN_INFERENCE}.GRPCInferenceService/{name}"
-    request = getattr(pb, f"{name}Request")
-    asks = _waits if waits else _never
-    return Method(path, request, handler, "", asks, model, "inference", "torchserve-grpc")
+    return Method(path, getattr(pb, f"{name}Request"), handler, "", waits, model, "inference", "torchserve-grpc")
 
 
 METHODS: Mapping[str, Method] = {
     method.path: method
     for method in (
-        _method("ServerLive", _server_live, waits=False),
-        _method("ServerReady", _server_ready, waits=False),
-        _method("ServerMetadata", _server_metadata, waits=False),
-        _method("ModelReady", _model_ready, "name", waits=True),
-        _method("ModelMetadata", _model_metadata, "name", waits=True),
-        _method("ModelInfer", _model_infer, "model_name", waits=True),
+        _method("ServerLive", _server_live, never),
+        _method("ServerReady", _server_ready, never),
+        _method("ServerMetadata", _server_metadata, never),
+        _method("ModelReady", _model_ready, always, "name"),
+        _method("ModelMetadata", _model_metadata, always, "name"),
+        _method("ModelInfer", _model_infer, always, "model_name"),
     )
 }

@@ -13,13 +13,12 @@ import orjson
 
 from shoal.errors import ShoalError
 from shoal.frontend.call import HandlerCall
-from shoal.frontend.grpc.service import GrpcCall, Message, Method
+from shoal.frontend.grpc.service import GrpcCall, Message, Method, always, never
 from shoal.frontend.grpc.torchserve import open_inference
 from shoal.frontend.grpc.torchserve.errors import CallError, managed
 from shoal.frontend.grpc.torchserve.messages import MANAGEMENT, Empty, PredictionsRequest, inference, management
 from shoal.frontend.grpc.torchserve.methods import PING, PREDICTIONS, STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
 from shoal.frontend.response import Response
-from shoal.frontend.state import ServerState
 from shoal.frontend.torchserve.errors import METHOD_NOT_ALLOWED, refused
 from shoal.frontend.torchserve.inference_api import ping
 from shoal.frontend.torchserve.management import scale_workers
@@ -115,24 +114,16 @@ _UNREGISTER = _managing(unregister, _fields(), is_text=True)
 # The tables
 
 
-def _never(_state: ServerState, _request: bytes | memoryview) -> bool:
-    return False
-
-
-def _always(_state: ServerState, _request: bytes | memoryview) -> bool:
-    return True
-
-
 def _inference(path: str, request: type[Message], handler: Any) -> Method:
     model = "" if path == PING else "model_name"
-    return Method(path, request, handler, "", _never, model, "inference", "torchserve-grpc")
+    return Method(path, request, handler, "", never, model, "inference", "torchserve-grpc")
 
 
 def _management(name: str, handler: Any) -> Method:
     path = f"/{MANAGEMENT}.ManagementAPIsService/{name}"
     model = "" if name == "ListModels" else "model_name"
     request = management[f"{name}Request"]
-    return Method(path, request, handler, "", _always, model, "model-repository", "torchserve-grpc")
+    return Method(path, request, handler, "", always, model, "model-repository", "torchserve-grpc")
 
 
 _APIS: Mapping[str, Mapping[str, Method]] = {
