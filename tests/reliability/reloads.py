@@ -28,7 +28,7 @@ def run(course: Course) -> None:
                 config.write_text(MODEL)
         told = f"{outcome.num_right} right, {len(outcome.faults)} failed; invalid configurations: {refusals}"
         is_refused = all(status >= 400 for status in refusals)
-        course.found("failed", "; ".join([told, *outcome.faults[:2]]), is_met=is_refused and not outcome.faults)
+        course.found("failed", told, outcome.faults, is_met=is_refused and not outcome.faults)
         with Traffic(server, RATE) as outcome:
             assert outcome.is_steady.wait(DEADLINE_S), outcome.faults
             start_s = time.monotonic()
@@ -38,5 +38,5 @@ def run(course: Course) -> None:
         lost = [sent_s for sent_s in outcome.lost_s if sent_s < start_s]
         other = [fault for fault in outcome.faults if not fault.startswith("connection: ")]
         told = f"{outcome.num_right} right, {len(lost)} lost that were sent before, exit code {code}"
-        course.found("stop", "; ".join([told, *other[:2]]), is_met=not lost and not other and code == 0)
+        course.found("stop", told, other, is_met=not lost and not other and code == 0)
         course.found("time", f"{end_s - start_s:.1f} s", is_met=end_s - start_s <= EXIT_TIMEOUT_S)

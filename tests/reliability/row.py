@@ -1,6 +1,7 @@
 """A row of the check: the lines of the table that it measures, and what its process is given and hands over."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import NamedTuple
 
 #: Begins what a row's process prints of one line: its key, the figure, and whether the bar is met, as JSON.
 RESULT = "reliability line: "
+#: The different faults that a cell of the table shows, and the most characters of each.
+MAX_FAULTS, MAX_FAULT = 2, 120
 
 
 class Kind(Enum):
@@ -48,9 +51,11 @@ class Course:
         """How often, or for how many seconds, in this form of the check."""
         return short if self.is_short else max(short, round(whole * self.part))
 
-    def found(self, key: str, measured: str, *, is_met: bool) -> None:
-        """Hand over what was measured for the line with this key. A line found twice keeps the last figure."""
-        print(RESULT + json.dumps([key, measured, is_met]), flush=True)
+    def found(self, key: str, measured: str, faults: Iterable[str] = (), *, is_met: bool) -> None:
+        """Hand over what was measured for the line with this key, with the first few different faults, shortened. A
+        line found twice keeps the last figure."""
+        shown = [each[:MAX_FAULT] + "…" * (len(each) > MAX_FAULT) for each in list(dict.fromkeys(faults))[:MAX_FAULTS]]
+        print(RESULT + json.dumps([key, "; ".join([measured, *shown]), is_met]), flush=True)
 
 
 def quantile(values: list[float], share: float) -> float:

@@ -116,7 +116,7 @@ class Soak:
         loop.remove_reader(log.fileno())
 
     def _read_log(self) -> None:
-        # A server whose log nobody reads stands still once the pipe is full.
+        # Unread, the server's log would lose lines once the pipe is full.
         assert self._server.process.stdout is not None
         self._server.log += self._server.process.stdout.raw.read(65536) or b""  # type: ignore[attr-defined]
 
@@ -300,7 +300,7 @@ def run(course: Course) -> None:
         growth.stop()
         name, per_s = growth.steepest()
         told = f"{soak.counts.total():,} requests: {dict(soak.counts)}"
-        course.found("answers", "; ".join([told, *soak.faults[:3]]), is_met=not soak.faults)
+        course.found("answers", told, soak.faults, is_met=not soak.faults)
         told = f"{per_s * 600 / (1 << 20):.2f} MiB, {name}, by {seconds // 2} s"
         course.found("slope", told, is_met=per_s * 600 <= 1 << 20)
         after, after_bytes = at_rest(server), resident_bytes(server)

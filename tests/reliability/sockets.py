@@ -57,7 +57,7 @@ def run(course: Course) -> None:
         if wrong:
             print(server.log.decode(errors="replace")[-6000:])
         told = f"{number:,} over HTTP, {num_calls:,} over gRPC: {len(wrong)} faults"
-        course.found("answers", "; ".join([told, *wrong[:2]]), is_met=not wrong)
+        course.found("answers", told, wrong, is_met=not wrong)
         assert server.stop() == 0
 
 

@@ -120,17 +120,24 @@ class Phase:
         """How often this signal was sent."""
         return sum(times for (_, sent), times in self.blows.items() if sent == number)
 
-    def describe(self) -> str:
-        """One line of the report."""
+    @property
+    def summary(self) -> str:
+        """The phase's figures in one line."""
         times = self.latencies_s or [0.0]
-        told = ", ".join(f"{kind} {number}" for kind, number in sorted(self.kinds(KILLED).items()))
-        stopped = ", ".join(f"{kind} {number}" for kind, number in sorted(self.kinds(STOPPED).items()))
         return (
             f"{self.name}: {self.num_asked:,} requests, {self.rate:.0f}/s right, p50 {1e3 * quantile(times, 0.5):.1f} "
-            f"ms, p99 {1e3 * quantile(times, 0.99):.1f} ms; {self.num_blows(KILLED)} KILL ({told}), "
-            f"{self.num_blows(STOPPED)} STOP ({stopped}); {self.num_refused} refused (at most {self.max_refused}), "
-            f"{self.num_cut} cut, {self.num_unread} questions to a dead poller, {len(self.faults)} faults"
+            f"ms, p99 {1e3 * quantile(times, 0.99):.1f} ms; {self.num_blows(KILLED)} KILL, {self.num_blows(STOPPED)} "
+            f"STOP; {self.num_refused} refused (at most {self.max_refused}), {self.num_cut} cut, {self.num_unread} "
+            f"questions to a dead poller, {len(self.faults)} faults"
         )
+
+    def describe(self) -> str:
+        """The summary, and how often each kind of process was killed and stopped."""
+        kinds = [
+            f"{number.name}: " + ", ".join(f"{kind} {times}" for kind, times in sorted(self.kinds(number).items()))
+            for number in (KILLED, STOPPED)
+        ]
+        return "\n".join([self.summary, *kinds])
 
     def kinds(self, number: signal.Signals) -> dict[str, int]:
         """How often each kind was sent this signal."""
@@ -161,7 +168,7 @@ class Storm:
         for number, every_s in ((KILLED, KILL_EVERY_S), (STOPPED, STOP_EVERY_S)):
             if victims := [kind for kind, sent in blows if sent == number]:
                 tasks.append(self._strike(phase, is_over, victims, number, every_s))
-        # What nobody reads of the log is lost once the pipe is full.
+        # Lines of the log that are not read are lost once the pipe is full.
         assert self._server.process.stdout is not None
         log_fd = self._server.process.stdout.fileno()
         asyncio.get_running_loop().add_reader(log_fd, self._read_log, log_fd)
@@ -286,7 +293,7 @@ async def _call_once(server: Server) -> None:
 def footprint_at_rest(server: Server, expected: list[object] | None = None) -> list[object]:
     """What every process has, once all that was taken has been given back, and is as `expected`.
 
-    It fails where that does not come. Soon after a storm somebody may yet have to be told of the last new worker.
+    It fails where that does not come. Soon after a storm a process may not yet have been told of the last new worker.
     """
 
     def is_at_rest(ledger: Ledger) -> bool:
@@ -321,7 +328,7 @@ def run(course: Course) -> None:
         print(phase.describe(), *wrong, *phase.faults, sep="\n", flush=True)
         if wrong:
             print(server.log.decode(errors="replace")[-20_000:])
-        course.found("answers", "; ".join([phase.describe(), *wrong[:2]]), is_met=not wrong)
+        course.found("answers", phase.summary, wrong, is_met=not wrong)
         is_large = phase.num_blows(KILLED) >= 1000 <= phase.num_blows(STOPPED) and phase.num_asked >= 500_000
         is_each = all(phase.blows[blow] for blow in EVERY_BLOW)
         course.found(
