@@ -55,7 +55,7 @@ class OpenRequests(dict[int, OpenRequest]):
         #: Keys of requests that are not executed again if their instance dies: they were being executed when one died,
         #: or are tried alone by the scheduler here, which is to learn of their end.
         self.last_chances: dict[int, TrialScheduler | None] = {}
-        #: Keys of requests that have had responses, but not their last.
+        #: Keys of requests whose clients have been sent responses, but not the last one.
         self._responded: set[int] = set()
         #: Requests that end instances; None: none are looked for. Set once.
         self.poison: Poison | None = None
@@ -106,7 +106,7 @@ class OpenRequests(dict[int, OpenRequest]):
             reply = records.traced_reply_record(number, status, ref, header, times, num_pieces)
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns, running)
-        if model.order is None:  # the body of _say: a call would cost as much again
+        if model.order is None:  # the body of _send: a call would cost as much again
             client.send(reply)
             self._written.add(client)
         else:
@@ -374,7 +374,7 @@ class OpenRequests(dict[int, OpenRequest]):
         return key in self.last_chances or key in self._responded
 
     def _forget(self, key: int, model: ScheduledModel, answered_ns: int = 0) -> None:
-        """Forget a request that has ended, in ns by a worker's answer if it is not 0."""
+        """Forget a request that has ended. `answered_ns` is when a worker answered it, in monotonic ns; 0 if none did."""
         self._responded.discard(key)
         trials = self.last_chances.pop(key, None)
         if trials is not None:
@@ -395,7 +395,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def forget(self, client: ClientPeer) -> list[tuple[int, ScheduledModel]]:
         """Remove a dead client's requests. Returns the running ones (key and model), which end without effect."""
-        # A request for which others' responses are kept back is open.
+        # Only the orders of open requests' models: a response is kept back for an open request before it.
         orders = {request[1].order for request in self.values()}
         running = []
         for key in [key for key, request in self.items() if request[0] is client]:

@@ -407,7 +407,7 @@ class Memory:
                     self.push(have_record(ref))
             except RingFullError:
                 # An earlier batcher was sent these records and died without reading them: they are still in the ring.
-                _log.info("a batcher hears of blocks what its predecessor was told")
+                _log.info("a dead batcher has not read which blocks are taken; its successor reads the same records")
             self.publish()
         self.ring()
 

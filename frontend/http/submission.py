@@ -469,7 +469,7 @@ def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
 
 
 def without(prepared: PreparedRequest, options: CutOptions) -> PreparedRequest:
-    """The request without the options that were cut out, which are right."""
+    """The request without the options that were cut out, all of them valid."""
     if options.parameters:
         prepared = with_settings(prepared, RequestSettings({}))
     return replace(prepared, id="") if options.id else prepared

@@ -210,9 +210,9 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         gunicorn forgets."""
         super()._cap_keepalive(deadline)
         while self._take_over(self._incoming):
-            """What lanes handed over before they ended is still answered."""
+            pass  # what lanes handed over before they ended is still answered
         while (returned := handover.receive(self._returned)) is not None:
-            # Given back to lanes that had ended: its client may have sent a request meanwhile.
+            # The road gave it back to lanes that had ended: its client may have sent a request meanwhile.
             if events_of(returned[0].fileno(), select.POLLIN):
                 self._serve_lent(*returned)
             else:

@@ -69,7 +69,7 @@ class Death:
             return " by the kernel, which had run out of memory (OOM killer),"
         if self.may_use_gpu and self.code == EXIT_DEVICE_LOST:
             return ", since its GPU answered it no more,"
-        return ", which nobody had asked for," if self.code == 0 else ""
+        return " without being told to" if self.code == 0 else ""
 
 
 def last_words(written: str) -> str:

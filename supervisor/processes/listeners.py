@@ -156,7 +156,7 @@ def _bind(endpoint: Endpoint) -> socket.socket:
 
 
 def _limit_waits(listener: socket.socket) -> None:
-    """Set the time limits of each recv and send, which accepted sockets inherit, and no worker class has to enforce."""
+    """Have the kernel limit each recv and send in time: accepted sockets inherit the limits."""
     timeval = SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)

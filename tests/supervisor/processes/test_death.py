@@ -39,7 +39,7 @@ MIB = 1 << 20
         (
             Death(42, 0, "idle", MIB, MIB, is_oom_kill=False),
             Reason.INSTANCE_DIED,
-            "(pid 42) exited with code 0, which nobody had asked for, while it was idle; its memory peaked at 1 MiB, "
+            "(pid 42) exited with code 0 without being told to while it was idle; its memory peaked at 1 MiB, "
             "the limit is 1 MiB",
         ),
         (
