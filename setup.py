@@ -30,10 +30,10 @@ COMPILED = {
     "shoal.frontend": ["lane_loop"],
     "shoal.frontend.http": [
         "connection", "http_head", "http_lane", "json_template", "lane_api", "outgoing", "submission",
-        "tls_connection", "tls_lane",    # subclasses
+        "tls_connection", "tls_lane",    # they inherit from compiled classes
     ],
     "shoal.frontend.grpc": ["grpc_lane", "tls_lane"],    # of lane_loop's Lane; the rest of gRPC stays pure
-    "shoal.testing": ["instances"],    # subclasses
+    "shoal.testing": ["instances"],    # it inherits from compiled classes
     "shoal.workers": ["answers", "loop", "memory", "plans", "requests", "response_sender"],
 }  # fmt: skip
 

@@ -374,7 +374,7 @@ class OpenRequests(dict[int, OpenRequest]):
         return key in self.last_chances or key in self._responded
 
     def _forget(self, key: int, model: ScheduledModel, answered_ns: int = 0) -> None:
-        """Forget a request that has ended. `answered_ns` is when a worker answered it, in monotonic ns; 0 if none did."""
+        """Forget a request that has ended. `answered_ns`: when a worker answered it, in monotonic ns; 0 if none did."""
         self._responded.discard(key)
         trials = self.last_chances.pop(key, None)
         if trials is not None:

@@ -175,7 +175,7 @@ class TracedRequest:
             self._outlet.send(trace, self.times.children, self._names)
 
     def timing(self) -> Timing:
-        """Where the request's time went, up to `sending`."""
+        """The phases of the request's time, up to `sending`."""
         stamps, times = self._stamps, self.times
         execution = Execution(*times.execution) if times.execution else None
         steps = [

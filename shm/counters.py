@@ -77,7 +77,7 @@ def reserved_part(index: int) -> tuple[int, int]:
 
 
 class BatchStatistics(NamedTuple):
-    """What executing batches of one size has cost so far."""
+    """The executions of batches of one size so far, and their times together."""
 
     batch_size: int
     num_executions: int

@@ -61,7 +61,7 @@ _watched: Final[dict[str, Callable[[Any], None]]] = {}
 
 
 def reached(step: str, result: Any = None) -> None:
-    """This process has done a step: act where `install` was told to. `result` is what the step returns."""
+    """Report that this process has done a step: acts if `install` was told to. `result` is the step's result."""
     if (act := _watched.get(step)) is not None:
         act(result)
 

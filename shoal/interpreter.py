@@ -40,7 +40,7 @@ def describe() -> str:
 
 
 def rate() -> str:
-    """How this interpreter suits scripts/_python: "fast", "slow" (no PGO), "bare" (cannot make venvs) or "old"."""
+    """This interpreter's class for scripts/_python: "fast", "slow" (no PGO), "bare" (cannot make venvs) or "old"."""
     if sys.version_info < (3, 10):  # noqa: UP036
         return "old"
     try:

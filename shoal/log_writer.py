@@ -122,7 +122,7 @@ _WRITERS: dict[int, PatientWriter] = {}
 
 
 def writer_of(fd: int) -> PatientWriter:
-    """This process's writer to a descriptor."""
+    """The log writer of this process to a descriptor."""
     found = _WRITERS.get(fd)
     if found is None:
         found = _WRITERS[fd] = PatientWriter(fd)

@@ -24,7 +24,7 @@ _CLASSES: dict[int, type[ShoalError]] = {
 
 
 class TorchServeFault(NamedTuple):
-    """What TorchServe's error bodies consist of."""
+    """The content of one of TorchServe's error bodies."""
 
     status: int  # of HTTP
     kind: str  # the member `type`, the name of a class of TorchServe's

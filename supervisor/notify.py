@@ -31,7 +31,9 @@ class Notifier:
         found = {name: environ.pop(name, "") for name in VARIABLES}
         address, usec = found["NOTIFY_SOCKET"], found["WATCHDOG_USEC"]
         if address and not address.startswith(("/", "@")):
-            _log.warning("NOTIFY_SOCKET=%s names no Unix socket; the service manager is not told the server's state", address)
+            _log.warning(
+                "NOTIFY_SOCKET=%s names no Unix socket; the service manager is not told the server's state", address
+            )
             address = ""
         is_watched = address and usec.isdecimal() and found["WATCHDOG_PID"] in ("", str(pid))
         return cls(address, int(usec) / 1e6 if is_watched else 0.0)

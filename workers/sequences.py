@@ -1,4 +1,4 @@
-"""What the model of a sequence batcher is given beside its clients' tensors, and what it leaves for the next request.
+"""Control tensors and states: the inputs of a sequence batcher's model beside its clients' tensors.
 
     control tensors   START, END, READY and the correlation id, where the configuration names an input for them
     rows              of slots that have no request, below the highest one that has, if a slot is a row: another

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Scope(Enum):
-    """What a door is for. Without --api-keys all but ADMIN are open to every caller; the value is the word of docs."""
+    """The right that a door asks for, by its word in the docs. Without --api-keys all but ADMIN are open to all callers."""
 
     OPEN = "open"  # no key is ever needed: whether the server lives, for those that watch it
     KNOWN = "any key"  # tells of the server, not of its models

@@ -25,7 +25,7 @@ class KeyLimitError(UnavailableError):
 
 
 class KeyUse:
-    """What one key has used of its limits."""
+    """One key's use of its limits: requests in flight, admitted and refused, and its place in the rate."""
 
     __slots__ = ("even_ns", "num_admitted", "num_in_flight", "num_refused")
 

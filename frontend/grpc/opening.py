@@ -28,7 +28,7 @@ class Opening(NamedTuple):
 
 
 class Service(NamedTuple):
-    """What an endpoint's connections are served: its rpcs by their paths, and how those that infer do so."""
+    """The rpcs of one endpoint, by their paths, and the protocol of those that infer."""
 
     methods: Mapping[str, Method]
     protocol: InferenceProtocol

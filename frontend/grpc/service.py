@@ -110,7 +110,7 @@ class Method(NamedTuple):
 
     @property
     def scope(self) -> Scope:
-        """What the caller must be allowed to do."""
+        """The right that the rpc asks of its caller."""
         return scope_of(self.api, self.name)
 
 

@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 class LaneApi(Protocol):
-    """What a lane does with the requests of one API."""
+    """One API on a lane: how its requests are recognised, parsed, submitted and answered."""
 
     def find(self, data: bytes, last: KnownRequest | None = None, /) -> tuple[KnownRequest, Sequence[bytes]] | None:
         """The earlier request that this one repeats, and the parts in which it differs, see Submission.find."""

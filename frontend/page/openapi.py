@@ -164,7 +164,7 @@ def _infer_response(signature: Signature) -> Schema:
 
 
 def _items(signature: Signature, specs: Sequence[TensorSpec], *, is_input: bool) -> Schema:
-    """What the elements of a list of tensors are: any of these, in any order."""
+    """The schema of a list's elements: each is one of these tensors, in any order."""
     if not specs:
         return {}
     return {"items": {"oneOf": [_tensor(signature, spec, is_input=is_input) for spec in specs]}}

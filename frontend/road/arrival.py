@@ -22,7 +22,7 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;.*)?", re.DOTALL)
 
 
 class Framing(NamedTuple):
-    """How the body of a request is framed."""
+    """The framing of a request's body: its length or its chunks, and their limits."""
 
     length: int | None  # bytes that Content-Length announces, 0 without a body; None: chunked
     limit: int = 0  # bytes beyond which the application refuses the body

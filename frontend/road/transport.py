@@ -58,7 +58,7 @@ class Replies(Protocol):
 
 
 class Transport(Protocol):
-    """What handlers call to run requests and to ask the supervisor."""
+    """The road's way to models and to the supervisor, as its handlers call it."""
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> ModelResponse:
         """Run a prepared request; waits until it is answered. Raises ShoalError."""

@@ -70,7 +70,7 @@ class Template(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a lane keeps of a prediction until its reply comes."""
+    """A prediction that has been submitted and not answered."""
 
     template: Template
     id: str

@@ -69,7 +69,7 @@ def models(call: HandlerCall) -> Response:
 
 
 def url_of(entry: ModelEntry) -> str:
-    """Where a model comes from: as it was registered, or for a model of Triton's its name."""
+    """The URL that a model was registered by; of a model from a repository, its name."""
     return parameter(entry, "ts_model_url") or entry.name
 
 

@@ -35,7 +35,7 @@ _STATUSES = range(200, 600)
 
 
 class Asked(NamedTuple):
-    """What a path says of a prediction."""
+    """The part of a prediction that its path says."""
 
     explain: str | None = None  # "True" or "False"; None on paths that have no explanations
     url_path: str | None = None  # behind the version; None on paths that have none

@@ -12,7 +12,7 @@ PLAYED = Path(__file__).parent / "played"
 
 
 class Verdict(Enum):
-    """What a row says of its subject."""
+    """The outcome of one row of the check."""
 
     RIGHT = "right"
     WRONG = "WRONG"
@@ -33,7 +33,7 @@ class MissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a row runs on, and how long it may measure."""
+    """The directory, device and measuring time that a row is given."""
 
     directory: Path  # of the row alone; goes when the row ends
     on_cpu: bool  # frameworks on the CPU, and a played driver that lists a GPU

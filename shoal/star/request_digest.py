@@ -35,7 +35,7 @@ MAX_CONTENT_NBYTES = 1 << 26
 
 
 class RequestContent(NamedTuple):
-    """What a request is compared by: its inputs, what else is digested of it, and the memory with the inputs' bytes."""
+    """The part of a request that its digest covers: its inputs, other words, and the memory with the inputs' bytes."""
 
     inputs: tuple[LentTensorRef, ...]
     words: bytes

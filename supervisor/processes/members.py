@@ -151,7 +151,7 @@ class Member:
             if self._is_open and not self._channel.is_hung_up():
                 signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
-            """It has just ended."""
+            pass  # it has just ended
         finally:
             os.close(pidfd)
         return True

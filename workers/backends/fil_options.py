@@ -32,7 +32,7 @@ _SWITCHES_WITHOUT_EFFECT = ("use_experimental_optimizations",)
 
 @dataclass(frozen=True, slots=True)
 class ForestSettings:
-    """How one forest is read and run, and what it answers."""
+    """The settings of one forest: its format, its threads and the form of its answers."""
 
     model_type: str  # a key of FILENAMES
     is_classifier: bool

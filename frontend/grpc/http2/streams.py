@@ -50,7 +50,7 @@ class Queue:
         return self.num_lent > 0 and next(each.since_s for each in self.pieces if isinstance(each, Sent)) < then_s
 
     def lent_since_s(self, is_wanted: Callable[[Any], bool]) -> float:
-        """When the first message was given whose token, and so whose memory, is wanted back; inf: there is none."""
+        """When the oldest message was sent whose memory is wanted back, by its token, in monotonic s; inf: none is."""
         marks = [each for each in self.pieces if isinstance(each, Sent)] if self.num_lent else ()
         return next((each.since_s for each in marks if is_wanted(each.token)), inf)
 

@@ -43,7 +43,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long is measured, in s, and by how many percent windows that agree may differ.
+    """The lengths of a measurement, in s, and by how many percent windows that agree may differ.
 
     A window lasts longer where fewer than `least_requests` have ended in it.
     """

@@ -86,7 +86,7 @@ class GrowingOutput(tensorrt.IOutputAllocator):  # type: ignore[misc]  # it has 
             return 0
 
     def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
-        """The same for versions of TensorRT that know no streams here."""
+        """`reallocate_output_async`, as versions of TensorRT call it that know no streams here."""
         return self.reallocate_output_async(tensor_name, memory, size, alignment, 0)
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the handlers of texts share: the vocabulary, the cleaning of texts, and the words behind tokens."""
+"""The base of handlers of texts: the vocabulary, the cleaning of texts, and the words behind tokens."""
 
 from __future__ import annotations
 

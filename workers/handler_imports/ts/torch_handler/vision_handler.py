@@ -1,4 +1,4 @@
-"""What the handlers of images share: images from requests, and explanations by captum, imported with the first one."""
+"""The base of handlers of images: images from requests; explanations by captum, imported for the first one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What handlers import beside the handlers' classes."""
+"""TorchServe's functions that handlers import beside the handlers' classes."""
