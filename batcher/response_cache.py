@@ -82,7 +82,7 @@ class ResponseCache:
         return identity in self._stored
 
     def fits(self, nbytes: int) -> bool:
-        """Whether an answer of so many bytes may be stored now."""
+        """Whether there is room for an answer of `nbytes` bytes."""
         return self.nbytes + nbytes <= self._max_nbytes
 
     def store(self, identity: RequestIdentity, stored: CacheEntry) -> None:

@@ -123,7 +123,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which it is chosen."""
+        """The word that chooses it on the command line."""
         ...
 
     @property

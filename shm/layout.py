@@ -472,7 +472,7 @@ SLOT_WORDS: Final = 4
 
 
 def slot_table_nbytes(num_slots: int) -> int:
-    """Bytes of the table that a link has for so many slots of a sequence batcher, rounded up to whole units."""
+    """Bytes of a link's table for `num_slots` slots of a sequence batcher, rounded up to whole units."""
     return -(-num_slots * SLOT_WORDS * WORD // UNIT) * UNIT
 
 

@@ -128,8 +128,8 @@ class Port:
         self._ample_nbytes = least_ample(self.slab.nbytes)
         self._correlation_key = correlation_key
         self._max_held = HELD_PER_REQUEST * max_in_flight
-        # Changed when the ring is widened: so many requests and held replies the ring has room for, so many requests
-        # are taken of any model, and so many records stay free when replies are released that were never held.
+        # Changed when the ring is widened: the requests and held replies that the ring has room for; the requests up to
+        # which any model's are taken; the records that stay free when replies are released that were never held.
         self._num_places = self._writer.num_first // RECORDS_PER_PLACE if self._writer.is_small else self._max_held
         self._num_ample = min(max_in_flight, self._num_places)
         self._num_kept = self._writer.num_free * 7 // 8

@@ -85,7 +85,7 @@ def pack_request(request: InferRequest) -> bytes:
 
 
 def layout_head(nbytes: int) -> bytes:
-    """The bytes in front of a layout of so many bytes, in a request's header."""
+    """The size in front of a layout of `nbytes` bytes, in a request's header."""
     return _SIZE.pack(nbytes)
 
 

@@ -79,7 +79,7 @@ from shoal.tracer.command_line import understand
 _log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
-#: So many unexpected errors within so many seconds that no smaller failure domain could contain end the server (ours).
+#: Unexpected errors that end the server where no smaller failure domain contains them, and within which time (ours).
 MAX_FAULTS, FAULTS_WITHIN_S = 20, 60.0
 
 

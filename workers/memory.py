@@ -89,7 +89,7 @@ class Memory:
         # Fields that `share` and `leave` replace: while one thread uses the memory, they cost no call and no test.
         #: Apply all records of the batcher. Raises LayoutError for an invalid one.
         self.drain: Callable[[], None] = self._apply_records
-        #: A writable block of the slab of at least so many bytes, at once; None if there is none.
+        #: A writable block of the slab of at least the given bytes, at once; None if there is none.
         self.allocate: Callable[[int], Block | None] = self.slab.allocate
         #: Push a record to the batcher; visible to it after `publish`.
         self.push: Callable[[Record], None] = writer.push

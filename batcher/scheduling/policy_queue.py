@@ -236,7 +236,7 @@ class PolicyQueue:
         return requests
 
     def _left(self, line: int, rows: int) -> None:
-        """Update the counts after a request of so many rows has left a line."""
+        """Update the counts after a request of `rows` rows has left a line."""
         self._line_rows[line] -= rows
         self.rows -= rows
         if len(self._order) > _KEPT_LINES:

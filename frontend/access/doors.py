@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Scope(Enum):
-    """The right that a door asks for, by its word in the docs. Without --api-keys all but ADMIN are open to all callers."""
+    """The right that a door asks for; values are the words of docs. Without --api-keys all but ADMIN are for all."""
 
     OPEN = "open"  # no key is ever needed: whether the server lives, for those that watch it
     KNOWN = "any key"  # tells of the server, not of its models

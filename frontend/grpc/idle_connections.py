@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 #: Seconds without a byte after which a connection without calls may be closed for others (ours: a client that has just
 #: connected is about to call).
 LEAST_IDLE_S = 1.0
-#: One of so many connections makes room at a time (ours: several clients wait, if one does).
+#: Each time, one in PART connections makes room (ours: several clients wait, if one does).
 PART = 64
 
 

@@ -78,7 +78,7 @@ def _model(state: ServerState, entry: ModelEntry) -> dict[str, Any]:
         "load_seconds": entry.load_seconds,
         "cells": row.cells,
         "batches": [[each.batch_size, each.num_executions, each.compute_infer_ns] for each in row.batches],
-        # By phase, how many times had so many bits: [bits, count].
+        # By phase, a histogram: [bits, count of times with that many bits].
         "times": {
             phase: [[bits, count] for bits, count in enumerate(counts) if count]
             for phase, counts in row.histograms.items()

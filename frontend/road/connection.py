@@ -22,7 +22,7 @@ from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.road.arrival import Arrival
 from shoal.frontend.unix_socket import UnixConnection
 
-#: Bytes that come in small pieces are joined to pieces of so many, which are freed one by one as they are parsed.
+#: Small pieces of a body are joined to pieces of this size, which are freed one by one as they are parsed.
 PIECE_BYTES = 256 * 1024
 
 

@@ -208,7 +208,7 @@ class _Mapping:
 
 
 def fitted(dims: Sequence[int], num_elements: int) -> tuple[int, ...] | None:
-    """A shape with these dims that has so many elements; None if there is none.
+    """The shape with these dims that has `num_elements` elements; None if there is none.
 
     The innermost -1 becomes the number that the fixed sizes leave, any other -1 becomes 1.
     """

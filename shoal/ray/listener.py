@@ -33,7 +33,7 @@ class OwnListener:
 
     @property
     def should_exit(self) -> bool:
-        """Whether it was told to end."""
+        """Whether the listener was told to end."""
         return self._should_exit
 
     @should_exit.setter

@@ -28,7 +28,7 @@ _MAX_KEPT_BYTES = 4096
 MAX_LENT_NBYTES = 1 << 20
 
 
-#: A sample of a tensor with more bytes than all its pieces (ours): so many pieces of so many bytes.
+#: Pieces of a tensor's sample, and bytes of each; a tensor with no more bytes than all pieces is read whole (ours).
 _NUM_PIECES, _PIECE_NBYTES = 16, 256
 #: Most bytes that `RequestContent.digest` reads (ours: 60 ms, during which the batcher does nothing else).
 MAX_CONTENT_NBYTES = 1 << 26

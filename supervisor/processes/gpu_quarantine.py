@@ -13,7 +13,7 @@ GPU's fault, and neither is a model that never works, which is why one model's l
 
 from dataclasses import dataclass, field
 
-#: So many losses within so many seconds, of so many models. Ours, as all figures here.
+#: Losses of a GPU, the seconds within which they come, and the models that lose it. Ours, as all figures here.
 MAX_LOSSES, WITHIN_S, MIN_MODELS = 4, 60.0, 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 600.0
 #: After so long without a loss a GPU is as any other.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: After so long in service, with or without batches, a worker's next death counts as the first.
 HEALTHY_AFTER_S = 60.0
-#: So many deaths within so many seconds open the breaker.
+#: Deaths that open the breaker, and the seconds within which they come.
 MAX_DEATHS, WITHIN_S = 5, 60.0
 HALF_OPEN_AFTER_S = 30.0
 

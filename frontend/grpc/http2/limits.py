@@ -25,11 +25,11 @@ class Limits(NamedTuple):
     max_settings: int = 64
     #: Bytes of the debug data in a GOAWAY that are kept.
     max_debug_bytes: int = 1024
-    #: Streams cancelled by the client: so many at once, so many per second, and one more for each call answered.
+    #: Streams cancelled by the client: most at once, most per second, and one more for each call answered.
     #: nghttp2's burst is 1000 at 33/s; ours is wider, since a client whose deadlines pass cancels all it has open.
     reset_burst: int = 2000
     resets_per_s: float = 200.0
-    #: Frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, empty DATA, unknown ones): so many at once,
+    #: Frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, empty DATA, unknown ones): most at once,
     #: per second, and for each frame that we sent. Ours: 2000/s cost 0.6 % of a core (3 µs each, measured).
     nuisance_burst: int = 10_000
     nuisances_per_s: float = 2000.0
