@@ -323,7 +323,7 @@ class Batcher:
 
     def _on_explain(self, message: to_batcher.ExplainModel) -> None:
         if (model := self._exchange.models.get(message.model_id)) is not None:
-            self._channel.send(ModelExplained(model.id, model.scheduler.explain()))
+            self._channel.send(ModelExplained(message.number, model.id, model.scheduler.explain()))
 
     def _on_list(self, message: to_batcher.ListFinishedRequests) -> None:
         asked = set(message.model_ids)

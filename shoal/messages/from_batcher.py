@@ -50,6 +50,7 @@ class ModelExplained(Message):
     """The reasons for the sizes of a version's last batches; answers ExplainModel. The explanation is for clients, as
     JSON (batcher/scheduling/contract.py)."""
 
+    number: int  # of the question
     model_id: int
     explanation: dict[str, Any]
 

@@ -199,6 +199,7 @@ class ExplainModel(Message):
     """A request for the reasons of a version's batch sizes; ModelExplained answers before this is acknowledged, unless
     the version is gone."""
 
+    number: int  # of the question
     model_id: int
 
 

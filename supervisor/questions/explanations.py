@@ -26,8 +26,9 @@ class Explanations:
         self._star = star
         self._models = models
         self._read_counters = read_counters
-        # Changed by hear and _explain: by model id, the batcher's last explanation.
-        self._explained: dict[int, dict[str, Any]] = {}
+        # Changed by receive and _explain: by the number of an open question, explanations by model id.
+        self._explained: dict[int, dict[int, dict[str, Any]]] = {}
+        self._num_asked = 0
 
     @property
     def verbs(self) -> dict[str, Verb]:
@@ -36,19 +37,26 @@ class Explanations:
 
     def receive(self, message: ModelExplained) -> None:
         """Note the batcher's explanation of one model version."""
-        self._explained[message.model_id] = message.explanation
+        if (explained := self._explained.get(message.number)) is not None:
+            explained[message.model_id] = message.explanation
 
     async def _explain(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        model, number = self._models.get(arguments["model"]), arguments["version"]
-        versions = [model.serving[each] for each in sorted(model.serving) if number in (None, each)]
+        model, wanted = self._models.get(arguments["model"]), arguments["version"]
+        versions = [model.serving[each] for each in sorted(model.serving) if wanted in (None, each)]
         asked = [each for each in versions if "ensemble_scheduling" not in each.version.config]
-        messages = [ExplainModel(each.version.model_id) for each in asked]
+        self._num_asked = number = self._num_asked + 1
+        messages = [ExplainModel(number, each.version.model_id) for each in asked]
         recipients = [recipient for message in messages for recipient in self._star.to_batcher(message)]
-        await self._star.acknowledgements.announce(recipients)
-        explained_by_id = {each: self._explained.pop(each.version.model_id, None) for each in asked}
-        if None in explained_by_id.values():
+        explained_by_id = self._explained[number] = dict[int, dict[str, Any]]()
+        try:
+            await self._star.acknowledgements.announce(recipients)
+        finally:
+            del self._explained[number]
+        if len(explained_by_id) < len(asked):
             raise UnavailableError("the batcher has been replaced meanwhile; ask again")
-        explained = [{**self._measured(each), **(explained_by_id.get(each) or _ENSEMBLE)} for each in versions]
+        explained = [
+            {**self._measured(each), **explained_by_id.get(each.version.model_id, _ENSEMBLE)} for each in versions
+        ]
         return {"model": model.identifier.name, "versions": explained}
 
     def _measured(self, served: ServedVersion) -> dict[str, Any]:

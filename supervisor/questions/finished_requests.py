@@ -19,8 +19,8 @@ class FinishedRequestsQuestion:
     def __init__(self, star: Star, models: Models) -> None:
         self._star = star
         self._models = models
-        # Changed by receive and _list: the lists that have come and were not passed on, by the question's number.
-        self._listed: dict[int, FinishedRequestsListed] = {}
+        # Changed by receive and _list: by the number of an open question, the batcher's list once it has come.
+        self._listed: dict[int, FinishedRequestsListed | None] = {}
         self._num_asked = 0
 
     @property
@@ -30,7 +30,8 @@ class FinishedRequestsQuestion:
 
     def receive(self, message: FinishedRequestsListed) -> None:
         """Note the batcher's list."""
-        self._listed[message.number] = message
+        if message.number in self._listed:
+            self._listed[message.number] = message
 
     async def _list(self, arguments: dict[str, Any]) -> dict[str, Any]:
         name = arguments["model"]
@@ -38,8 +39,11 @@ class FinishedRequestsQuestion:
         ids = [served.version.model_id for model in models for served in model.serving.values()]
         self._num_asked = number = self._num_asked + 1
         recipients = self._star.to_batcher(ListFinishedRequests(number, ids, arguments["limit"]))
-        await self._star.acknowledgements.announce(recipients)
-        found = self._listed.pop(number, None)
+        self._listed[number] = None
+        try:
+            await self._star.acknowledgements.announce(recipients)
+        finally:
+            found = self._listed.pop(number)
         if found is None:
             raise UnavailableError("the batcher has been replaced meanwhile; ask again")
         return {"slowest": found.slowest, "failed": found.failed, "num_others_failed": found.num_others_failed}
