@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from bench import flat, grpc_chapter, instructions
+from bench import flat, grpc_chapter, instructions, torchserve_chapter
 from bench.bench import Bench, print_line
 from bench.comparisons import COMPARISONS, WORKLOAD, Comparison
 from bench.document import conditions, markdown, put
@@ -34,8 +34,10 @@ HELP = """\
 Measures Shoal, Triton, mosec and Flask with the same models under the same load, one server at a time, in slices of
 half a second A B C D D C B A …, and prints medians as Markdown; those of ratios are of neighbouring slices, with the
 quartiles. Every server's answer is checked before it is timed.
-With --grpc: Shoal and Triton over gRPC, in the same way. With --flat: Shoal beside itself, whether an ordinary request
-stays as cheap and as quick beside 1,000 connections, 200 models, 8 instances, stalled clients and large bodies.
+With --grpc: Shoal and Triton over gRPC, in the same way. With --peer torchserve: TorchServe and Shoal's command
+`torchserve` with the same archives, their starts, and how soon a killed worker is back.
+With --flat: Shoal beside itself, whether an ordinary request stays as cheap and as quick beside 1,000 connections, 200
+models, 8 instances, stalled clients and large bodies.
 With --isolation: whether a model that has little to do is answered as ever beside what others do to a server: slow
 models with long queues, clients that do not read, processes that die while users' code executes. Each situation has a
 server of its own; --beside PATH measures another working tree of Shoal (with its .venv) in turns with this one. All of
@@ -44,6 +46,7 @@ them take three to four minutes for each tree and round.
   scripts/bench --quick                        a first impression, in less than a minute
   scripts/bench --peer shoal --workload 'mlp*' what a change to Shoal did to one workload
   scripts/bench --grpc --peer shoal            what a change to Shoal did to gRPC
+  scripts/bench --peer torchserve --write      everything about TorchServe, into docs/benchmarks.md; four minutes
   scripts/bench --flat models instances        what 200 models or 8 instances cost
   scripts/bench --isolation 'takeover*'        what a batcher's death costs an idle model
   scripts/bench --isolation --beside ../before --write   before and after, into docs/performance.md
@@ -68,12 +71,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
             [
                 _listing("Workloads", WORKLOADS),
                 _listing("Workloads of --grpc", grpc_chapter.WORKLOADS),
+                _listing("Workloads of --peer torchserve", torchserve_chapter.WORKLOADS),
                 _listing("Comparisons of --flat", COMPARISONS),
                 _listing("Situations of --isolation", SITUATIONS),
             ]
         ),
     )
-    names = [peer.name for peer in {each.name: each for each in (*PEERS, *grpc_chapter.PEERS)}.values()]
+    names = [*{each.name: each for each in (*PEERS, *grpc_chapter.PEERS, *torchserve_chapter.PEERS)}]
     parser.add_argument("--workload", action="append", metavar="NAME", help="name or pattern; repeat it (default: all)")
     parser.add_argument("--peer", action="append", choices=names, help="repeat it for several (default: all)")
     parser.add_argument("--grpc", action="store_true", help="the workloads over gRPC, with their servers")
@@ -98,13 +102,21 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--isolation has situations of its own: it goes with --beside, --rounds and --write alone")
     if options.beside is not None and options.isolation is None:
         parser.error("--beside goes with --isolation")
+    options.torchserve = "torchserve" in (options.peer or ())
+    if options.torchserve and (options.grpc or len(options.peer) > 1):
+        parser.error("--peer torchserve is a comparison of its own, with Shoal: it goes without --grpc and other peers")
     if options.rounds is None:
         options.rounds = 3 if options.isolation is None else 1
     if options.quick:
-        options.workload = options.workload or (["grpc-c16"] if options.grpc else ["json-c10", "mlp-c64", "image-c8"])
+        options.workload = options.workload or (
+            ["grpc-c16"] if options.grpc else ["ts-*"] if options.torchserve else ["json-c10", "mlp-c64", "image-c8"]
+        )
         options.peer = options.peer or ["shoal", "triton", "mosec"]
         options.rounds = options.seconds = 1
-    every, peers = (grpc_chapter.WORKLOADS, grpc_chapter.PEERS) if options.grpc else (WORKLOADS, PEERS)
+    every: Sequence[Workload] = grpc_chapter.WORKLOADS if options.grpc else WORKLOADS
+    peers: Sequence[Peer] = grpc_chapter.PEERS if options.grpc else PEERS
+    if options.torchserve:
+        every, peers, options.peer = torchserve_chapter.WORKLOADS, torchserve_chapter.PEERS, None
     options.workloads = _chosen(parser, "workload", every, options.workload)
     options.situations = _chosen(parser, "situation", SITUATIONS, options.isolation)
     options.comparisons = _chosen(parser, "comparison", COMPARISONS, options.flat)
@@ -146,8 +158,8 @@ def _listing(title: str, every: Sequence[Named]) -> str:
     return f"{title}:\n" + "\n".join(f"  {each.name:16} {each.title}" for each in every)
 
 
-def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
-    """Measure the chapter on Shoal and its peers, over HTTP or over gRPC; returns its rows."""
+def measure_peers(bench: Bench, options: argparse.Namespace, folder: Path) -> list[Row]:
+    """Measure the chapter on Shoal and its peers, over HTTP or gRPC, or the one on TorchServe; returns its rows."""
     workloads: list[Workload] = options.workloads
     peers: list[Peer] = options.peers
     rows = {
@@ -161,8 +173,13 @@ def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
     visits = [[rows[peer, each] for each in group for peer in peers if (peer, each) in rows] for group in groups]
     _repeat(bench, options.rounds, visits)
     every = list(rows.values())
-    if options.write:
-        where = conditions(bench.generator.title, options.seconds, options.rounds, peers, bench.versions)
+    where = conditions(bench.generator.title, options.seconds, options.rounds, peers, bench.versions)
+    if options.torchserve:
+        found = torchserve_chapter.measure_moments(bench, options.rounds, folder)
+        if options.write:
+            _write("torchserve", torchserve_chapter.markdown(every, found, where))
+        print(torchserve_chapter.moments_table(found))
+    elif options.write:
         if options.grpc:
             _write("grpc", grpc_chapter.markdown(every, where))
         else:
@@ -174,7 +191,7 @@ def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
     return every
 
 
-def measure_flatness(bench: Bench, options: argparse.Namespace) -> list[Row]:
+def measure_flatness(bench: Bench, options: argparse.Namespace, _folder: Path) -> list[Row]:
     """Measure the chapter that compares Shoal with itself; returns its rows."""
     comparisons: list[Comparison] = options.comparisons
     pairs = {each: (Row(each.plain, WORKLOAD, []), Row(each.other, WORKLOAD, [])) for each in comparisons}
@@ -220,9 +237,8 @@ def main(arguments: Sequence[str]) -> int:
         return measure_isolation(options)
     run = measure_peers if options.flat is None else measure_flatness
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        rows = run(
-            Bench(H2load() if options.grpc else Wrk(), instructions.find_perf(), Path(folder), options.seconds), options
-        )
+        generator = H2load() if options.grpc else Wrk()
+        rows = run(Bench(generator, instructions.find_perf(), Path(folder), options.seconds), options, Path(folder))
     return int(any(row.fault or row.median.errors for row in rows))
 
 

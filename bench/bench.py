@@ -49,7 +49,7 @@ class Bench:
         """A running server, and how long it took to start; its answer is checked before the load and after it."""
         model, encoding = workload.model, workload.encoding
         request = peer.request(model, encoding)
-        check: Callable[[Mapping[str, str], bytes], None] = functools.partial(_check, peer, model)
+        check: Callable[[Mapping[str, str], bytes], None] = functools.partial(check_answer, peer, model)
         server = peer.launch(self._folder, model, encoding)
         server.start()
         with ExitStack() as stack:
@@ -72,7 +72,7 @@ class Bench:
             with _faults_go_to([row]):
                 server, start_s = running[row.peer]
                 every.append((row, Slices(server.pid, start_s, self._shoot(row, server.port))))
-                every[-1][1].warm_up(2 * row.workload.slice_s)
+                every[-1][1].warm_up(row.workload.warm_up_slices * row.workload.slice_s)
         slice_s = rows[0].workload.slice_s if len(rows) > 1 else self._seconds
         for row, slices in turns(every, max(1, round(self._seconds / slice_s))):
             with _faults_go_to([row]):
@@ -109,7 +109,8 @@ def _faults_go_to(rows: Sequence[Row]) -> Iterator[None]:
             print_line(f"{row.workload.name:16} {row.peer.name:12} {row.fault}")
 
 
-def _check(peer: Peer, model: BenchModel, headers: Mapping[str, str], body: bytes) -> None:
+def check_answer(peer: Peer, model: BenchModel, headers: Mapping[str, str], body: bytes) -> None:
+    """Raise BenchmarkError unless this is a peer's right answer."""
     try:
         answer = peer.answer(headers, body)
     except (LookupError, TypeError, ValueError) as error:

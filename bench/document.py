@@ -26,7 +26,7 @@ Written by `scripts/bench`, a chapter at a time; do not edit.
 """
 
 #: The chapters in order; a comment in the document marks where each begins.
-CHAPTERS = ("others", "grpc", "itself")
+CHAPTERS = ("others", "grpc", "torchserve", "itself")
 
 TEXT = """\
 ## Shoal beside each of the others

@@ -1,15 +1,15 @@
 """The chapter of docs/benchmarks.md on gRPC: servers, workloads, and targets."""
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from bench.document import Conditions, figures
 from bench.grpc_words import channel, grpc_answer, grpc_request
 from bench.peers import COMPILED_PYTHON, Peer, compiled_peer, launch_shoal, launch_triton, shoal_version, triton_title
-from bench.results import Row, Sample
-from bench.table import BUILDS, OURS, count, head, is_missing, line, ratio
+from bench.results import Row
+from bench.table import BUILDS, OURS, count, head, is_missing, line
+from bench.targets import Target, table
 from bench.workloads import IDENTITY_16, IDENTITY_IMAGE, Workload
 
 TEXT = """\
@@ -64,33 +64,13 @@ SHOAL = Peer(
     OURS, "Shoal", "Shoal", functools.partial(launch_shoal, grpc=()), grpc_request, grpc_answer, shoal_version,
     "`shoal serve` with its defaults: one lane that speaks HTTP/2 itself.",
 )  # fmt: skip
-PEERS = (
-    SHOAL,
-    compiled_peer(SHOAL, functools.partial(launch_shoal, grpc=(), python=COMPILED_PYTHON)),
-    Peer(
-        "triton", "Triton (Python backend)", "Triton", functools.partial(launch_triton, is_grpc=True), grpc_request,
-        grpc_answer, _triton_version,
-        "The real `tritonserver` that the wheel of nvidia-pytriton carries; the model is a Python file there. A Triton "
-        "with its identity backend would spend less per request.",
-    ),
+TRITON = Peer(
+    "triton", "Triton (Python backend)", "Triton", functools.partial(launch_triton, is_grpc=True), grpc_request,
+    grpc_answer, _triton_version,
+    "The real `tritonserver` that the wheel of nvidia-pytriton carries; the model is a Python file there. A Triton "
+    "with its identity backend would spend less per request.",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A target of Shoal under a workload: at least, or at most, a figure, or a multiple of Triton's."""
-
-    workload: str
-    title: str
-    figure: Callable[[Sample], float]
-    bound: float
-    is_ratio: bool = True
-    is_most: bool = False
-    unit: float = 1.0  # of the figure as it is shown
-
-    def is_met(self, figure: float) -> bool:
-        """Whether this figure meets the target."""
-        return figure <= self.bound if self.is_most else figure >= self.bound
+PEERS = (SHOAL, compiled_peer(SHOAL, functools.partial(launch_shoal, grpc=(), python=COMPILED_PYTHON)), TRITON)
 
 
 TARGETS = (
@@ -114,35 +94,7 @@ def markdown(rows: Sequence[Row], where: Conditions) -> str:
 
 def targets(rows: Sequence[Row]) -> str:
     """A table with a line per target."""
-    found = {(row.workload.name, row.peer.name): row for row in rows}
-    lines = head(["workload", "", "Shoal", "Triton", "×", "wanted", "met"])
-    for each in TARGETS:
-        ours, theirs = found.get((each.workload, OURS)), found.get((each.workload, "triton"))
-        if ours is None:
-            continue
-        wanted = f"{'≤' if each.is_most else '≥'} {each.bound:g}{' ×' if each.is_ratio else ''}"
-        reached = _reached(each, ours, theirs)
-        times = ratio(ours, theirs, each.figure)
-        cells = [ours.workload.title, each.title, _shown(each, ours), _shown(each, theirs), times, wanted]
-        is_met = {each.is_met(figure) for figure in reached}
-        verdict = "not measured" if not is_met else "yes" if is_met == {True} else "**no**"
-        lines.append(line([*cells, verdict if len(is_met) < 2 else "in some rounds"]))
-    return "\n".join(lines) + "\n"
-
-
-def _reached(target: Target, ours: Row, theirs: Row | None) -> list[float]:
-    """The figures compared with the target, one per round."""
-    if not target.is_ratio:
-        return [target.figure(sample) for sample in ours.samples]
-    pairs = zip(ours.samples, theirs.samples if theirs is not None else (), strict=False)
-    return [target.figure(first) / target.figure(second) for first, second in pairs]
-
-
-def _shown(target: Target, row: Row | None) -> str:
-    if row is None or is_missing(row):
-        return "–"
-    figure = target.figure(row.median) / target.unit
-    return count(figure) if figure >= 10 or target.unit == 1.0 else f"{figure:.2f}"
+    return table(TARGETS, rows, TRITON)
 
 
 def streams(rows: Sequence[Row]) -> str:

@@ -82,6 +82,9 @@ EMBEDDING = BenchModel(
 DIGITS = BenchModel(
     "digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx"
 )
+#: TorchServe's archives: a handler that returns the body as it came, and one that doubles the floats of a JSON list.
+NOOP = BenchModel("noop", ("data",), (16,), ("prediction",), (16,), 0)
+DOUBLED = BenchModel("doubled", ("data",), (16,), ("prediction",), (16,), 0)
 MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, IDENTITY_10MB, MLP_512, ADD_SUB, EMBEDDING)}
 
 
@@ -92,13 +95,14 @@ class Workload:
     name: str
     title: str
     model: BenchModel
-    encoding: str  # "json", "binary", "regions" (of system shared memory) or "grpc"
+    encoding: str  # "json", "binary", "regions" (of system shared memory), "grpc" or "body" (no more than the bytes)
     connections: int
     keep_alive: bool = True
     #: Whether all requests have the same bytes. As a rule each has an id and a trace of its own, as most programs send.
     repeats: bool = False
     streams: int = 1  # requests at a time on each connection, by HTTP/2
     slice_s: float = 0.5  # of a turn (slices.py)
+    warm_up_slices: int = 2  # of load that does not count, before the first turn
 
 
 WORKLOADS = (
@@ -202,6 +206,8 @@ def expected(model: BenchModel) -> "array[float]":
     """The right answer of a model."""
     if model is ADD_SUB:
         return array("f", [*(number + number for number in model.values), *(0.0 for _ in model.values)])
+    if model is DOUBLED:
+        return array("f", (2 * number for number in model.values))
     if model.table_rows:
         columns = model.output_dims[-1]
         return array(
