@@ -44,6 +44,8 @@ class Poller:
             on(to_poller.LookAll, self._look_all),
             on(to_poller.LoadStore, self._load_store),
             on(to_poller.Register, self._register),
+            on(to_poller.RegisterWorkflow, self._register_workflow),
+            on(to_poller.WithdrawWorkflow, self._withdraw_workflow),
             on(to_poller.LookAgain, self._look_again),
             on(to_poller.Withdraw, self._withdraw),
             on(to_poller.SaveSnapshot, self._save_snapshot),
@@ -91,6 +93,22 @@ class Poller:
         if self._store is None:
             raise torchserve_error(404, "ModelNotFoundException", "Model store has not been configured.")
         self._send_found(order, [self._store.register(StoreRequest(**order.request))])
+        self._channel.send(to_poller.OrderDone(order.order))
+
+    def _register_workflow(self, order: to_poller.RegisterWorkflow) -> None:
+        from shoal.repository.torchserve.workflow_store import WorkflowRequest, register_workflow
+
+        if self._store is None:
+            raise torchserve_error(404, "WorkflowNotFoundException", "Workflow store has not been configured.")
+        found = register_workflow(self._store, WorkflowRequest(**order.request))
+        self._send_found(order, found.models)
+        self._channel.send(to_poller.OrderDone(order.order, dict(found.about)))
+
+    def _withdraw_workflow(self, order: to_poller.WithdrawWorkflow) -> None:
+        from shoal.repository.torchserve.workflow_store import withdraw_workflow
+
+        if self._store is not None:
+            withdraw_workflow(self._store, Path(order.directory), order.archive)
         self._channel.send(to_poller.OrderDone(order.order))
 
     def _look_again(self, order: to_poller.LookAgain) -> None:

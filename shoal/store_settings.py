@@ -31,7 +31,13 @@ class StoreSettings:
     environment: Mapping[str, str] = field(default_factory=dict)  # what workers are told, as parameters of each model
     models_are_snapshots: bool = False  # `models` says what was in force: it counts before what an archive says
     snapshot_directory: str = ""  # for snapshots of the configuration; "": none is written
+    workflow_store: str = ""  # directory of workflows' archives; "": that of the models'
     snapshot_properties: str = ""  # the lines of each snapshot beside its model_snapshot=
+
+    @property
+    def workflow_directory(self) -> Path:
+        """The directory of workflows' archives."""
+        return Path(self.workflow_store) if self.workflow_store else self.directory
 
     @property
     def fields(self) -> dict[str, Any]:

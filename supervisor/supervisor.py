@@ -51,6 +51,7 @@ from shoal.supervisor.models.recycling import Recycling
 from shoal.supervisor.models.registrations import Registrations
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.scaling import Scaling
+from shoal.supervisor.models.workflows import Workflows
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.children import running
@@ -160,7 +161,7 @@ class Supervisor:
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
         verbs |= self._finished_requests.verbs
-        verbs |= self._registrations.verbs
+        verbs |= self._registrations.verbs | Workflows(self._repository, self._registrations).verbs
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
             self._star,

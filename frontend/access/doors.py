@@ -85,6 +85,7 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "* /api-description": _KNOWN,
         "* /ping": _OPEN,
         "* /predictions/{name}": _INFER,
+        "* /wfpredict/{name}": _INFER,
         "OPTIONS /predictions/{name}": _READ,
         "* /explanations/{name}": _INFER,
         "* /v1/models/{name}:predict": _INFER,
@@ -102,6 +103,10 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "PUT /models/{name}": _ADMIN,
         "DELETE /models/{name}": _ADMIN,
         "GET /v1/models/{name}": _READ,
+        "GET /workflows": _READ,
+        "POST /workflows": _ADMIN,
+        "GET /workflows/{name}": _READ,
+        "DELETE /workflows/{name}": _ADMIN,
         "GET /metrics": Scope.METRICS,
     },
     "grpc": {

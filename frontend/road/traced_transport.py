@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from shoal.frontend.response import Response
@@ -10,7 +11,7 @@ from shoal.timing import as_header
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
-    from shoal.frontend.road.transport import ModelResponse, StreamedResponse, Transport
+    from shoal.frontend.road.transport import Executions, ModelResponse, StreamedResponse, Transport
 
 
 class TracedTransport:
@@ -39,6 +40,10 @@ class TracedTransport:
         if self._trace is not None:
             self._trace.received(*self._received_ns)
         return self._trace
+
+    def several(self) -> "AbstractContextManager[Executions]":
+        """Run several requests, see Transport.several; they are not traced."""
+        return self._transport.several()
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """Ask the supervisor, see Transport.ask."""

@@ -6,8 +6,8 @@ thread puts its reply (shoal/star/shared_port.py).
 
 import queue
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -57,6 +57,23 @@ class Replies(Protocol):
         ...
 
 
+class Executions(Protocol):
+    """Requests of one caller that are executed at the same time. One thread's."""
+
+    def start(self, prepared: PreparedRequest) -> int:
+        """Submit a request; returns its number. Raises ShoalError."""
+        ...
+
+    def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
+        """Wait for the next reply to any open request; None after `limit_s`. Raises CancelledError if the caller has
+        hung up, and UnavailableError if the server ends."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """Cancel an open request; no reply to it comes any more."""
+        ...
+
+
 class Transport(Protocol):
     """The road's way to models and to the supervisor, as its handlers call it."""
 
@@ -72,6 +89,10 @@ class Transport(Protocol):
 
         Raises ShoalError if a reply does not come, the first or a later one.
         """
+        ...
+
+    def several(self) -> AbstractContextManager[Executions]:
+        """A context for several requests at a time; those that are open at its end are cancelled."""
         ...
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
@@ -141,6 +162,15 @@ class PortTransport:
             if not is_final:
                 self._abandon(number, waiter)
 
+    @contextmanager
+    def several(self, waiter: Waiter | None = None) -> Iterator[Executions]:
+        """Run several requests, see Transport.several."""
+        opened = PortExecutions(self, queue.SimpleQueue() if waiter is None else waiter)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
     def streamed_replies(self) -> StreamedReplies:
         """A queue for the replies to one client's streamed requests."""
         return StreamedReplies(self._held)
@@ -169,7 +199,7 @@ class PortTransport:
         """The next reply. Raises ShoalError, or what asking the client raises: the caller must abandon the request."""
         try:
             while isinstance(reply := waiter.get(timeout=self.request_timeout_s), Caller):
-                self._doubt(number)
+                self.doubt(number)
                 reply.ask()
         except queue.Empty:
             # It may have come in this very moment.
@@ -177,10 +207,14 @@ class PortTransport:
                 raise self._state.no_answer(self.request_timeout_s) from None
             return last
         if reply is None:
-            if self._state.gives_up:
-                raise self._state.no_answer(self.request_timeout_s)
-            raise CancelledError("Request was cancelled")
+            raise self.given_up()
         return reply
+
+    def given_up(self) -> ShoalError:
+        """The error for a request whose caller has hung up, or that the end of the server ends."""
+        if self._state.gives_up:
+            return self._state.no_answer(self.request_timeout_s)
+        return CancelledError("Request was cancelled")
 
     def refuse_all(self) -> None:
         """Refuse all requests that are open: the server ends."""
@@ -211,7 +245,7 @@ class PortTransport:
                 self._port.cancel(number)
                 self._port.flush()
 
-    def _doubt(self, number: int) -> None:
+    def doubt(self, number: int) -> None:
         """Notify the model at work that the client may be gone."""
         with self._lock:
             self._port.cancel(number, is_sure=False)
@@ -294,9 +328,67 @@ class WatchedTransport:
         with self._watch(waiter.put):
             yield from self._transport.stream(prepared, trace, waiter)
 
+    @contextmanager
+    def several(self) -> Iterator[Executions]:
+        """Run several requests, see Transport.several; they are cancelled when the caller hangs up."""
+        waiter: Waiter = queue.SimpleQueue()
+        with self._watch(waiter.put), self._transport.several(waiter) as opened:
+            yield opened
+
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """Ask the supervisor, see Transport.ask."""
         return self._transport.ask(verb, arguments, timeout_s)
+
+
+class PortExecutions:
+    """Executions over this process's port, for the context of `several`."""
+
+    def __init__(self, transport: PortTransport, waiter: Waiter) -> None:
+        self._transport = transport
+        self._waiter = waiter
+        # Changed by start, next and cancel.
+        self._open: dict[int, PreparedRequest] = {}
+
+    def start(self, prepared: PreparedRequest) -> int:
+        """Implements `Executions.start`."""
+        number = self._transport.submit(prepared, self._waiter)
+        self._open[number] = prepared
+        return number
+
+    def next(self, limit_s: float) -> tuple[int, StreamedResponse] | None:
+        """Implements `Executions.next`."""
+        end_s = time.monotonic() + limit_s
+        while True:
+            try:
+                reply = self._waiter.get(timeout=max(0.0, end_s - time.monotonic()))
+            except queue.Empty:
+                return None
+            if reply is None:
+                raise self._transport.given_up()
+            if not isinstance(reply, Reply):
+                for number in self._open:
+                    self._transport.doubt(number)
+                reply.ask()
+                continue
+            prepared = self._open.get(reply.number)
+            if prepared is None:  # cancelled, when this was on its way
+                self._transport.drop(reply)
+                continue
+            if reply.is_final:
+                del self._open[reply.number]
+            return reply.number, self._transport.part(prepared, reply)
+
+    def cancel(self, number: int) -> None:
+        """Implements `Executions.cancel`."""
+        if self._open.pop(number, None) is not None:
+            self._transport.cancel(number)
+
+    def close(self) -> None:
+        """Cancel what is open, and drop replies that have come."""
+        for number in tuple(self._open):
+            self.cancel(number)
+        while (reply := _left(self._waiter)) is not None:
+            self._transport.drop(reply)
 
 
 def _left(waiter: Waiter) -> Reply | None:

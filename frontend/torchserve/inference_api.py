@@ -30,6 +30,7 @@ from shoal.frontend.torchserve.predictions import (
     spelled_headers,
 )
 from shoal.frontend.torchserve.streaming import stream
+from shoal.frontend.torchserve.workflow_predictions import predict as predict_by_workflow
 from shoal.star.models import ModelEntry
 
 #: The header by which a handler hands the id of its request to the sender of the response (common_headers.py).
@@ -179,6 +180,7 @@ INFERENCE_ROUTES = (
     Route("/v1/models/(?P<name>[^/:]+):explain", any_method(_KSERVE_EXPLAIN), "inference"),
     Route(f"/v2/models/{_NAME}/infer", any_method(_KSERVE_PREDICT), "inference"),
     Route(f"/v2/models/{_NAME}/explain", any_method(_KSERVE_EXPLAIN), "inference"),
+    Route(f"/wfpredict/{_NAME}", any_method(blocking(predict_by_workflow)), "inference"),
     Route("/invocations", any_method(_INVOKE), "inference"),
     Route(f"/models/{_NAME}/invoke", any_method(_INVOKE), "inference"),
     Route(f"/{_NAME}/predict", any_method(_INVOKE), "inference"),

@@ -1,6 +1,7 @@
 """TorchServe's management API: models are registered, listed, described, scaled and unregistered. Runs on the road."""
 
 from shoal.frontend.call import Route, blocking
+from shoal.frontend.torchserve import workflows
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.torchserve.model_list import describe, is_served, models
 from shoal.frontend.torchserve.registration import register, set_default, unregister
@@ -21,4 +22,14 @@ MANAGEMENT_ROUTES = (
         "model-repository",
     ),
     Route(f"/v1/models/{_NAME}", {"GET": is_served}, "model-repository"),
+    Route(
+        "/workflows",
+        {"GET": blocking(workflows.workflows), "POST": blocking(workflows.register)},
+        "model-repository",
+    ),
+    Route(
+        f"/workflows/{_NAME}",
+        {"GET": blocking(workflows.describe), "DELETE": blocking(workflows.unregister)},
+        "model-repository",
+    ),
 )

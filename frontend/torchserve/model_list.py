@@ -21,10 +21,11 @@ from shoal.frontend.torchserve.models import (
     version_text,
     versions_of,
 )
-from shoal.frontend.torchserve.parameters import boolean, integer
+from shoal.frontend.torchserve.parameters import boolean, integer, page_of
 from shoal.star.models import NO_VERSION, ModelEntry
 
-_PAGE = 100
+#: Marks a function of a workflow, which is no model to those who ask for a list.
+_FUNCTION = "ts_workflow_function"
 #: The members of a description that come from parameters of the configuration: name, parameter, default.
 _NUMBERS = (
     ("minWorkers", "ts_min_workers", 1),
@@ -49,23 +50,18 @@ _FIRST_WORKER = 9000
 
 def models(call: HandlerCall) -> Response:
     """A page of the models' default versions, by name."""
-    query = dict(parse_qsl(call.query))
-    limit, offset = integer(query.get("limit", ""), _PAGE), integer(query.get("next_page_token", ""), 0)
-    if not 0 <= limit <= _PAGE:
-        limit = _PAGE
-    offset = max(0, offset)
     urls = {
         each.name: url_of(default_version(call.state, each.name))
         for each in call.state.models.entries()
-        if not each.is_unloaded and each.version != NO_VERSION
+        if not each.is_unloaded and each.version != NO_VERSION and not parameter(each, _FUNCTION)
     }
-    urls |= {row["model"]: row["url"] for row in call.ask("ts_registered", {"model": None}) if row["is_default"]}
-    names = sorted(urls)
-    page: dict[str, Any] = {}
-    if offset + limit <= len(names):
-        page["nextPageToken"] = str(offset + limit)
-    page["models"] = [{"modelName": name, "modelUrl": urls[name]} for name in names[offset : offset + limit]]
-    return pretty(200, page)
+    urls |= {
+        row["model"]: row["url"]
+        for row in call.ask("ts_registered", {"model": None})
+        if row["is_default"] and _FUNCTION not in row["parameters"]
+    }
+    chosen, page = page_of(sorted(urls), dict(parse_qsl(call.query)))
+    return pretty(200, page | {"models": [{"modelName": name, "modelUrl": urls[name]} for name in chosen]})
 
 
 def url_of(entry: ModelEntry) -> str:

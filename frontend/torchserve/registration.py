@@ -4,16 +4,12 @@ Parameters stand in the query or, where the body is JSON, in the body alone. Run
 to make the change.
 """
 
-from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
-
-import orjson
 
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.errors import METHOD_NOT_ALLOWED, RefusedError, pretty, refused
-from shoal.frontend.torchserve.parameters import boolean, integer
+from shoal.frontend.torchserve.parameters import boolean, integer, request_parameters
 
 _TEXTS = ("model_name", "handler", "runtime")
 _NUMBERS = ("batch_size", "max_batch_delay", "initial_workers", "response_timeout", "startup_timeout")
@@ -23,8 +19,8 @@ _NO_NUMBER = -(10**9)
 
 def register(call: HandlerCall) -> Response:
     """Register an archive; by default the response comes once its workers are up."""
-    _refuse_unless_enabled(call)
-    given = _parameters(call)
+    refuse_unless_enabled(call)
+    given = request_parameters(call)
     url = given.get("url")
     if url is None:
         raise refused(400, "BadRequestException", "Parameter url is required.")
@@ -52,7 +48,7 @@ def register(call: HandlerCall) -> Response:
 
 def unregister(call: HandlerCall) -> Response:
     """Unregister a version, without one the default version; the response comes once it has ended."""
-    _refuse_unless_enabled(call)
+    refuse_unless_enabled(call)
     call.ask("ts_unregister", {"model": call.name, "version": call.version or None})
     return pretty(200, {"status": f'Model "{call.name}" unregistered'})
 
@@ -64,19 +60,7 @@ def set_default(call: HandlerCall) -> Response:
     return pretty(200, {"status": sentence})
 
 
-def _refuse_unless_enabled(call: HandlerCall) -> None:
+def refuse_unless_enabled(call: HandlerCall) -> None:
+    """Raise the refusal of a registration where clients may register nothing."""
     if not call.state.torchserve.enable_model_api:
         raise RefusedError(METHOD_NOT_ALLOWED)
-
-
-def _parameters(call: HandlerCall) -> Mapping[str, str]:
-    """The parameters of a registration as texts. Raises ShoalError for a body that is no object."""
-    if call.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return dict(parse_qsl(call.query, keep_blank_values=True))
-    try:
-        members = orjson.loads(call.body)
-        return {
-            name: value if isinstance(value, str) else orjson.dumps(value).decode() for name, value in members.items()
-        }
-    except (orjson.JSONDecodeError, AttributeError) as error:
-        raise refused(400, "BadRequestException", "The body must be a JSON object of the parameters.") from error

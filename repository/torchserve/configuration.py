@@ -28,6 +28,14 @@ _NO_LIMIT_MS = 365 * 24 * 3600 * 1000
 _STREAMING_HANDLERS = frozenset({"vllm_handler", "trt_llm_handler"})
 
 
+class WorkflowPart(NamedTuple):
+    """What a model has that is a node of a workflow."""
+
+    workflow: str
+    node: str  # JSON, which frontend/torchserve/workflows.py reads
+    unpacked: str  # the workflow's URL, where the model is a function in the unpacked archive of it; else ""
+
+
 class StoreRequest(NamedTuple):
     """A request to register an archive: the archive's address and the request's parameters; None: not given."""
 
@@ -41,6 +49,7 @@ class StoreRequest(NamedTuple):
     response_timeout: int | None = None  # s
     startup_timeout: int | None = None  # s
     is_startup: bool = False  # load_models names it, not a client
+    part: WorkflowPart | None = None
 
 
 class Machine(NamedTuple):
@@ -91,6 +100,7 @@ def configuration(
     batch_size = first(request.batch_size, "batchSize", _BATCH_SIZE)
     response_s = first(request.response_timeout, "responseTimeout", settings.default_response_timeout)
     least, most = _workers(request, facts, row, settings, machine)
+    part = request.part or WorkflowPart("", "", "")
     handler = handler_of(request, facts.manifest, settings, facts.name)
     streams = facts.streams or handler in _STREAMING_HANDLERS or yaml.get("continuousBatching", False)
     if least > MAX_INSTANCES:
@@ -109,7 +119,10 @@ def configuration(
         "ts_handler": handler,
         "ts_runtime": request.runtime or manifest.runtime or "python",
         "ts_version": manifest.version,
-        "ts_model_url": request.url,
+        "ts_model_url": part.unpacked or request.url,
+        "ts_workflow": part.workflow,
+        "ts_workflow_node": part.node,
+        "ts_workflow_function": bool(part.unpacked) or None,
         "ts_batch_size": batch_size,
         "ts_max_batch_delay_ms": first(request.max_batch_delay, "maxBatchDelay", _MAX_BATCH_DELAY_MS),
         "ts_min_workers": least,

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,13 +98,13 @@ class TorchServeStore:
         try:
             modified_ns = newest_ns(place.path)[0]
             if not place.is_folder:
-                model_dir = self._unpack(place.path)
+                model_dir = self.unpack(place.path, _refused)
             return self._describe(request, place, model_dir, modified_ns)
         except (ShoalError, OSError) as error:
             if not place.is_folder and model_dir != place.path:
                 shutil.rmtree(model_dir, ignore_errors=True)
             if place.is_download:
-                _remove(place.path)
+                remove_download(place.path)
             if isinstance(error, ShoalError):
                 raise
             # A name in the manifest that no file can have, or a folder that the server's user may not read.
@@ -113,7 +113,7 @@ class TorchServeStore:
     def look_again(self, request: StoreRequest, modified_ns: int) -> FoundModel | None:
         """The model of a registered archive or folder whose modification time is no longer `modified_ns`; None where it
         is unchanged or gone: a model outlives its archive. Raises ShoalError as `register`."""
-        path = None if is_url(request.url) else self._path(request.url, is_startup=True)
+        path = None if is_url(request.url) else self._path(request.url, is_trusted=True)
         try:
             if path is not None and path.is_dir():
                 path = _entered(path)
@@ -128,7 +128,7 @@ class TorchServeStore:
         if directory.parent == self.work:
             shutil.rmtree(directory, ignore_errors=True)
         if archive and is_model_name(archive):
-            _remove(self.settings.directory / archive)
+            remove_download(self.settings.directory / archive)
 
     def save_snapshot(self, name: str, models: str) -> None:
         """Write a snapshot of the configuration (snapshots.py). Raises InternalError."""
@@ -163,7 +163,8 @@ class TorchServeStore:
             raise torchserve_error(404, "ModelNotFoundException", f"Relative path is not allowed in url: {url}")
         if is_url(url):
             return _Place(download(url, self.settings.directory, self.settings.allowed_urls), False, True)
-        path = self._path(url, is_startup=request.is_startup)
+        is_unpacked = request.part is not None and bool(request.part.unpacked)
+        path = self._path(url, is_trusted=request.is_startup or is_unpacked)
         try:
             if path is not None and path.is_dir():
                 return _Place(_entered(path), True, False)
@@ -175,20 +176,23 @@ class TorchServeStore:
             ) from error
         raise torchserve_error(404, "ModelNotFoundException", f"Model not found at: {url}")
 
-    def _path(self, url: str, *, is_startup: bool) -> Path | None:
-        """The path that a name in the store means, or an absolute path to a folder; None where it can be neither."""
+    def _path(self, url: str, *, is_trusted: bool) -> Path | None:
+        """The path that a name in the store means, or an absolute path to a folder; None where it can be neither.
+        `is_trusted`: no client has chosen it."""
         if is_model_name(url):
             return self.settings.directory / url
         if not url.startswith("/") or "\0" in url:
             return None
         # A client's path is a file URL in short: it needs the same permission.
-        if not is_startup and not is_allowed(f"file://{url}", self.settings.allowed_urls):
+        if not is_trusted and not is_allowed(f"file://{url}", self.settings.allowed_urls):
             raise torchserve_error(404, "ModelNotFoundException", f"Given URL {url} does not match any allowed URL(s)")
         return Path(url)
 
     # --- unpacking ---
 
-    def _unpack(self, path: Path) -> Path:
+    def unpack(self, path: Path, refused: Callable[[str], ShoalError]) -> Path:
+        """A new directory with the contents of an archive. Raises `refused` with a reason for what is no archive, or
+        asks for what none may; nothing is left then."""
         directory = self.work / secrets.token_hex(16)
         try:
             self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,7 +204,7 @@ class TorchServeStore:
                 unpacked = unpack(archive, directory, self.limits)
         except RefusedArchiveError as error:
             shutil.rmtree(directory, ignore_errors=True)
-            raise _refused(f"Archive '{path.name}' is refused: {error}") from error
+            raise refused(f"Archive '{path.name}' is refused: {error}") from error
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise torchserve_error(
@@ -288,7 +292,7 @@ def _entered(folder: Path) -> Path:
     return entries[0] if len(entries) == 1 and entries[0].is_dir() and not (folder / MANIFEST).exists() else folder
 
 
-def _remove(archive: Path) -> None:
+def remove_download(archive: Path) -> None:
     """Remove a downloaded archive from the store; logged where that fails, since a later download finds it there."""
     try:
         archive.unlink(missing_ok=True)

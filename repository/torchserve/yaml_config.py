@@ -1,4 +1,5 @@
-"""model-config.yaml, the settings that an archive brings along. Read by PyYAML's safe loader, in the poller.
+"""model-config.yaml, the settings that an archive brings along, and other YAML of strangers. Read by PyYAML's safe
+loader, in the poller.
 
 A key of the wrong type is logged and ignored, as TorchServe does; keys that are not TorchServe's belong to the handler.
 """
@@ -42,6 +43,11 @@ class YamlConfig(NamedTuple):
 
 def read_yaml_config(path: Path) -> YamlConfig:
     """The settings in a file; empty for an empty file. Raises YamlError for a file that is no mapping in YAML."""
+    return YamlConfig(_checked(read_mapping(path), path.name))
+
+
+def read_mapping(path: Path) -> Mapping[Any, Any]:
+    """The mapping that a stranger's file in YAML is; an empty file is an empty one. Raises YamlError."""
     import yaml  # here: most archives have no such file, and the import costs 15 ms
 
     name = path.name
@@ -66,10 +72,10 @@ def read_yaml_config(path: Path) -> YamlConfig:
             raise
         raise YamlError(f"'{name}' has a value that cannot be read: {error}") from error
     if document is None:
-        return YamlConfig()
+        return {}
     if not isinstance(document, dict):
         raise YamlError(f"'{name}' is no mapping of keys to values")
-    return YamlConfig(_checked(document, name))
+    return document
 
 
 def _checked(document: Mapping[Any, Any], name: str) -> dict[str, Any]:

@@ -71,6 +71,14 @@ class Register(Message):
     request: dict[str, Any]
 
 
+class RegisterWorkflow(Message):
+    """Sent by the supervisor: find and unpack the archive of a workflow, and those of its models; `request` has the
+    fields of WorkflowRequest. The models' ModelFound come first, and `about` of OrderDone describes the workflow."""
+
+    order: int
+    request: dict[str, Any]
+
+
 class LookAgain(Message):
     """Sent by the supervisor: if an archive of the store has another modification time than this, find and unpack it
     again; `request` is that of its registration."""
@@ -82,6 +90,14 @@ class LookAgain(Message):
 
 class Withdraw(Message):
     """Sent by the supervisor: remove an unpacked archive and, where it was a download, the archive in the store."""
+
+    order: int
+    directory: str
+    archive: str
+
+
+class WithdrawWorkflow(Message):
+    """Sent by the supervisor: remove an unpacked workflow and, where it was a download, its archive."""
 
     order: int
     directory: str
@@ -140,6 +156,7 @@ class OrderDone(Message):
     """Sent by the poller: the end of any other order, behind the models that it has found."""
 
     order: int
+    about: dict[str, Any] | None = None  # of a workflow that was found (repository/torchserve/workflow_store.py)
 
 
 class OrderRefused(Message):
@@ -150,5 +167,17 @@ class OrderRefused(Message):
     sentence: str
 
 
-Order = Poll | LookAll | Look | LoadStore | Register | LookAgain | Withdraw | SaveSnapshot | Discard
+Order = (
+    Poll
+    | LookAll
+    | Look
+    | LoadStore
+    | Register
+    | RegisterWorkflow
+    | LookAgain
+    | Withdraw
+    | WithdrawWorkflow
+    | SaveSnapshot
+    | Discard
+)
 POLLER_WELCOME = Kinds(PollerWelcomed)

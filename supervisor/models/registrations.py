@@ -50,6 +50,7 @@ class Registration:
     workers: int  # 0: registered, not loaded
     most: int  # max_worker of the registration or the last scaling, for descriptions: nothing scales up to it
     handler: str = ""  # as the registration named it; "": the archive's
+    workflow: str = ""  # of which the model is a node
     request: Arguments = field(default_factory=dict)  # of the registration: the fields of StoreRequest
 
 
@@ -135,7 +136,7 @@ class Registrations:
                 self._models.add_problem(each.identifier, _readable(each.error))
                 continue
             try:
-                row = self._add(each, is_start=True)
+                row = self.add(each, is_start=True)
             except ShoalError as error:
                 _log.warning("'%s' is not loaded: %s", _said(each.config, "ts_model_url"), _readable(error))
                 self._withdraw(each.directory, each.origin)
@@ -155,7 +156,7 @@ class Registrations:
         for name, rows in tuple(self._rows.items()):
             for row in tuple(rows.values()):
                 request = {**row.request, "url": row.url, "model_name": name}
-                if not row.archive and self._rows.get(name, {}).get(row.text) is row:
+                if not (row.archive or row.workflow) and self._rows.get(name, {}).get(row.text) is row:
                     try:
                         found = await self._repository.look_again(request, row.modified_ns)
                         if found is not None:
@@ -210,7 +211,7 @@ class Registrations:
         request = {key: value for key, value in arguments.items() if key != "synchronous" and value is not None}
         found = await self._repository.register(request)
         try:
-            row = self._add(found)
+            row = self.add(found)
         except ShoalError:
             self._withdraw(found.directory, found.origin)
             raise
@@ -218,18 +219,18 @@ class Registrations:
         if not row.workers:
             self._snapshots.save("snapshot")
         else:
-            load = self._loop.begin(self._bring_up(name, row))
+            load = self._loop.begin(self.bring_up(name, row))
             if is_synchronous:
                 await shared(load)
         return {"model": name, "version": row.text, "workers": row.workers}
 
-    async def _bring_up(self, name: str, row: Registration) -> None:
+    async def bring_up(self, name: str, row: Registration) -> None:
         """Load a version that has just been registered; where that fails, it is registered no longer."""
         try:
             await self._load(name)
         except ShoalError as error:
             _log.error("model '%s' version %s is not registered: %s", name, row.text, error)
-            await self._remove(name, row)
+            await self.remove(name, row)
             raise torchserve_error(
                 500,
                 "InternalServerException",
@@ -245,7 +246,7 @@ class Registrations:
             raise torchserve_error(
                 403, "InvalidModelVersionException", f"Cannot remove default version for model {name}"
             )
-        await self._remove(name, row)
+        await self.remove(name, row)
         self._snapshots.save("snapshot")
 
     async def _scale(self, arguments: Arguments) -> Mapping[str, Any]:
@@ -313,12 +314,12 @@ class Registrations:
         return {
             name: {text: _snapshot_of(row, is_default=self._defaults[name] == text) for text, row in rows.items()}
             for name, rows in sorted(self._rows.items())
-            if rows
+            if rows and not any(row.workflow for row in rows.values())
         }
 
     # --- rows ---
 
-    def _add(self, found: FoundModel, *, is_start: bool = False) -> Registration:
+    def add(self, found: FoundModel, *, is_start: bool = False) -> Registration:
         """Register a version that was found. Raises TorchServe's conflict where there is one, and changes nothing."""
         name, text = found.name, _said(found.config, "ts_version")
         rows = self._rows.get(name, {})
@@ -345,6 +346,7 @@ class Registrations:
             config,
             int(_said(config, "ts_min_workers")),
             int(_said(config, "ts_max_workers")),
+            workflow=parameter(config, "ts_workflow") or "",
         )
         if is_default:
             for other in rows.values():
@@ -354,7 +356,7 @@ class Registrations:
             self._defaults[name] = text
         return row
 
-    async def _remove(self, name: str, row: Registration) -> None:
+    async def remove(self, name: str, row: Registration) -> None:
         """Unload a version and forget it; returns when it has ended."""
         rows = self._rows.get(name, {})
         if rows.get(row.text) is not row:
@@ -372,7 +374,8 @@ class Registrations:
         model = self._model(name)
         if model is not None:
             await model.ended()
-        self._withdraw(row.directory, row.archive)
+        if parameter(row.config, "ts_workflow_function") is None:  # whose directory is the workflow's
+            self._withdraw(row.directory, row.archive)
 
     def _withdraw(self, directory: Path, archive: str) -> None:
         self._repository.withdraw(directory, archive)

@@ -161,6 +161,17 @@ class RepositoryPoller:
         order = to_poller.Withdraw(next(self._numbers), str(directory), archive)
         self._loop.start(_log_refusal(self._order(order, lambda _answer, _found: None)))
 
+    def register_workflow(self, request: Mapping[str, Any]) -> Future[tuple[Mapping[str, Any], list[FoundModel]]]:
+        """The workflow that a registration means, and the models of its nodes; `request` has fields of WorkflowRequest
+        (repository/torchserve)."""
+        order = to_poller.RegisterWorkflow(next(self._numbers), dict(request))
+        return self._order(order, _read_workflow)
+
+    def withdraw_workflow(self, directory: str, archive: str) -> None:
+        """Order the removal of an unpacked workflow, and of a downloaded archive of one."""
+        order = to_poller.WithdrawWorkflow(next(self._numbers), directory, archive)
+        self._loop.start(_log_refusal(self._order(order, lambda _answer, _found: None)))
+
     def save_snapshot(self, name: str, models: str) -> Future[None]:
         """Order a snapshot of the configuration of TorchServe's store, under this file name; `models` is JSON."""
         order = to_poller.SaveSnapshot(next(self._numbers), name, models)
@@ -261,6 +272,12 @@ def _read_poll(answer: Answer, found: list[FoundModel]) -> PollResult:
     problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer.problems}
     identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer.identifiers)
     return PollResult({model.identifier: model for model in found}, problems, identifiers)
+
+
+def _read_workflow(answer: Answer, found: list[FoundModel]) -> tuple[Mapping[str, Any], list[FoundModel]]:
+    assert isinstance(answer, to_poller.OrderDone)
+    assert answer.about is not None
+    return answer.about, found
 
 
 async def _log_refusal(result: Future[None]) -> None:

@@ -141,6 +141,9 @@ class EchoTransport:
     ) -> Generator[StreamedResponse, None, None]:
         yield StreamedResponse(self.infer(prepared, trace), None, is_final=True)
 
+    def several(self) -> Any:
+        raise AssertionError("no workflow is asked here")
+
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         self.asked.append((verb, arguments))
         answer = self.answers[verb]

@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-store", metavar="DIRECTORY", help="directory of archives; required here or in the file"
     )
+    parser.add_argument("--workflow-store", metavar="DIRECTORY", help="of archives of workflows (default: model store)")
     parser.add_argument("--models", nargs="+", metavar="[NAME=]ARCHIVE", help="loaded at start; all for every archive")
     parser.add_argument("--foreground", action="store_true", help="start in the foreground, and print the log here")
     parser.add_argument(
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--disable-token-auth", "--dt", action="store_true", help="requests need no tokens")
     parser.add_argument("--enable-model-api", action="store_true", help="clients may register and unregister models")
-    for flag in ("--workflow-store", "--log-config", "--cpp-log-config", "--plugins-path"):
+    for flag in ("--log-config", "--cpp-log-config", "--plugins-path"):
         parser.add_argument(flag, *(["--ppath"] if flag == "--plugins-path" else []), metavar="PATH", help="ignored")
     return parser
 
@@ -135,12 +136,16 @@ def understand(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _St
     if file is not None:
         given = with_variables(parse_properties(_read(file)), environ)
     values, warnings = read_values(given, _flags(arguments), environ)
-    store = values["model_store"]
-    if store is not None and not Path(store).is_dir():
-        raise PropertiesError(f"--model-store directory not found: {store}")
+    for kind in ("model", "workflow"):
+        store = values[f"{kind}_store"]
+        if store is not None and not Path(store).is_dir():
+            raise PropertiesError(f"--{kind}-store directory not found: {store}")
     said = [f"configuration is read from '{file}'"] if file is not None and arguments.ts_config is None else []
-    ignored = {"--workflow-store": arguments.workflow_store, "--log-config": arguments.log_config,
-               "--cpp-log-config": arguments.cpp_log_config, "--plugins-path": arguments.plugins_path}  # fmt: skip
+    ignored = {
+        "--log-config": arguments.log_config,
+        "--cpp-log-config": arguments.cpp_log_config,
+        "--plugins-path": arguments.plugins_path,
+    }
     said += [f"{flag} is ignored" for flag, value in ignored.items() if value]
     is_one_port = values["inference_address"] == values["management_address"]
     has_tokens = not values["disable_token_authorization"]
@@ -164,6 +169,7 @@ def _flags(arguments: argparse.Namespace) -> dict[str, str]:
     """The keys that flags set. Flags can turn tokens only off, and the model API only on."""
     flags = {
         "model_store": arguments.model_store,
+        "workflow_store": arguments.workflow_store,
         "load_models": None if arguments.models is None else ",".join(arguments.models),
         "disable_token_authorization": "true" if arguments.disable_token_auth else None,
         "enable_model_api": "true" if arguments.enable_model_api else None,
@@ -194,7 +200,11 @@ def _snapshots(environ: Mapping[str, str]) -> Path:
 def _properties_of_snapshots(given: Mapping[str, str], arguments: argparse.Namespace) -> str:
     """The properties in each snapshot: those of the file in force, with the flags that say what is served; models are
     those of the moment."""
-    flags = {key: value for key, value in _flags(arguments).items() if key in ("model_store", "load_models")}
+    flags = {
+        key: value
+        for key, value in _flags(arguments).items()
+        if key in ("model_store", "workflow_store", "load_models")
+    }
     kept = {key: value for key, value in given.items() if key not in ("models", "model_snapshot")}
     return format_properties({**kept, **flags})
 

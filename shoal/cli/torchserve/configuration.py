@@ -118,6 +118,7 @@ def store_settings(values: Mapping[str, Any], warnings: list[str]) -> StoreSetti
     return StoreSettings(
         Path(values["model_store"]),
         load_models=loaded,
+        workflow_store=values["workflow_store"] or "",
         allowed_urls=patterns,
         models=rows.settings,
         models_are_snapshots=bool(values["model_snapshot"]),

@@ -94,7 +94,7 @@ KEYS = {
         Key("ts_header_key_sequence_id", "ts_request_sequence_id"),
         Key("ts_header_key_sequence_start", "ts_request_sequence_start"),
         Key("ts_header_key_sequence_end", "ts_request_sequence_end"),
-        Key("workflow_store", None, "workflows are not served; an ensemble in a model repository takes their place"),
+        Key("workflow_store", None),
         Key("initial_worker_port", 9000, "workers have no ports"),
         Key("initial_distribution_port", 29500, "workers have no ports"),
         Key("debug", False),

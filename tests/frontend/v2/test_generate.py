@@ -214,6 +214,9 @@ class Repeat:
             self.is_cancelled = self.num_said < len(self._said)
             raise
 
+    def several(self) -> Any:
+        raise AssertionError("no workflow is asked here")
+
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         raise AssertionError(verb)
 

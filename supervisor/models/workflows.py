@@ -1,0 +1,136 @@
+"""TorchServe's workflows: which are registered, and the models of their nodes.
+
+    register ─► nodes found and unpacked ─► all loaded ─► registered        one fails ─► none is left
+    unregister ─► nodes unloaded, their requests answered ─► what was unpacked or downloaded is removed
+
+Front ends execute a workflow (frontend/torchserve/workflow_predictions.py): its graph is in parameters of its models'
+configurations. Runs in the supervisor. Errors have TorchServe's sentences (shoal/torchserve_errors.py).
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shoal.errors import ShoalError
+from shoal.repository.found import FoundModel
+from shoal.supervisor.event_loop import gather
+from shoal.supervisor.models.registrations import Registration, Registrations
+from shoal.supervisor.processes.repository import RepositoryPoller
+from shoal.supervisor.questions.questions import Verb
+from shoal.torchserve_errors import torchserve_error, torchserve_fault
+
+_log = logging.getLogger(__name__)
+
+Arguments = dict[str, Any]
+
+
+class Registered(NamedTuple):
+    """A registered workflow, as the poller describes it."""
+
+    name: str
+    url: str
+    directory: str  # the unpacked archive
+    archive: str  # the name of a download in the workflow store; "" where the archive was there
+    min_workers: int  # this and the rest: of nodes that do not set them themselves
+    max_workers: int
+    batch_size: int
+    max_batch_delay: int
+    dag: str
+
+
+class Workflows:
+    """All registered workflows."""
+
+    def __init__(self, repository: RepositoryPoller, registrations: Registrations) -> None:
+        self._repository = repository
+        self._registrations = registrations
+        # Changed by registrations. Names are taken from the beginning of a registration on.
+        self._workflows: dict[str, Registered] = {}
+        self._nodes: dict[str, list[tuple[str, Registration]]] = {}
+
+    @property
+    def verbs(self) -> dict[str, Verb]:
+        """The verbs by which TorchServe's front ends register, unregister and list workflows."""
+        return {
+            "ts_register_workflow": self._register,
+            "ts_unregister_workflow": self._unregister,
+            "ts_workflows": self._list,
+        }
+
+    async def _register(self, arguments: Arguments) -> Mapping[str, Any]:
+        """Register a workflow; answered once all nodes serve, or have failed, which leaves none."""
+        request = {key: value for key, value in arguments.items() if value is not None}
+        about, found = await self._repository.register_workflow(request)
+        workflow = Registered(**about)
+        if workflow.name in self._nodes:
+            for each in found:
+                self._withdraw_node(each)
+            self._withdraw(workflow)
+            raise torchserve_error(409, "ConflictStatusException", f"Workflow {workflow.name} is already registered.")
+        self._nodes[workflow.name] = []
+        failures = await self._bring_up(workflow.name, found)
+        if failures:
+            await self._remove(workflow.name)
+            self._withdraw(workflow)
+            raise torchserve_error(
+                500,
+                "WorkflowException",
+                f"Workflow {workflow.name} has failed to register. Failures: [{', '.join(failures)}]",
+            )
+        self._workflows[workflow.name] = workflow
+        return {"workflow": workflow.name}
+
+    async def _bring_up(self, name: str, found: Sequence[FoundModel]) -> list[str]:
+        """Register and load the models of nodes; returns why some failed."""
+        failures: list[str] = []
+        added: list[tuple[str, Registration]] = []
+        for each in found:
+            try:
+                added.append((each.name, self._registrations.add(each)))
+            except ShoalError as error:
+                failures.append(_readable(error))
+                self._withdraw_node(each)
+        self._nodes[name] = added
+        if failures:
+            return failures
+        loads = [self._registrations.bring_up(node, row) for node, row in added]
+        ended = await gather(*loads, return_exceptions=True)
+        return [_readable(each) for each in ended if isinstance(each, BaseException)]
+
+    async def _unregister(self, arguments: Arguments) -> None:
+        """Unregister a workflow; answered when its nodes have ended."""
+        name = arguments["workflow"]
+        workflow = self._workflows.pop(name, None)
+        if workflow is None:
+            raise not_found(name)
+        await self._remove(name)
+        self._withdraw(workflow)
+
+    async def _list(self, arguments: Arguments) -> list[Mapping[str, Any]]:
+        """Registered workflows, one or all, sorted by name."""
+        wanted = arguments.get("workflow")
+        return [each._asdict() for name, each in sorted(self._workflows.items()) if wanted in (None, name)]
+
+    async def _remove(self, name: str) -> None:
+        """Unload the models of a workflow's nodes, and forget its name."""
+        nodes = self._nodes[name]
+        await gather(*[self._registrations.remove(node, row) for node, row in nodes], return_exceptions=True)
+        self._nodes.pop(name, None)
+
+    def _withdraw(self, workflow: Registered) -> None:
+        self._repository.withdraw_workflow(workflow.directory, workflow.archive)
+
+    def _withdraw_node(self, found: FoundModel) -> None:
+        """Remove what was unpacked or downloaded for a node that is not registered."""
+        if "ts_workflow_function" not in found.config["parameters"]:
+            self._repository.withdraw(found.directory, found.origin)
+
+
+def not_found(name: str) -> ShoalError:
+    """The error for a workflow that is not registered."""
+    return torchserve_error(404, "WorkflowNotFoundException", f"Workflow not found: {name}")
+
+
+def _readable(error: BaseException) -> str:
+    fault = torchserve_fault(str(error))
+    return str(error) if fault is None else fault.message
