@@ -2,10 +2,10 @@
 
 Memory and descriptors are short. Asked are an ordinary model (on a lane, on the road and over gRPC), one that answers
 the requests of a batch one by one, one with payloads that have segments of their own, which some clients read slowly,
-one that asks another model and keeps its GIL in native code, and the poller. Every request carries a number of its own
-and is counted once: answered rightly, refused because its instance died, cut off because its front end died, or
-anything else, which is a fault of the server. `scripts/reliability --only storm` is the long form, test_storm.py one
-that says which kind of death it is.
+one that asks another model and keeps its GIL in native code, a handler of TorchServe's, and the poller. Every request
+carries a number of its own and is counted once: answered rightly, refused because its instance died, cut off because
+its front end died, or anything else, which is a fault of the server. `scripts/reliability --only storm` is the long
+form, test_storm.py one that says which kind of death it is.
 """
 
 import asyncio
@@ -33,13 +33,24 @@ from tests.end_to_end.server import (
     serving,
     title,
 )
+from tests.end_to_end.torchserve_listeners import FLAGS as TORCHSERVE_FLAGS
 from tests.reliability.row import Course, quantile
-from tests.reliability.storm_clients import FLAGS, KINDS, MAX_BATCH_SIZE, POLLER, Answer, Cut, Kind, write_models
+from tests.reliability.storm_clients import (
+    FLAGS,
+    KINDS,
+    MAX_BATCH_SIZE,
+    POLLER,
+    Answer,
+    Cut,
+    Kind,
+    write_models,
+    write_store,
+)
 
 #: Between two blows of one signal. What is stopped is resumed after three seconds, or replaced after one.
 KILL_EVERY_S, STOP_EVERY_S = (0.1, 0.3), (0.4, 0.8)
-#: That answer for the ledger: two lanes, the road, the gRPC lane, the batcher, six workers, the caller's as a client.
-NUM_PROCESSES = 12
+#: That answer for the ledger: two lanes, the road, the gRPC lane, the batcher, eight workers, the caller's as a client.
+NUM_PROCESSES = 14
 NUM_LANES = 2
 #: Of every process: what the server needs, and a few connections.
 MAX_DESCRIPTORS = 256
@@ -48,6 +59,8 @@ CONNECTIONS = sum(kind.num_clients for kind in KINDS)
 UNANSWERED_S = 30.0
 #: What an answer says where the instance died that was executing its request.
 DIED = b"was killed by signal 9 (SIGKILL) while executing", b"was ended because the execution took longer"
+#: The same over TorchServe's protocol: 507 after SIGKILL, as there, and else 500.
+DIED_IN_TORCHSERVE, TORCHSERVE_STATUSES = b'"message": "Worker died."', (500, 507)
 #: A worker that is stopped is killed when its batch has taken so long.
 EXECUTION_LIMIT_S = 2
 
@@ -64,7 +77,9 @@ class Victims(NamedTuple):
 
 
 VICTIMS = {
-    "worker": Victims(tuple(f"shoal worker {name}_0_" for name in ("m", "parts", "large", "inner", "caller")), 0.0),
+    "worker": Victims(
+        tuple(f"shoal worker {name}_0_" for name in ("m", "parts", "large", "inner", "caller", "handler")), 0.0
+    ),
     "batcher": Victims(("shoal batcher",), 0.0, proofs=("batcher",)),
     "standby": Victims(("shoal batcher (standby)",), 1.0, proofs=("batcher",)),
     "lane": Victims(("shoal http",), 3.0, CONNECTIONS, ("lane",)),
@@ -192,6 +207,8 @@ class Storm:
                     answer = await asyncio.wait_for(connection.ask(number), UNANSWERED_S)
                     self._count(phase, kind, answer)
                     await asyncio.sleep(kind.pause_s)
+                    if answer.is_last:
+                        break
             except Cut:
                 phase.num_cut += 1
             except asyncio.TimeoutError:
@@ -206,7 +223,7 @@ class Storm:
             sent_s = time.monotonic() - answer.seconds
             names = (*kind.models, "batcher", kind.front_end)
             self._answered.update(name for name in names if sent_s > self._struck_s.get(name, 0.0))
-        elif answer.status == 500 and any(each in answer.body for each in DIED):
+        elif is_refused(answer):
             phase.num_refused += 1
         elif kind.model == POLLER and answer.status >= 400 and b"poller" in answer.body:
             phase.num_unread += 1
@@ -252,6 +269,13 @@ class Storm:
         return [] if kind == "lane" and len(found) < NUM_LANES else found
 
 
+def is_refused(answer: Answer) -> bool:
+    """Whether an answer says that the instance died which was executing its request."""
+    if answer.status in TORCHSERVE_STATUSES and DIED_IN_TORCHSERVE in answer.body:
+        return True
+    return answer.status == 500 and any(each in answer.body for each in DIED)
+
+
 def is_ahead(phase: Phase, kind: str, number: signal.Signals) -> bool:
     """Whether processes of this kind, which are spared for long after each blow, have had more of this signal than of
     the other in a storm of both: it is the other's turn."""
@@ -266,12 +290,13 @@ def model_of(worker: str) -> str:
 
 
 @contextmanager
-def storm_server(repository: Path) -> Iterator[Server]:
-    """The server of a storm, with little memory and few descriptors."""
+def storm_server(directory: Path) -> Iterator[Server]:
+    """The server of a storm, with little memory and few descriptors; its files lie in this directory."""
     limits = MAX_DESCRIPTORS, MAX_DESCRIPTORS
     flags = [*FLAGS, f"--http-process-count={NUM_LANES}", "--grpc-process-count=1", "--grpc-port=0"]
-    flags += [f"--model-execution-timeout-secs={EXECUTION_LIMIT_S}"]
-    with serving(write_models(repository), *flags, descriptors=limits) as server:
+    flags += [f"--model-execution-timeout-secs={EXECUTION_LIMIT_S}", "--models=all"]
+    flags += [f"--model-store={write_store(directory / 'store', EXECUTION_LIMIT_S)}", *TORCHSERVE_FLAGS]
+    with serving(write_models(directory / "models"), *flags, descriptors=limits) as server:
         yield server
 
 
@@ -319,7 +344,7 @@ def judge(phase: Phase) -> list[str]:
 
 def run(course: Course) -> None:
     """The long form: every kind of process, killed and stopped, and what is left."""
-    with storm_server(course.directory / "models") as server:
+    with storm_server(course.directory) as server:
         storm = Storm(server, course.seed)
         before = warm_up(storm, server)
         phase = Phase("storm")

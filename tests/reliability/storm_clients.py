@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import time
+import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -62,6 +63,11 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=answered.error())
         return pb_utils.InferenceResponse(answered.output_tensors())
 """
+#: A handler of TorchServe's.
+_HANDLER = """
+def handle(data, context):
+    return data and [row["body"] for row in data]
+"""
 
 
 class Answer(NamedTuple):
@@ -72,6 +78,7 @@ class Answer(NamedTuple):
     body: bytes
     is_right: bool
     seconds: float
+    is_last: bool = False  # the server ends the connection with it
 
 
 class Cut(Exception):
@@ -104,6 +111,7 @@ class Kind(NamedTuple):
     receive_buffer_bytes: int = 0
     pause_s: float = 0.0  # between an answer and the next request
     front_end: str = "lane"  # lane, road or grpc
+    listener: str = "HTTPService"  # over HTTP, by its name in the log
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -119,7 +127,8 @@ class Kind(NamedTuple):
             if self.receive_buffer_bytes:
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer_bytes)
             opened.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", server.http_port))
+            port = server.port_of(self.listener)
+            await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", port))
             return HttpConnection(self.ask, *await asyncio.open_connection(sock=opened))
         except OSError:
             opened.close()
@@ -204,7 +213,7 @@ def _data(number: int) -> list[int]:
 
 def _send(writer: asyncio.StreamWriter, path: str, *pieces: bytes, fields: str = "") -> None:
     length = sum(map(len, pieces))
-    head = f"POST /v2/models/{path} HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: {length}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: {length}\r\n\r\n"
     writer.writelines([head.encode(), *pieces])
 
 
@@ -228,7 +237,7 @@ def _integers(model: str, fields: str = "") -> Ask:
     async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
         sent_s = time.monotonic()
         tensor = {"name": "A", "shape": [1, 4], "datatype": "INT32", "data": _data(number)}
-        _send(writer, f"{model}/infer", json.dumps({"inputs": [tensor]}).encode(), fields=fields)
+        _send(writer, f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode(), fields=fields)
         status, body = await _receive(reader)
         is_right = status == 200 and json.loads(body)["outputs"][0]["data"] == _data(number)
         return Answer(number, status, body, is_right, time.monotonic() - sent_s)
@@ -239,7 +248,7 @@ def _integers(model: str, fields: str = "") -> Ask:
 async def _generate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
     """Of a decoupled model, which answers once."""
     sent_s = time.monotonic()
-    _send(writer, "parts/generate", json.dumps({"A": _data(number)}).encode())
+    _send(writer, "/v2/models/parts/generate", json.dumps({"A": _data(number)}).encode())
     status, body = await _receive(reader)
     is_right = status == 200 and json.loads(body)["B"] == _data(number)
     return Answer(number, status, body, is_right, time.monotonic() - sent_s)
@@ -252,12 +261,24 @@ def _large(num_integers: int, *, slowly: bool = False) -> Ask:
         tensor = {"name": "A", "shape": [1, num_integers], "datatype": "INT32", "parameters": binary}
         header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         data = number.to_bytes(4, "little") * num_integers
-        _send(writer, "large/infer", header, data, fields=f"Inference-Header-Content-Length: {len(header)}\r\n")
+        _send(
+            writer, "/v2/models/large/infer", header, data, fields=f"Inference-Header-Content-Length: {len(header)}\r\n"
+        )
         await writer.drain()
         status, body = await _receive(reader, slowly=slowly)
         return Answer(number, status, body, status == 200 and body.endswith(data), time.monotonic() - sent_s)
 
     return ask
+
+
+async def _predict(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
+    """Of a TorchServe handler, which gives back what it gets. An error ends the connection, as TorchServe's do."""
+    sent_s = time.monotonic()
+    data = json.dumps(_data(number)).encode()
+    _send(writer, "/predictions/handler", data, fields="Content-Type: application/octet-stream\r\n")
+    status, body = await _receive(reader)
+    is_right = status == 200 and body == data
+    return Answer(number, status, body, is_right, time.monotonic() - sent_s, is_last=status >= 400)
 
 
 async def _index(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
@@ -269,7 +290,7 @@ async def _index(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num
     return Answer(number, status, body, is_right, time.monotonic() - sent_s)
 
 
-NUM_MODELS = 5
+NUM_MODELS = 6
 KINDS = (
     Kind("m", 34, _integers("m")),
     Kind("m", 4, _integers("m", "TE: trailers\r\n"), front_end="road"),
@@ -278,6 +299,7 @@ KINDS = (
     Kind("large", 2, _large(LARGE_INTEGERS)),
     Kind("large", 2, _large(SLOW_INTEGERS, slowly=True), RECEIVE_BUFFER_BYTES),
     Kind("caller", 4, _integers("caller")),
+    Kind("handler", 12, _predict, listener="TorchServe Inference"),
     Kind(POLLER, 1, _index, pause_s=0.2, front_end="road"),
 )
 
@@ -301,3 +323,16 @@ def write_models(repository: Path) -> Path:
     for name, (config, source) in models.items():
         add_model(repository, name, config, source)
     return repository
+
+
+def write_store(store: Path, limit_s: int) -> Path:
+    """The model store that a storm needs: one archive, with two workers, whose executions may take `limit_s`."""
+    store.mkdir(parents=True)
+    model = {"modelName": "handler", "handler": "handler.py", "configFile": "config.yaml", "modelVersion": "1.0"}
+    manifest = {"runtime": "python", "archiverVersion": "0.12.0", "createdOn": "29/11/2026 00:00:00", "model": model}
+    with zipfile.ZipFile(store / "handler.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        archive.writestr("handler.py", _HANDLER)
+        settings = {"minWorkers": 2, "maxWorkers": 2, "batchSize": MAX_BATCH_SIZE, "responseTimeout": limit_s}
+        archive.writestr("config.yaml", json.dumps(settings))
+    return store
