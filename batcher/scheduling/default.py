@@ -1,9 +1,9 @@
-"""The default scheduler, for models without `dynamic_batching`.
+"""The default scheduler, for models without `dynamic_batching`, and for TorchServe's with batches of one.
 
 Triton's rule: every request is its own payload and is executed alone, first come first served, by the next free
 instance. Requests are never merged, even if max_batch_size > 1, and there is no queue policy; only the server's own
-bound applies. If executions are so short that handing over the next one takes longer, an instance gets a few ahead, as
-Triton's prefetch. Pure policy, runs in the batcher.
+bound applies, and TorchServe's jobQueueSize. If executions are so short that handing over the next one takes longer,
+an instance gets a few ahead, as Triton's prefetch. Pure policy, runs in the batcher.
 """
 
 from typing import Any
@@ -19,8 +19,9 @@ class DefaultScheduler(Scheduler):
 
     __slots__ = ("_instances", "_queue")
 
-    def __init__(self, max_total_queue: int) -> None:
-        self._queue = RequestQueue(0, max_total_queue)
+    def __init__(self, max_total_queue: int, max_queue_size: int = 0) -> None:
+        """`max_queue_size` bounds the model's waiting requests, beside `max_total_queue`; 0 = it does not."""
+        self._queue = RequestQueue(max_queue_size, max_total_queue)
         self._instances = Instances()
 
     @property

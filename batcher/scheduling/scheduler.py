@@ -37,6 +37,9 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
         if target_ms:
             return GoalPolicyScheduler(max_batch_size, target_ms * 1_000_000, queue)
         return PolicyBatchScheduler(max_batch_size, preferred, delay_ns, queue)
+    if config.get("backend") == "torchserve" and max_batch_size <= 1 and not (delay_ns or target_ms):
+        # Triton's rule below is not TorchServe's: an instance whose executions are short gets some ahead.
+        return DefaultScheduler(max_total_queue, policy.max_queue_size)
     fifo = RequestQueue(policy.max_queue_size, max_total_queue)
     if target_ms:
         return GoalBatchScheduler(max_batch_size, target_ms * 1_000_000, fifo)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from shoal.batcher.scheduling.default import DefaultScheduler
 from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, PolicyBatchScheduler
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
+from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import from_config
+from shoal.errors import UnavailableError
 from tests.batcher.scheduling import seeded
 from tests.batcher.scheduling.many_seeds import FIRST, Told, numbers_of, run_seeds
 from tests.batcher.scheduling.schedule import Schedule
@@ -37,6 +39,24 @@ def test_dynamic_batching_in_the_configuration_chooses_the_dynamic_batcher() -> 
 )
 def test_a_plain_queue_stays_plain(batching: dict[str, object], kind: type) -> None:
     assert type(from_config({"max_batch_size": 4, "dynamic_batching": batching}, 10)) is kind
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"backend": "torchserve", "max_batch_size": 1}, DefaultScheduler),
+        ({"backend": "torchserve", "max_batch_size": 2}, DynamicBatchScheduler),
+        ({"backend": "python", "max_batch_size": 1}, DynamicBatchScheduler),
+    ],
+)
+def test_torchserves_batches_of_one_work_ahead_and_their_queue_is_bounded(config: dict[str, Any], kind: type) -> None:
+    scheduler = from_config({**config, "dynamic_batching": {"default_queue_policy": {"max_queue_size": 2}}}, 10)
+    assert type(scheduler) is kind
+    for key in (1, 2):
+        scheduler.add(QueuedRequest(key, 1, 0, 0), 0)
+    with pytest.raises(UnavailableError, match="Exceeds maximum queue size"):
+        scheduler.add(QueuedRequest(3, 1, 0, 0), 0)
+    assert scheduler.pending == 2
 
 
 def says(scheduler: Any) -> list[object]:
