@@ -13,12 +13,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.errors import ShoalError
 from shoal.model_config.execution_timeout import MAX_MS
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.model_config.sequences import MAX_CANDIDATE_SEQUENCES
 from shoal.repository.torchserve.manifest import Manifest
 from shoal.repository.torchserve.yaml_config import YamlConfig
 from shoal.store_settings import StoreSettings
+from shoal.torchserve_errors import torchserve_error
 
 BACKEND = "torchserve"
 _BATCH_SIZE, _MAX_BATCH_DELAY_MS = 1, 100  # TorchServe's
@@ -77,9 +79,13 @@ def handler_of(request: StoreRequest, manifest: Manifest | None, settings: Store
 
 #: Settings of an archive's YAML file that TorchServe heeds and Shoal does not.
 _NO_EFFECT = {
-    "torchrun": "one process runs the handler",
+    "torchrun": "without 'parallelType: pp', tp or pptp one process runs the handler",
     "parallelType": "one process runs the handler, and has one GPU",
 }
+#: Types of parallelism whose handler runs in several processes, as torchrun starts them.
+_BY_TORCHRUN = ("pp", "tp", "pptp")
+#: The most processes of one handler (ours).
+_MAX_PROCESSES = 64
 
 
 def configuration(
@@ -110,9 +116,15 @@ def configuration(
     queue_size = 1 if yaml.get("useJobTicket") else yaml.get("jobQueueSize", settings.job_queue_size)
     if response_s * 1000 > MAX_MS:
         warnings.append(f"responseTimeout of model '{facts.name}' is {response_s} s; an hour is the most, and counts")
-    warnings += [
-        f"{key} of model '{facts.name}' has no effect: {reason}" for key, reason in _NO_EFFECT.items() if yaml.get(key)
-    ]
+    gpus = _gpus(facts, settings, machine, warnings)
+    if yaml.get("parallelType") in _BY_TORCHRUN:
+        _check_torchrun(facts.name, yaml, gpus)
+    else:
+        warnings += [
+            f"{key} of model '{facts.name}' has no effect: {reason}"
+            for key, reason in _NO_EFFECT.items()
+            if yaml.get(key)
+        ]
     parameters: dict[str, Any] = {
         **settings.environment,
         "execution_timeout_ms": min(response_s * 1000, MAX_MS),
@@ -171,11 +183,35 @@ def configuration(
             if is_sequential
             else {"dynamic_batching": {"default_queue_policy": policy}}
         ),
-        "instance_group": instance_groups(max(1, least), _gpus(facts, settings, machine, warnings)),
+        "instance_group": instance_groups(max(1, least), gpus),
         "model_transaction_policy": {"decoupled": bool(streams)},
         "parameters": {key: {"string_value": _text(value)} for key, value in parameters.items() if _says(value)},
     }
     return config, warnings
+
+
+def _check_torchrun(name: str, yaml: YamlConfig, gpus: Sequence[int]) -> None:
+    """Refuse a handler in several processes that cannot be had so: each way with its sentence."""
+    torchrun = yaml.get("torchrun", {})
+    number = torchrun.get("nproc-per-node", 1)
+    if type(number) is not int or not 1 <= number <= _MAX_PROCESSES:
+        raise _refused(f"'nproc-per-node' of model '{name}' must be from 1 to {_MAX_PROCESSES}, got: {number!r}")
+    if number == 1:
+        return
+    if torchrun.get("nnodes", 1) != 1:
+        raise _refused(f"'nnodes' of model '{name}' must be 1: all processes of a handler run on this machine")
+    if gpus:
+        raise _refused(
+            f"'torchrun' of model '{name}' needs 'deviceType: cpu': a process sees one GPU here, and torchrun's would "
+            "need one each"
+        )
+    others = [key for key in ("asyncCommunication", "continuousBatching", "sequenceBatching") if yaml.get(key)]
+    if others:
+        raise _refused(f"'torchrun' and '{others[0]}' of model '{name}' do not go together")
+
+
+def _refused(sentence: str) -> ShoalError:
+    return torchserve_error(400, "InvalidModelException", sentence)
 
 
 def _sequences(yaml: YamlConfig, batch_size: int, num_workers: int) -> dict[str, Any]:

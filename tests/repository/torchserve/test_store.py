@@ -168,11 +168,37 @@ GROUPS = [
 
 
 def test_settings_without_effect_are_told(store: TorchServeStore, caplog: pytest.LogCaptureFixture) -> None:
-    yaml = "torchrun: {nproc-per-node: 2}\nparallelType: tp\n"
+    yaml = "torchrun: {nproc-per-node: 2}\nparallelType: custom\n"
     mar(store.settings.directory / "a.mar", {"c.yaml": yaml}, configFile="c.yaml")
     store.register(StoreRequest("a.mar"))
     told = [each.partition(" of model 'echo' has no effect: ")[0] for each in caplog.messages]
     assert {"torchrun", "parallelType"} <= set(told)
+
+
+TORCHRUN = [
+    ("{nproc-per-node: 2, nnodes: 2}", "", (), "'nnodes' of model 'echo' must be 1"),
+    ("{nproc-per-node: 0}", "", (), "'nproc-per-node' of model 'echo' must be from 1 to 64, got: 0"),
+    ("{nproc-per-node: two}", "", (), "'nproc-per-node' of model 'echo' must be from 1 to 64, got: 'two'"),
+    ("{nproc-per-node: 2}", "", (0, 1), "'torchrun' of model 'echo' needs 'deviceType: cpu'"),
+    ("{nproc-per-node: 2}", "sequenceBatching: true", (), "'torchrun' and 'sequenceBatching' of model 'echo'"),
+    ("{nproc-per-node: 2}", "deviceType: cpu", (0, 1), ""),
+    ("{nproc-per-node: 2}", "", (), ""),
+    ("{nproc-per-node: 1, nnodes: 3}", "", (0,), ""),
+]
+
+
+@pytest.mark.parametrize(("torchrun", "more", "gpus", "sentence"), TORCHRUN)
+def test_several_processes_of_a_handler_are_had_on_the_cpu_of_one_machine(
+    torchrun: str, more: str, gpus: tuple[int, ...], sentence: str, store: TorchServeStore
+) -> None:
+    yaml = f"parallelType: tp\ntorchrun: {torchrun}\n{more}\n"
+    mar(store.settings.directory / "a.mar", {"c.yaml": yaml}, configFile="c.yaml")
+    here = replace(store, machine=Machine(2, gpus))
+    if sentence:
+        assert refusal(here, StoreRequest("a.mar")).startswith(f"ts:400:InvalidModelException:{sentence}")
+        assert entries(store.work) == set()
+    else:
+        assert parameters(here.register(StoreRequest("a.mar")))["ts_parallel_type"] == "tp"
 
 
 def test_a_snapshot_counts_before_what_the_archive_says(store: TorchServeStore) -> None:

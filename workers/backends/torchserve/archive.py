@@ -14,6 +14,8 @@ from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import BackendModel
 
 MANIFEST = os.path.join("MAR-INF", "MANIFEST.json")
+#: The most processes of one handler (ours).
+MAX_PROCESSES = 64
 _FLAGS = {"true": True, "false": False}
 
 
@@ -24,6 +26,14 @@ class SequenceHeaders(NamedTuple):
     id: str = "ts_request_sequence_id"
     start: str = "ts_request_sequence_start"
     end: str = "ts_request_sequence_end"
+
+
+class Launch(NamedTuple):
+    """The processes that run a handler together (ranks.py)."""
+
+    num_processes: int
+    shares_batches: bool  # every process gets each batch; else only the first
+    num_threads: int  # of OpenMP, in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class Archive:
     is_continuous: bool  # unfinished requests come again with new ones
     is_sequential: bool  # requests belong to sequences, which the handler may end
     sequence_headers: "SequenceHeaders"
+    launch: Launch | None  # None: one process runs the handler
 
 
 def open_archive(model: BackendModel) -> Archive:
@@ -76,7 +87,25 @@ def open_archive(model: BackendModel) -> Archive:
         is_continuous=yaml_config.get("continuousBatching") is True and _is_iterative(model),
         is_sequential=sequences.batching(model.config) is not None,
         sequence_headers=_sequence_headers(model),
+        launch=_launch(model, yaml_config),
     )
+
+
+def _launch(model: BackendModel, yaml_config: dict[str, Any]) -> Launch | None:
+    """The processes of the handler. Raises InvalidArgumentError where several cannot be had."""
+    torchrun, kind = yaml_config.get("torchrun"), yaml_config.get("parallelType")
+    if not isinstance(torchrun, dict) or kind not in ("pp", "tp", "pptp"):
+        return None
+    number, num_threads = torchrun.get("nproc-per-node", 1), torchrun.get("OMP_NUMBER_THREADS", 1)
+    if type(number) is not int or not 1 <= number <= MAX_PROCESSES or type(num_threads) is not int or num_threads < 1:
+        raise InvalidArgumentError(
+            f"'torchrun' of model '{model.name}' must have whole numbers: nproc-per-node from 1 to {MAX_PROCESSES}, "
+            f"OMP_NUMBER_THREADS from 1 on, got: {number!r}, {num_threads!r}"
+        )
+    others = [key for key in ("asyncCommunication", "continuousBatching", "sequenceBatching") if yaml_config.get(key)]
+    if number > 1 and others:
+        raise InvalidArgumentError(f"model '{model.name}' has 'torchrun' and '{others[0]}', which do not go together")
+    return Launch(number, kind != "pp", num_threads) if number > 1 else None
 
 
 def _is_iterative(model: BackendModel) -> bool:

@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ts import __version__
 from ts.context import Context
@@ -37,6 +37,9 @@ from shoal.workers.backends.torchserve.unfinished import UnfinishedRequests
 from shoal.workers.faults import DeviceError, fault_of
 from shoal.workers.requests import Request
 
+if TYPE_CHECKING:
+    from shoal.workers.backends.torchserve.ranks import RankRequest, Ranks
+
 _log = logging.getLogger(__name__)
 
 #: Seconds that coroutines may go on once the model is being unloaded (ours, as for Python models).
@@ -58,6 +61,7 @@ class TorchserveBackend(Backend):
         self._event_loop = ModelEventLoop("handle")
         self._metrics: process.HandlerMetrics
         self._has_senders = False  # whether requests are answered by senders
+        self._ranks: Ranks | None = None  # the other processes of the handler
         # Changed by executions: when PredictionTime was recorded; requests that will be executed again.
         self._recorded_ns = 0
         self._unfinished = UnfinishedRequests()
@@ -71,8 +75,27 @@ class TorchserveBackend(Backend):
         """Import the handler and initialize it. Raises InvalidArgumentError for a configuration or an archive that is
         wrong, InternalError if the handler fails."""
         _check_tensors(model)
-        self._archive = archive = open_archive(model)
-        process.enter(archive, len(device.cores))
+        archive = open_archive(model)
+        num_threads = len(device.cores)
+        if archive.launch is not None:
+            from shoal.workers.backends.torchserve.ranks import Ranks  # here: few models need it, and it takes 1 MiB
+
+            num_threads = archive.launch.num_threads
+            self._ranks = Ranks(archive.launch)
+            self._ranks.start(model, device)
+        self._load(model, device, archive, num_threads)
+        if self._ranks is not None:
+            self._ranks.wait_until_loaded()
+
+    def load_rank(self, model: BackendModel, device: Device) -> None:
+        """Load as `load`, in a process that is a further rank of the handler."""
+        archive = open_archive(model)
+        assert archive.launch is not None, "the first rank has read the same"
+        self._load(model, device, archive, archive.launch.num_threads)
+
+    def _load(self, model: BackendModel, device: Device, archive: Archive, num_threads: int) -> None:
+        self._archive = archive
+        process.enter(archive, num_threads)
         self._metrics = process.HandlerMetrics()
         self._dimensions = tuple(zip(OWN_DIMENSIONS, (archive.name, "Model"), strict=True))
         self._context = Context(
@@ -129,6 +152,8 @@ class TorchserveBackend(Backend):
             batch += [(call, reply, row) for row, call in enumerate(rows)]
         if not batch:
             return
+        if self._ranks is not None:
+            self._ranks.execute([(bytes(each.tensors[INPUT]), calls.parameter_of(each), each.id) for each in requests])
         answers.input_end_ns = time.monotonic_ns()
         if self._archive.is_async:
             for item in batch:
@@ -138,9 +163,28 @@ class TorchserveBackend(Backend):
                 self._handle(group)
         answers.output_start_ns = time.monotonic_ns()
 
+    def execute_rank(self, batch: "Sequence[RankRequest]") -> None:
+        """Pass a batch of the first rank to the handler here, and drop what it returns, and errors but for the log."""
+        rows: list[Any] = []
+        for tensor, parameter, request_id in batch:
+            try:
+                found = calls.calls_of_rank(tensor, parameter, request_id, decodes=self._archive.decodes_inputs)
+            except ShoalError:
+                continue  # which the first rank answers with the same error
+            rows += [(call, None, row) for row, call in enumerate(found)]
+        for group in _groups(rows) if rows else ():
+            self._fill(self._context, group)
+            self._context.send_intermediate = lambda *_part: None
+            try:
+                self._entry.handle([call.data for call, _, _ in group], self._context)
+            except Exception as error:  # noqa: BLE001 - the first rank answers for all
+                _log.error("the handler of model '%s' failed: %s", self._archive.name, describe(error, __file__))
+
     def unload(self) -> None:
-        """Wait for coroutines."""
+        """Wait for coroutines, and end the handler's other processes."""
         self._event_loop.stop(UNLOAD_WAIT_S)
+        if self._ranks is not None:
+            self._ranks.close()
 
     # -- one call of the handler --
 

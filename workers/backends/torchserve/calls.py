@@ -50,15 +50,32 @@ class Call(NamedTuple):
 def calls_of(request: Request, *, decodes: bool, id_header: str = "") -> list[Call]:
     """The rows of a request; `id_header` names the header with the id of its sequence. Raises InternalError if tensor
     or parameter are damaged."""
-    about = _about(request)
+    about = _about(parameter_of(request))
     headers: dict[str, Any] = about.get("headers") or {}
     if not about and id_header and request.correlation_id:
         headers = {id_header: str(request.correlation_id)}
-    request_id = about.get("request_id") or request.id or str(uuid.uuid4())
+    return _calls(request.tensors[INPUT], about, headers, request.id, decodes=decodes)
+
+
+def calls_of_rank(tensor: bytes, parameter: Any, request_id: str, *, decodes: bool) -> list[Call]:
+    """The rows of a request as another rank of the handler gets them: of the tensor in wire form, and the parameter."""
+    about = _about(parameter)
+    return _calls(memoryview(tensor), about, about.get("headers") or {}, request_id, decodes=decodes)
+
+
+def parameter_of(request: Request) -> Any:
+    """The parameter `ts` of a request; None where it has none."""
+    return request.options.parameters.get(PARAMETER) if request.options.parameters else None
+
+
+def _calls(
+    tensor: Any, about: Mapping[str, Any], headers: dict[str, Any], given_id: str, *, decodes: bool
+) -> list[Call]:
+    request_id = about.get("request_id") or given_id or str(uuid.uuid4())
     is_description = about.get("describe") == "True"
     kind = Kind(is_description, about.get("explain") == "True")
     calls = []
-    for body in elements(request.tensors[INPUT]):
+    for body in elements(tensor):
         own = RequestHeaders(headers)
         for name in ("url_path", "explain", "describe"):
             if (value := about.get(name)) is not None:
@@ -68,12 +85,11 @@ def calls_of(request: Request, *, decodes: bool, id_header: str = "") -> list[Ca
     return calls
 
 
-def _about(request: Request) -> Mapping[str, Any]:
-    text = request.options.parameters.get(PARAMETER) if request.options.parameters else None
+def _about(text: Any) -> Mapping[str, Any]:
     if text is None:
         return {}
     try:
-        about = orjson.loads(text)  # type: ignore[arg-type]  # what is no text is an error here
+        about = orjson.loads(text)  # what is no text is an error here
     except (TypeError, ValueError) as error:
         raise InternalError(f"parameter '{PARAMETER}' of the request is no JSON: {error}") from error
     if not isinstance(about, dict):

@@ -10,14 +10,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-_NO_LAUNCHER = "worker processes are started by shoal, one per instance: a handler loads its model in `initialize`"
+_OWN_RANKS = (
+    "with 'parallelType' and 'torchrun' in the YAML file a handler may call torch.distributed itself, in `initialize`"
+)
 _WORKER = "it is a part of TorchServe's own worker, which handlers do not call"
 _NO_METRIC_FILES = "context.metrics has the methods of handlers' metrics"
 
 #: Module, or package with all that it has → a sentence.
 REFUSED: Mapping[str, str] = {
-    "ts.handler_utils.distributed": f"DeepSpeed and PiPPy need torchrun's workers; {_NO_LAUNCHER}",
-    "ts.torch_handler.distributed": f"DeepSpeed, PiPPy and Neuron need torchrun's workers; {_NO_LAUNCHER}",
+    "ts.handler_utils.distributed": f"DeepSpeed and PiPPy are not supported: {_OWN_RANKS}",
+    "ts.torch_handler.distributed": f"DeepSpeed, PiPPy and Neuron are not supported: {_OWN_RANKS}",
     "ts.torch_handler.vllm_handler": "it is written for one version of vLLM's internals: serve the model by a handler "
     "of your own with vLLM's AsyncLLMEngine and 'asyncCommunication: true', or by vLLM itself",
     "ts.torch_handler.trt_llm_handler": "it is written for one version of TensorRT-LLM: serve the model by a handler "

@@ -1,0 +1,150 @@
+"""A handler in several processes, as torchrun starts them: this worker is rank 0, its companions are the other ranks.
+
+    worker ── what to load, each batch ──► rank 1, rank 2, …          rank ── loaded, or why not ──► worker
+
+All load the handler at the same time, so that `torch.distributed.init_process_group` finds them all; only the worker
+answers. With pipelines (pp) only the worker gets batches, with tensor parallelism (tp, pptp) every rank does. A rank
+that ends takes the worker with it, which is started again with all of them. Runs in a worker; rank.py is the other end.
+"""
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeAlias
+
+import msgpack
+
+from shoal.control import ADDRESS_VARIABLE
+from shoal.errors import InternalError
+from shoal.workers.backends.backend import BackendModel, Device
+from shoal.workers.backends.torchserve.archive import Launch
+
+_log = logging.getLogger(__name__)
+
+#: Names the descriptor of a rank's connection to its worker.
+FD_VARIABLE = "SHOAL_RANK_FD"
+_EXIT_S = 5.0  # for a rank to end by itself when its model is unloaded (ours)
+_TOLD_S = 5.0  # for this process to learn of a rank that cannot load; else it waits for that rank itself (ours)
+#: A request as ranks get it: the tensor in wire form, the parameter `ts` or None, the id.
+RankRequest: TypeAlias = tuple[bytes, str | None, str]
+
+
+class Ranks:
+    """The companions of a worker, ranks 1 and up."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        # Changed by start and close.
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        self._is_closing = False
+        # Changed by the watching thread, and by wait_until_loaded.
+        self._fault = ""  # why a rank could not load
+        self._all_loaded, self._is_told = threading.Event(), threading.Event()
+
+    def start(self, model: BackendModel, device: Device) -> None:
+        """Start the other ranks and have them load; sets the environment in which this process is rank 0."""
+        port = _free_port()
+        for rank in range(1, self._launch.num_processes):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                variables = {**os.environ, **self._environment(rank, port), FD_VARIABLE: str(theirs.fileno())}
+                variables.pop(ADDRESS_VARIABLE, None)
+                command = [sys.executable, "-m", "shoal.workers.backends.torchserve.rank", model.instance_name]
+                process = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+                self._processes.append(process)
+                self._connections.append(Connection(ours.detach()))
+        order = [list(_fields(model)), list(_fields(device))]
+        for connection in self._connections:
+            connection.send_bytes(pack(order))
+        os.environ.update(self._environment(0, port))
+        threading.Thread(target=self._watch, name="shoal-ranks", daemon=True).start()
+
+    def wait_until_loaded(self) -> None:
+        """Wait until all other ranks have loaded. Raises InternalError with a rank's reason."""
+        self._all_loaded.wait()
+        if self._fault:
+            self._is_told.set()
+            raise InternalError(self._fault)
+
+    def execute(self, batch: Sequence[RankRequest]) -> None:
+        """Send a batch to the other ranks, if they get batches."""
+        if not self._launch.shares_batches:
+            return
+        packed = pack(list(batch))
+        for connection in self._connections:
+            connection.send_bytes(packed)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._is_closing = True
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            try:
+                process.wait(_EXIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        """The variables by which torch.distributed finds the others, as torchrun sets them on one machine."""
+        number = str(self._launch.num_processes)
+        return {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number,
+            "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": number,
+            "ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            "OMP_NUM_THREADS": str(self._launch.num_threads),
+        }  # fmt: skip
+
+    def _watch(self) -> None:
+        """Wait for the other ranks' loads; end this worker when one of them fails while this process waits for it in a
+        collective operation, and later when one ends. In a thread of its own."""
+        missing = dict(zip(self._connections, range(1, self._launch.num_processes), strict=True))
+        while missing and not self._fault:
+            for connection in wait(list(missing)):
+                assert isinstance(connection, Connection)
+                rank = missing.pop(connection)
+                try:
+                    reason = msgpack.unpackb(connection.recv_bytes())
+                except (EOFError, OSError):
+                    reason = "it has ended"
+                if reason:
+                    self._fault = f"rank {rank} of the handler cannot load it: {reason}"
+        self._all_loaded.set()
+        if self._fault:
+            if not self._is_told.wait(_TOLD_S):
+                self._end(self._fault)
+            return
+        ends = {os.pidfd_open(process.pid): rank for rank, process in enumerate(self._processes, 1)}
+        ready, _, _ = select.select(list(ends), [], [])
+        if not self._is_closing:
+            self._end(f"rank {ends[ready[0]]} of the handler has ended; its worker ends with it")
+
+    def _end(self, sentence: str) -> None:
+        _log.error("%s", sentence)
+        os._exit(1)
+
+
+def pack(value: object) -> bytes:
+    """What a worker and its companions send each other; `msgpack.unpackb` reads it."""
+    return msgpack.packb(value)  # type: ignore[no-any-return]
+
+
+def _fields(value: Any) -> Sequence[Any]:
+    return [getattr(value, name) for name in value.__dataclass_fields__]
+
+
+def _free_port() -> int:
+    """A port that is free now. torch.distributed's store binds it a moment later; should another program be quicker,
+    the load fails and is tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        port: int = opened.getsockname()[1]
+        return port
