@@ -248,7 +248,11 @@ class RedisConnection:
         self._retry_ns = now_ns + RETRY_NS
         if error is not None and not self._is_failure_logged:
             self._is_failure_logged = True
-            _log.warning("%s is left: %s; until it is back, the cache is this server's own memory", self._place, error)
+            _log.warning(
+                "%s is not used: %s; until it answers, answers are only kept in this server's memory",
+                self._place,
+                error,
+            )
 
     # --- the connection ---
 

@@ -265,7 +265,7 @@ def test_one_that_is_killed_is_left_and_found_again(
         loop.turn()
         loop.until(lambda: not loop.connection._is_connecting)
     assert len(warnings(caplog)) == 1
-    assert "is left" in caplog.text
+    assert "is not used" in caplog.text
     redis_server.start()
     caplog.set_level(logging.INFO, LOGGER)
     loop.found.clear()
@@ -414,7 +414,7 @@ def test_where_there_is_no_thread_left_it_is_tried_again(
 def test_a_host_that_cannot_be(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     loop = opened(settings(1)._replace(host="a" * 64 + ".example"))
     loop.until(lambda: bool(warnings(caplog)))
-    assert "is left" in caplog.text
+    assert "is not used" in caplog.text
 
 
 # --- TLS ---

@@ -175,7 +175,7 @@ def test_a_redis_that_stands_still_is_no_error(
     assert asker.ask("cached", 5, asker.own, 0) == expected(5, asker.own, 0)
     assert since(server, before) == (5, 1, 5), "what is kept here is found"
     assert server.read_log(b"answers again", start=start)
-    assert server.log.count(b"is left", start) == 1
+    assert server.log.count(b"is not used", start) == 1
 
 
 def test_a_redis_that_dies_is_no_error_and_its_successor_is_used(
