@@ -1,8 +1,6 @@
 """`shoal top --requests`: the slowest and the failed requests of a server's last minutes, each with its time as a bar.
 Pure."""
 
-from collections.abc import Sequence
-
 from shoal.cli.models import table
 from shoal.cli.remote import Row
 from shoal.cli.timing_text import LETTERS, bar, ms, wait_text
@@ -18,8 +16,12 @@ def as_text(told: Row) -> str:
     """The requests of an answer to GET /v2/debug/requests."""
     parts = []
     if slowest := told["slowest"]:
-        rows = [[*_names(each), ms(each["total_ns"]), _bar(each), _why(each)] for each in slowest]
-        legend = ", ".join(f"{letter} {name}" for name, letter in LETTERS.items() if _has(slowest, name))
+        rows = [
+            [*_names(each), ms(each["total_ns"]), bar(each["phases"], each["total_ns"], _BAR_WIDTH), _why(each)]
+            for each in slowest
+        ]
+        shown = {name for each in slowest for name in each["phases"]}
+        legend = ", ".join(f"{letter} {name}" for name, letter in LETTERS.items() if name in shown)
         parts.append(table(["MODEL", "VERSION", "ID", "TIME", "WHERE IT WENT", "WHY"], rows) + f"\n\n{legend}")
     if failed := told["failed"]:
         rows = [[*_names(each), _clock(each), ms(each["total_ns"]), _words(each["error"])] for each in failed]
@@ -31,14 +33,6 @@ def as_text(told: Row) -> str:
 
 def _names(request: Row) -> list[str]:
     return [request["model"], request["version"], request["id"] or "-"]
-
-
-def _bar(request: Row) -> str:
-    return bar(request["phases"], request["total_ns"], _BAR_WIDTH)
-
-
-def _has(requests: Sequence[Row], phase: str) -> bool:
-    return any(phase in request["phases"] for request in requests)
 
 
 def _why(request: Row) -> str:
