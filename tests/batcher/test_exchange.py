@@ -1,4 +1,4 @@
-"""The exchange, step by step, through real rings: exactly one answer for each request, whoever dies."""
+"""The exchange, step by step, through real rings: exactly one answer for each request, whichever process dies."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The order of responses: nobody is told before those before it have ended, and everybody is told everything, once."""
+"""The order of responses: none is sent before all earlier requests have ended, and each is sent once."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

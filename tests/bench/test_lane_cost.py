@@ -1,4 +1,4 @@
-"""What a lane costs: lanes run for real, their clients are answered, and nobody else is counted."""
+"""The cost of a lane: lanes run for real, their clients are answered, and no other process is counted."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the server outlives: too few descriptors, too little memory, a log that nobody reads, a worker that lies.
+"""Conditions that a server survives: too few descriptors, too little memory, an unread log, a worker that lies.
 
 One server for all: the limits of its processes are lowered and raised from outside, as if they had been used up.
 """

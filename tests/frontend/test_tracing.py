@@ -1,4 +1,4 @@
-"""What a front end notes of a request, which requests it traces, and what becomes of a trace that nobody reads."""
+"""Traces in a front end: which requests are traced, what is recorded, and what becomes of a trace that is not read."""
 
 import dataclasses
 import os

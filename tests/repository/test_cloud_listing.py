@@ -1,4 +1,4 @@
-"""Objects to models: directories that nobody made, names that must not become paths, and tags."""
+"""Objects to models: directories that no object stands for, names that must not become paths, and tags."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""shm/segment.py: memory without names, with seals, refused when damaged, given back when nobody looks any more."""
+"""shm/segment.py: memory without names, with seals, refused when damaged, given back when no view is left."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Segments for single payloads that are kept for the next one: whose they are, and that nobody reads another's."""
+"""Segments for single payloads that are kept for the next one: whose they are, and that no process reads another's."""
 
 import os
 from collections.abc import Callable

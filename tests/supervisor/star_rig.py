@@ -90,7 +90,7 @@ class Process:
 
 
 class StarRig:
-    """A star with everybody joined: a batcher, front ends a and b, workers of models 3 and 4."""
+    """A star in which all have joined: a batcher, front ends a and b, workers of models 3 and 4."""
 
     def __init__(self) -> None:
         self.clock = ClockLoop()
@@ -156,7 +156,7 @@ class StarRig:
         self.clock.settle()
 
     def settle(self) -> None:
-        """Everybody reads and acknowledges until nothing is said any more."""
+        """All processes read and acknowledge until no message follows."""
         said = True
         while said:
             said = False

@@ -1,4 +1,4 @@
-"""Requests of guests as a worker meets them: what does not fit fails alone, and leads into nobody else's memory."""
+"""Requests of guests as a worker meets them: one that does not fit fails alone, and reaches no other memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Segments of others: announced, or asked for when a request names one that nobody announced."""
+"""Segments of others: announced, or asked for when a request names one that was not announced."""
 
 import os
 import threading

@@ -13,17 +13,17 @@ from tests.batcher.scheduling import ensemble_graphs, punctual, rate_schedules, 
 from tests.batcher.scheduling.many_seeds import Policy, run_policies
 
 #: Of every scheduler.
-_ALL = "nobody lost, run twice, or waiting while he could run; bounds; deadlines that wake"
+_ALL = "no request lost, run twice, or waiting while it could run; bounds; deadlines that wake"
 
 POLICIES = (
     Policy("dynamic", partial(seeded.run_any, "plain"), f"{_ALL}; order of arrival; batches as of the slow model"),
     Policy("queue policies", partial(seeded.run_any, "policies"), f"{_ALL}; order of service; expiry; slow model"),
     Policy("goal", partial(seeded.run_any, "goal"), f"{_ALL}; order of service; expiry; no wait beyond the target"),
-    Policy("deadlines", punctual.run_any, "who leaves, who is refused, nobody begun late; else as without deadlines"),
+    Policy("deadlines", punctual.run_any, "which leave, which are refused, none begun late; else as without deadlines"),
     Policy("sequences", sequence_schedules.run_any, f"{_ALL}; order and slots as of the slow model; reasons; ends"),
     Policy("ensembles", ensemble_graphs.run_any, "each step once, after its inputs; results let go once, not too soon"),
     Policy(
-        "rate limiter", rate_schedules.run_any, "resources never exceeded; nobody lost, run twice, or held for nothing"
+        "rate limiter", rate_schedules.run_any, "resources never exceeded; none lost, run twice, or held for nothing"
     ),
     Policy(
         "response cache", cache_schedules.run_any, "each request ends once; bytes; eviction order; who waits for whom"

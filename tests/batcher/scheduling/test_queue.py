@@ -1,4 +1,4 @@
-"""The queue: order, bounds, and that whoever is refused or gone leaves no trace."""
+"""The queue: its order and bounds, and that a refused or cancelled request leaves no trace."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Calls that wait for room: each model's in their order, the models in turns, and nobody for another model."""
+"""Calls that wait for room: each model's in order, the models in turns, none for another model's room."""
 
 from itertools import groupby
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Messages to processes that read late, and announcements that wait for everybody who lives."""
+"""Messages to processes that read late, and announcements that wait for all living recipients."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""niceness.py: all of a process step back and return; nobody steps back where there is no return."""
+"""niceness.py: all threads of a process yield priority and regain it; none yields where it could not regain it."""
 
 import os
 import subprocess

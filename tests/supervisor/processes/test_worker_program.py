@@ -1,4 +1,4 @@
-"""worker_program.py: a worker, forked by its kind's zygote; or what makes an environment, which nobody has imported."""
+"""worker_program.py: a worker, forked by its kind's zygote; or the maker of an environment, without a zygote."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Zygotes with real processes: whoever is asked for comes, forked or exec'd, and the zygote comes back."""
+"""Zygotes with real processes: each requested process starts, forked or exec'd, and a dead zygote is replaced."""
 
 import os
 import signal

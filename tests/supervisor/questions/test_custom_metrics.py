@@ -1,4 +1,4 @@
-"""custom_metrics.py: what instances report becomes one total, whatever they report when, and whoever dies."""
+"""custom_metrics.py: instances' reports become one total, whatever they report when, and whichever dies."""
 
 import logging
 import math

@@ -35,7 +35,7 @@ class Models:
 
 
 class Desk(StarRig):
-    """A star with everybody joined whose front end a asks."""
+    """A star in which all have joined, whose front end a asks."""
 
     def __init__(self) -> None:
         super().__init__()
