@@ -55,6 +55,8 @@ CELLS = (
     "oldest_queued_ns",  # the monotonic time at which the oldest waiting request was accepted; 0 = none waits
     "poison_refused",
     "poison_found",
+    "recorded",
+    "record_dropped",
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]

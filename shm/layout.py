@@ -66,15 +66,8 @@ PAGE: Final = 4096
 WORD: Final = 8
 
 # Kinds of segments.
-CLIENT, LINK, WORKER, COUNTERS, OVERSIZE, BATCHER = 1, 2, 3, 4, 5, 6
-KIND_NAMES = {
-    CLIENT: "client",
-    LINK: "link",
-    WORKER: "worker",
-    COUNTERS: "counters",
-    OVERSIZE: "oversize",
-    BATCHER: "batcher",
-}
+CLIENT, LINK, WORKER, COUNTERS, OVERSIZE, BATCHER, RECORDING = 1, 2, 3, 4, 5, 6, 7
+KIND_NAMES = dict(enumerate(("client", "link", "worker", "counters", "oversize", "batcher", "recording"), start=1))
 
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of the header words that change while a segment is in use; each on its own cache line.
@@ -151,7 +144,7 @@ class Header(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """CLIENT, LINK, WORKER, COUNTERS, OVERSIZE or BATCHER."""
+        """CLIENT, LINK, WORKER, COUNTERS, OVERSIZE, BATCHER or RECORDING."""
         return self.version_and_kind >> 32
 
     @property

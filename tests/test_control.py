@@ -182,7 +182,13 @@ def test_listener_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_whose_supervisor_is_gone_before_it_joins_ends_without_a_word() -> None:
     variables = {**os.environ, control.ADDRESS_VARIABLE: "@shoal-nobody", "SHOAL_INSTANCE": "1"}
-    modules = ["shoal.batcher.main", "shoal.repository.main", "shoal.tracer.main", "shoal.workers.worker"]
+    modules = [
+        "shoal.batcher.main",
+        "shoal.recorder.main",
+        "shoal.repository.main",
+        "shoal.tracer.main",
+        "shoal.workers.worker",
+    ]
     processes = [
         subprocess.Popen([sys.executable, "-m", module], env=variables, stderr=subprocess.PIPE) for module in modules
     ]

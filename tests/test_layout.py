@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: Directories whose packages have import names of their own.
 OF_MODELS = re.compile(r"workers/(pb_utils|handler_imports)/")
-ROOMS = ["shoal", "supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm"]
+ROOMS = ["shoal", "supervisor", "repository", "tracer", "recorder", "frontend", "batcher", "workers", "shm"]
 
 
 def modules() -> dict[str, Path]:

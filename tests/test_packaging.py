@@ -13,7 +13,18 @@ import pytest
 from shoal import interpreter
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm", "systemd", "model_repository"]
+FOLDERS = [
+    "supervisor",
+    "repository",
+    "tracer",
+    "recorder",
+    "frontend",
+    "batcher",
+    "workers",
+    "shm",
+    "systemd",
+    "model_repository",
+]
 #: Hold no modules of Shoal's, only what is installed beside them.
 DATA = {"shoal.systemd", "shoal.model_repository"}
 #: In workers/pb_utils, under names of their own: models import them by these.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["shoal", "supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm"]
+FOLDERS = ["shoal", "supervisor", "repository", "tracer", "recorder", "frontend", "batcher", "workers", "shm"]
 SUPPORTED = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 #: Reads [[module, name, whether it is subscripted], ...]; prints those that this interpreter does not have.

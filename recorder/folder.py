@@ -1,0 +1,137 @@
+"""The folder of a recording: a ring of files by size and age, and beside it the last seconds before each death.
+
+    20261129T134501.123456-0001.shoalrec          one file after another; the oldest go
+    20261129T134501.123456-died-0002.shoalrec     what a model's requests were before an instance died; the last
+                                                  MAX_DEATHS are kept, whatever the size and age of the others
+
+Files are their owner's alone (mode 0600), since they hold clients' tensors. A file is begun by each recorder anew and
+never written by two. Runs in the recorder.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from shoal.recorder.segment_file import file_head, pack_frame
+
+_log = logging.getLogger(__name__)
+
+SUFFIX = ".shoalrec"
+#: Files of deaths that are kept (ours: of sixteen crashes one has the batch that another lacks).
+MAX_DEATHS = 16
+#: A recording has about so many files, so that the oldest part that goes is small; and their bounds in bytes (ours).
+_NUM_FILES, _LEAST_NBYTES, _MOST_NBYTES = 16, 1 << 20, 256 << 20
+_DATE = "%Y%m%dT%H%M%S.%f"
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}-(died-)?\d{4,}" + re.escape(SUFFIX))
+
+
+class RecordingFolder:
+    """The files in one folder. `max_bytes` bounds all but those of deaths; `max_age_s` is their age, 0: no limit;
+    `wall_s` is the wall clock."""
+
+    def __init__(self, path: Path, max_bytes: int, max_age_s: float, wall_s: Callable[[], float]) -> None:
+        self._path = path
+        self._max_age_s = max_age_s
+        self._wall_s = wall_s
+        # Changed by bound, write and write_death.
+        self.bound(max_bytes)
+        self._fd = -1
+        self._nbytes = 0
+        self._begun_s = 0.0
+        self._num_files = 0
+
+    def bound(self, max_bytes: int) -> None:
+        """Keep at most so many bytes from now on."""
+        self._max_bytes = max_bytes
+        self._file_nbytes = min(max(max_bytes // _NUM_FILES, _LEAST_NBYTES), _MOST_NBYTES)
+
+    def write(self, entries: Sequence[bytes | memoryview]) -> None:
+        """Append a frame of entries to the last file. Raises OSError; then nothing of it counts as written."""
+        frame = pack_frame(entries)
+        if self._fd >= 0 and (self._nbytes + len(frame) > self._file_nbytes or self._is_old(self._begun_s)):
+            self.end_file()
+        if self._fd < 0:
+            self._fd = self._begin("")
+            self._nbytes, self._begun_s = len(file_head()), self._wall_s()
+            self._trim()
+        try:
+            _write_all(self._fd, frame)
+        except OSError:
+            self.end_file()  # it may end in half a frame, behind which no other could be read
+            raise
+        self._nbytes += len(frame)
+
+    def write_death(self, entries: Sequence[bytes | memoryview]) -> None:
+        """Write a file of its own with what came before an instance's death, and that. Raises OSError."""
+        fd = self._begin("died-")
+        try:
+            _write_all(fd, pack_frame(entries))
+        finally:
+            os.close(fd)
+        for path in sorted(self._files(is_death=True))[:-MAX_DEATHS]:
+            path.unlink(missing_ok=True)
+
+    def end_file(self) -> None:
+        """End the file, if one is begun: the next entry begins another."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _begin(self, kind: str) -> int:
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        date = datetime.fromtimestamp(self._wall_s(), timezone.utc).strftime(_DATE)
+        while True:
+            self._num_files += 1
+            path = self._path / f"{date}-{kind}{self._num_files:04}{SUFFIX}"
+            try:
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except FileExistsError:
+                continue  # another recorder's
+            try:
+                _write_all(fd, file_head())
+            except OSError:
+                os.close(fd)
+                raise
+            return fd
+
+    def _is_old(self, begun_s: float) -> bool:
+        return self._max_age_s > 0 and self._wall_s() - begun_s > self._max_age_s / _NUM_FILES
+
+    def _files(self, *, is_death: bool) -> list[Path]:
+        found = [(path, _NAME.fullmatch(path.name)) for path in self._path.iterdir()]
+        return [path for path, match in found if match is not None and bool(match[1]) is is_death]
+
+    def _trim(self) -> None:
+        """Remove the oldest files beyond the bounds, so that there is room for the one that has just begun."""
+        found = sorted(self._files(is_death=False))[:-1]
+        sizes = {path: path.stat().st_size for path in found}
+        nbytes = self._file_nbytes + sum(sizes.values())
+        for path, size in sizes.items():
+            is_too_old = self._max_age_s > 0 and self._wall_s() - _begun_s(path) > self._max_age_s
+            if nbytes <= self._max_bytes and not is_too_old:
+                break
+            path.unlink(missing_ok=True)
+            nbytes -= size
+
+
+def _begun_s(path: Path) -> float:
+    """The wall clock when a file was begun, from its name."""
+    try:
+        begun = datetime.strptime(path.name[:22], _DATE)
+    except ValueError:  # a date that there is not: another program's file
+        return float("inf")
+    return begun.replace(tzinfo=timezone.utc).timestamp()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a recording in their order: `path` itself, or those of the folder."""
+    return sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]

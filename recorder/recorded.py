@@ -1,0 +1,219 @@
+"""Recorded requests, as the reader of a file has them: what was asked, what was answered, when, and in which company.
+
+Files come from other machines and may be damaged: what cannot be read is said, and what came before is read. Pure but
+for the reading of files; without numpy until an array is wanted.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal import errors
+from shoal.datatypes import BY_WIRE, BYTES, decode_bytes_tensor
+from shoal.errors import InternalError, ShoalError
+from shoal.reasons import DeathDetail, error_for
+from shoal.recorder.entry import ASKERS, Entry, EntryError, Outcome, RequestWords, unpack
+from shoal.recorder.folder import files_of
+from shoal.recorder.segment_file import Damage, FileReader
+from shoal.request import NO_SEQUENCE, Parameters, TensorRef, unpack_request, unpack_response
+from shoal.shm.layout import unpack_span
+from shoal.timing import Points
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Responses of requests whose end has not come yet, that are kept while a file is read (ours).
+_MAX_OPEN = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTensor:
+    """A tensor: `data` in its wire form, as binary tensor data has it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def array(self) -> "NDArray[Any]":
+        """The tensor as an array of its own: BYTES have elements of bytes, BF16 are uint16. Raises ValueError where
+        shape and data do not agree."""
+        import numpy as np
+
+        datatype = next(each for each in BY_WIRE.values() if each.name == self.datatype)
+        if datatype is not BYTES:
+            return np.frombuffer(self.data, datatype.dtype).reshape(self.shape).copy()
+        elements = decode_bytes_tensor(memoryview(self.data))
+        array: np.ndarray[Any, Any] = np.empty(len(elements), datatype.dtype)
+        array[:] = elements
+        return array.reshape(self.shape)
+
+
+class RecordedResponse(NamedTuple):
+    """A response. Outputs have the shapes that the model gave them."""
+
+    outputs: tuple[RecordedTensor, ...]
+    parameters: Parameters
+
+
+class Company(NamedTuple):
+    """The batch that a request was executed in."""
+
+    instance: str  # "mlp_0_0"
+    pid: int
+    worker: int  # number of the instance in its server
+    batch: int  # number of the batch of that instance
+    formed_ns: int  # monotonic
+    position: int  # of the request, from 0
+    num_requests: int
+    rows: int
+
+    @property
+    def identity(self) -> tuple[int, int, int, int]:
+        """Equal for requests of one batch alone."""
+        return self.pid, self.worker, self.batch, self.formed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """A request that has ended, or was being executed when its instance died (`outcome` DIED)."""
+
+    number: int  # in the file or folder, from 1
+    key: int  # names it in its server: one that was being executed at a death may have ended later
+    model: str
+    version: int
+    outcome: Outcome
+    asker: str
+    id: str
+    inputs: tuple[RecordedTensor, ...]
+    requested_outputs: tuple[str, ...]
+    parameters: Parameters
+    sequence: tuple[int | str, int]  # correlation id and Triton's flags
+    rows: int
+    priority: int
+    timeout_us: int
+    arrival_ns: int  # wall clock: the request's last bytes had come
+    points: Points  # monotonic
+    responses: tuple[RecordedResponse, ...]
+    error: ShoalError | None
+    company: Company | None  # None: it was not executed
+
+    @property
+    def total_ns(self) -> int:
+        """From its last bytes to its end."""
+        return self.points.end_ns - self.points.start_ns
+
+
+class Recording:
+    """The requests of a file, or of all files of a folder, in order. `damage` names each file that could not be read
+    to its end, with the place, once the requests are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Changed as the requests are read.
+        self.damage: dict[Path, Damage] = {}
+
+    def __iter__(self) -> Iterator[RecordedRequest]:
+        """Raises OSError for a file that cannot be opened."""
+        self.damage = {}
+        number = 0
+        for path in files_of(self._path):
+            parts = dict[int, list[RecordedResponse]]()
+            with path.open("rb") as file:
+                reader = FileReader(file)
+                for memory in reader:
+                    try:
+                        found = [*_requests(unpack(memory), parts)]
+                    except (EntryError, InternalError, ValueError) as error:
+                        self.damage[path] = Damage(file.tell(), f"before that byte a record is no request: {error}")
+                        continue
+                    for request in found:
+                        number += 1
+                        yield replace(request, number=number)
+                if reader.damage is not None:
+                    self.damage[path] = reader.damage
+
+
+def _requests(entry: Entry, parts: dict[int, list[RecordedResponse]]) -> Iterator[RecordedRequest]:
+    """The requests of an entry; responses before a request's last wait in `parts`, by its key."""
+    for words, data in zip(entry.requests, entry.inputs, strict=True):
+        response, error = _answer(entry, words)
+        if words.outcome == Outcome.PART:
+            if len(parts) < _MAX_OPEN and response is not None:
+                parts.setdefault(words.key, []).append(response)
+            continue
+        yield _request(entry, words, data, parts.pop(words.key, []), response, error)
+
+
+def _request(
+    entry: Entry, words: RequestWords, data: memoryview, before: Sequence[RecordedResponse],
+    response: RecordedResponse | None, error: ShoalError | None,
+) -> RecordedRequest:  # fmt: skip
+    offset, nbytes = unpack_span(words.input_header)
+    request = unpack_request(data[offset : offset + nbytes], len(data))
+    if words.reason:
+        error = error_for(
+            words.reason, words.detail, model=entry.model, version=entry.version, request_id=request.id,
+            groups=entry.groups,
+        )  # fmt: skip
+    company = None
+    if words.instance:
+        detail = DeathDetail.unpack(words.instance)
+        company = Company(
+            detail.instance_name(entry.groups), detail.pid, words.worker, words.batch, words.formed_ns, words.position,
+            words.num_requests, words.batch_rows,
+        )  # fmt: skip
+    sequence = request.sequence
+    return RecordedRequest(
+        0, words.key, entry.model, entry.version, Outcome(words.outcome),
+        ASKERS[min(words.asker, len(ASKERS) - 1)], request.id,
+        _tensors(request.inputs, data), request.requested_outputs, request.parameters,
+        sequence if sequence != NO_SEQUENCE else (0, 0), words.rows, words.priority, words.timeout_us,
+        words.start_ns + entry.wall_offset_ns,
+        Points(
+            0, words.start_ns, words.queue_ns, words.compute_start_ns, words.input_end_ns, words.output_start_ns,
+            words.compute_end_ns, words.end_ns,
+        ),
+        (*before, *([response] if response is not None else [])), error, company,
+    )  # fmt: skip
+
+
+def _answer(entry: Entry, words: RequestWords) -> tuple[RecordedResponse | None, ShoalError | None]:
+    """The response or the error in an entry's output."""
+    offset, nbytes = unpack_span(words.output_header)
+    header = entry.output[offset : offset + nbytes]
+    if words.status:
+        return None, errors.from_wire(words.status, str(bytes(header), "utf-8", "replace"))
+    if not nbytes:
+        return None, None
+    memory = entry.output[words.output_base :]
+    response = unpack_response(header, len(memory))
+    return RecordedResponse(_tensors(response.outputs, memory), response.parameters), None
+
+
+def _tensors(refs: Sequence[TensorRef], memory: memoryview) -> tuple[RecordedTensor, ...]:
+    return tuple(
+        [
+            RecordedTensor(
+                each.name, BY_WIRE[each.datatype].name, each.shape,
+                bytes(memory[each.offset : each.offset + each.nbytes]),
+            )
+            for each in refs
+        ]
+    )  # fmt: skip
+
+
+def batches(requests: Sequence[RecordedRequest]) -> list[list[RecordedRequest]]:
+    """The requests by the batch in which they were executed, each batch in its order; those that were not executed,
+    each alone. In the order of the batches' first requests. A request that was executed again is in two."""
+    found: Mapping[tuple[int, ...], list[RecordedRequest]] = defaultdict(list)
+    for request in requests:
+        identity = (request.number,) if request.company is None else request.company.identity
+        found[identity].append(request)
+    return [sorted(each, key=_position) for each in found.values()]
+
+
+def _position(request: RecordedRequest) -> int:
+    return 0 if request.company is None else request.company.position
