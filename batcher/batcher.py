@@ -18,6 +18,7 @@ from shoal.batcher.exchange import Exchange
 from shoal.batcher.finished_requests import recent_of_all
 from shoal.batcher.guests import is_fixed
 from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
+from shoal.batcher.recording import ModelRecording
 from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
@@ -35,6 +36,8 @@ from shoal.model_config.rate_limiter import Demand
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.model_config.signature import Signature
 from shoal.reasons import Reason
+from shoal.recording_settings import RecordRule
+from shoal.shm.byte_ring import ByteRingWriter
 from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import LayoutError
@@ -94,6 +97,8 @@ class Batcher:
             on(to_batcher.WorkerDied, self._on_worker_died),
             on(to_batcher.ExplainModel, self._on_explain),
             on(to_batcher.ListFinishedRequests, self._on_list),
+            on(to_batcher.RecordingMade, self._on_recording_made),
+            on(to_batcher.RecordingChanged, self._on_recording_changed),
             on(LedgerWanted, self._on_ledger),
             on(LogChanged, lambda message: log.configure(**message.settings)),
             on(Ping, lambda _message: None),  # only its acknowledgement matters, which comes from this loop
@@ -111,6 +116,9 @@ class Batcher:
         self._rung = Bells(self._poller)
         self._starting: dict[int, WorkerPeer] = {}
         self._is_taking_over = settings.is_successor
+        #: The first rule that concerns a model says how it is recorded.
+        self._record_rules: list[RecordRule] = []
+        self._names: dict[int, str] = {}  # of models, by id
 
     def run(self) -> None:
         """Serve until the supervisor closes the connection; raises the channel's error (control.GONE) then."""
@@ -225,9 +233,12 @@ class Batcher:
         if self._settings.counts_first_responses:
             model.row.first_response_bounds = first_response_bounds(message.config)
         self._exchange.models[model.id] = model
+        self._name(model, message.config["name"])
 
     def _on_groups(self, message: to_batcher.InstanceGroupsChanged) -> None:
-        self._exchange.models[message.model_id].groups = message.groups
+        model = self._exchange.models[message.model_id]
+        model.groups = message.groups
+        self._record(model)
 
     def _on_memory(self, message: to_batcher.BatcherMemoryMade) -> None:
         # A cache's memory is reserved as it fills.
@@ -248,6 +259,31 @@ class Batcher:
         if self._settings.counts_first_responses:
             ensemble.row.first_response_bounds = first_response_bounds(message.config)
         self._exchange.add_ensemble(ensemble)
+        self._name(ensemble, message.config["name"])
+
+    def _on_recording_made(self, message: to_batcher.RecordingMade) -> None:
+        ring = ByteRingWriter(Segment.attach(message.segment, populate=False), SegmentView.attach(message.recorders))
+        self._exchange.record(ring)
+
+    def _on_recording_changed(self, message: to_batcher.RecordingChanged) -> None:
+        self._record_rules = [RecordRule(*rule) for rule in message.rules]
+        for model in self._exchange.models.values():
+            self._record(model)
+
+    def _name(self, model: ScheduledModel, name: str) -> None:
+        self._names[model.id] = name
+        if self._record_rules:
+            self._record(model)
+
+    def _record(self, model: ScheduledModel) -> None:
+        """Record a model's requests, or no longer, as the rules say."""
+        recording, name = self._exchange.recording, self._names[model.id]
+        rule = next((rule for rule in self._record_rules if rule.concerns(name)), None)
+        if recording is None or rule is None:
+            model.recording = None
+        else:
+            model.recording = ModelRecording(recording, model, name, rule.sample)
+        model.finished.note_all(is_on=model.recording is not None)
 
     def _on_relinked(self, message: to_batcher.EnsembleRelinked) -> None:
         ensemble, cached = self._exchange.models.get(message.model_id), self._exchange.cached
@@ -273,6 +309,7 @@ class Batcher:
 
     def _on_model_removed(self, message: to_batcher.ModelRemoved) -> None:
         self._exchange.remove_model(message.model_id, time.monotonic_ns())
+        self._names.pop(message.model_id, None)
 
     def _on_retire_model(self, message: to_batcher.RetireModel) -> None:
         # The step that follows reads clients' rings before it checks whether any request to the model is left.

@@ -24,6 +24,7 @@ from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
 from shoal.batcher.peers import ClientPeer, Peer, ScheduledModel, WorkerPeer
 from shoal.batcher.poison import Poison
+from shoal.batcher.recording import Recording
 from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
@@ -35,6 +36,7 @@ from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.messages.message import Message
 from shoal.reasons import Reason
 from shoal.shm import layout
+from shoal.shm.byte_ring import ByteRingWriter
 from shoal.shm.counters import CacheFigures
 from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, OWNER_SHIFT, RELEASE, REQUEST, RESPONSE, D, LayoutError, R, W
 from shoal.shm.ring import Record
@@ -110,6 +112,9 @@ class Exchange:
             else None
         )
         self._requests.poison = self.poison
+        #: What is recorded, with --record.
+        self.recording: Recording | None = None
+        self._wall_offset_ns = wall_offset_ns
 
     @property
     def num_open(self) -> int:
@@ -134,6 +139,11 @@ class Exchange:
         """Enable the response cache. The batcher's own memory must be connected before a model is added."""
         requests, holders, blocks = self._requests, self.holders, self.blocks
         self.cached = CachedResponses(requests, holders, blocks, figures, clock_ns, self._wake, shared)
+
+    def record(self, ring: ByteRingWriter) -> Recording:
+        """Record into this ring from now on. No effect for a model before its `recording` is set."""
+        self.recording = Recording(ring, self.blocks, self._counted, self._wall_offset_ns)
+        return self.recording
 
     def add_ensemble(self, ensemble: Ensemble) -> None:
         """Serve an ensemble: a model whose requests are answered by other models."""
@@ -260,6 +270,8 @@ class Exchange:
         # Workers first: their requests take longest. Statistics before replies: an answered request is found counted.
         if self._written_workers:
             _flush(self._written_workers)
+        if self.recording is not None and self.recording.noted:
+            self.recording.write()
         for model in self._counted:
             scheduler, cells = model.scheduler, model.row.cells
             cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()

@@ -17,6 +17,8 @@ WINDOW_NS, NUM_WINDOWS, NUM_KEPT = 60_000_000_000, 5, 16
 #: A full window takes only requests that are slower by a sixteenth than the quickest one in it (ours): else, while a
 #: queue grows and each request is the slowest so far, each would be written down.
 _MARGIN_BITS = 4
+#: Less than any time that a request takes, even one whose start is later than the batcher's last look at the clock.
+_NONE_NS = -(1 << 62)
 
 Make = Callable[[], FinishedRequest]
 
@@ -36,12 +38,14 @@ class _Window:
 class FinishedRequests:
     """The slowest and the failed requests of one model."""
 
-    __slots__ = ("_num_noted", "_windows", "slow_ns")
+    __slots__ = ("_least_ns", "_num_noted", "_windows", "notes_all", "slow_ns")
 
     def __init__(self) -> None:
         # Changed by every method.
         #: A request that took longer than this is to be noted; public, since it is compared for each request.
-        self.slow_ns = -1
+        self.slow_ns = self._least_ns = -1
+        #: Whether all requests are to be noted, since they are recorded.
+        self.notes_all = False
         self._windows: deque[_Window] = deque([_Window(0)], maxlen=NUM_WINDOWS)
         self._num_noted = 0
 
@@ -53,11 +57,22 @@ class FinishedRequests:
         if not (window.slowest or window.num_failed):
             self._windows.pop()
         self._windows.append(_Window(now_ns + WINDOW_NS))
-        self.slow_ns = -1
+        self._set_least(-1)
+
+    def note_all(self, *, is_on: bool) -> None:
+        """Have all requests be noted from now on, or no longer."""
+        self.notes_all = is_on
+        self._set_least(self._least_ns)
+
+    def _set_least(self, least_ns: int) -> None:
+        self._least_ns = least_ns
+        self.slow_ns = _NONE_NS if self.notes_all else least_ns
 
     def note_slow(self, total_ns: int, now_ns: int, make: Make) -> None:
-        """Keep an answered request that took longer than `slow_ns`."""
+        """Keep an answered request that took longer than `slow_ns`, if it is slow."""
         self.turn(now_ns)
+        if total_ns <= self._least_ns:
+            return
         slowest = self._windows[-1].slowest
         self._num_noted = number = self._num_noted + 1  # so that the heap never compares two requests
         if len(slowest) < NUM_KEPT:
@@ -66,7 +81,7 @@ class FinishedRequests:
             heapreplace(slowest, (total_ns, number, make()))
         if len(slowest) == NUM_KEPT:
             least_ns = slowest[0][0]
-            self.slow_ns = least_ns + (least_ns >> _MARGIN_BITS)
+            self._set_least(least_ns + (least_ns >> _MARGIN_BITS))
 
     def note_failed(self, now_ns: int, make: Make) -> None:
         """Keep a failed request, or count it where its window has kept enough."""

@@ -72,6 +72,8 @@ class OpenRequests(dict[int, OpenRequest]):
         num_kept = 0 if model.order is None else model.order.num_kept(key)
         if len(client.backlog) >= MAX_BACKLOG or num_kept >= MAX_BACKLOG:
             return self.fail(key, Reason.NO_MEMORY, now_ns, BACKEND)
+        if model.recording is not None:
+            model.recording.note_part(request, (status, ref, header, num_pieces), now_ns)
         if ref:
             self._holders.hold_part(ref, key)
         self._responded.add(key)
@@ -97,7 +99,7 @@ class OpenRequests(dict[int, OpenRequest]):
         client, model, number, _, _, start_ns, queue_ns, queued = request
         # Before the reply, after which the request's block is the client's again; the trace is still known.
         if now_ns - start_ns > model.finished.slow_ns or status:
-            self._note_end(request, status, ref, header, compute, now_ns, running)
+            self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
         if ref:
             self._holders.hold(ref, key)
         reply: Record = (REPLY, number, status, ref, header)
@@ -123,7 +125,10 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def answer_again(self, key: int, ref: int, header: int, num_pieces: int, hit_ns: int, now_ns: int) -> None:
         """Answer a request with the answer to an equal one; finding that answer has taken `hit_ns`."""
-        client, model, number, _, _, start_ns, queue_ns, _ = self.pop(key)
+        request = self.pop(key)
+        client, model, number, _, _, start_ns, queue_ns, _ = request
+        if model.recording is not None:
+            model.recording.note(request, (0, ref, header, num_pieces), NO_COMPUTE, now_ns)
         self._holders.hold(ref, key)
         times = queue_ns, *NO_COMPUTE  # always filled: the client's TRACE may come later
         if client.traced:
@@ -144,7 +149,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return None
         client, model, number, _, _, start_ns, queue_ns, _ = request
-        self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, reason, detail)
+        self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, 0, reason, detail)
         self._forget(key, model)
         times: tuple[int, ...] = ()
         if client.traced:
@@ -161,19 +166,22 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def _note_end(
         self, request: OpenRequest, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int,
-        running: RunningBatch | None, reason: int = 0, detail: int = 0,
+        running: RunningBatch | None, num_pieces: int, reason: int = 0, detail: int = 0,
     ) -> None:  # fmt: skip
-        """Keep a request that was slow or has failed. Called before its reply is sent; `ref` and `header` are a
-        worker's answer."""
+        """Keep a request that was slow or has failed, and record it if its model's requests are. Called before its
+        reply is sent; `ref`, `header` and `num_pieces` are a worker's answer."""
         client, model, number, block, span, start_ns, queue_ns, queued = request
         start_ns = min(start_ns, now_ns)
+        if model.recording is not None:
+            answer = status, ref, header, num_pieces
+            model.recording.note(request, answer, compute, now_ns, running, (reason, detail))
 
         def make() -> FinishedRequest:
             trace = client.trace_parent(number)
             high, low = (0, 0) if trace is None else trace.root.trace_id
             points = Points(0, start_ns, queue_ns, *(model.points(compute) if compute[0] else NO_COMPUTE), now_ns)
             worker = None if running is None else running.worker
-            answer = worker.slab.open(ref) if status and ref and worker is not None else None
+            said = worker.slab.open(ref) if status and ref and worker is not None else None
             return FinishedRequest(
                 model.id,
                 client.kind,
@@ -184,7 +192,7 @@ class OpenRequests(dict[int, OpenRequest]):
                 status,
                 reason,
                 detail,
-                "" if answer is None else str(_span_of(answer, header), "utf-8", "replace"),
+                "" if said is None else str(_span_of(said, header), "utf-8", "replace"),
                 None if running is None else running.execution(queued.key),
             )
 
@@ -342,6 +350,10 @@ class OpenRequests(dict[int, OpenRequest]):
         """
         model, poison = worker.model, self.poison
         begun = _batch_begun(worker, reason)
+        if model.recording is not None:
+            for key, running in worker.missing.items():
+                if running.number <= begun and (request := self.get(key)) is not None:
+                    model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
             executed = [key for key, running in worker.missing.items() if running.number <= begun]
             poison.note_death(model, executed, reason, detail, now_ns)

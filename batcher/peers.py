@@ -192,32 +192,34 @@ class CoalescingCache(Protocol):
     def drain(self, model_id: int) -> list[int]: ...
 
 
+class RequestRecording(Protocol):
+    """The recording of a model's requests; implemented and described in recording.py."""
+
+    def note(
+        self, request: "OpenRequest", answer: tuple[int, int, int, int], compute: Compute, now_ns: int,
+        running: "RunningBatch | None" = None, refusal: tuple[int, int] = (0, 0),
+    ) -> None: ...  # fmt: skip
+    def note_part(self, request: "OpenRequest", answer: tuple[int, int, int, int], now_ns: int) -> None: ...
+    def note_death(
+        self, request: "OpenRequest", running: "RunningBatch", refusal: tuple[int, int], now_ns: int
+    ) -> None: ...
+
+
 class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
         "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "order",
-        "patience", "row", "scheduler", "sequences", "sharing", "signature", "trials", "version",
+        "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "trials", "version",
     )  # fmt: skip
     #: The cell that counts the model's requests which end with an error and were not cancelled.
     FAILURE: ClassVar[int] = BACKEND
 
     def __init__(
-        self,
-        model_id: int,
-        scheduler: Scheduler,
-        row: Row,
-        *,
-        max_rows: int = 1,
-        is_fixed: bool = False,
-        may_run_again: bool = False,
-        keeps_order: bool = False,
-        signature: Signature | None = None,
-        version: int = 0,
-        groups: Sequence[str] = (),
-        sharing: CoalescingCache | None = None,
-        has_priorities: bool = False,
-    ) -> None:
+        self, model_id: int, scheduler: Scheduler, row: Row, *, max_rows: int = 1, is_fixed: bool = False,
+        may_run_again: bool = False, keeps_order: bool = False, signature: Signature | None = None, version: int = 0,
+        groups: Sequence[str] = (), sharing: CoalescingCache | None = None, has_priorities: bool = False,
+    ) -> None:  # fmt: skip
         self.id = model_id
         #: Most rows of one request, and whether requests differ in nothing else (guests.py).
         self.max_rows = max_rows
@@ -246,6 +248,8 @@ class ScheduledModel:
         self.is_failed = False
         #: The slowest and the failed requests of the last minutes.
         self.finished = FinishedRequests()
+        #: How its requests are recorded; None: they are not.
+        self.recording: RequestRecording | None = None
         #: When the last request of each priority that was given to an instance had arrived, in ns; None if all requests
         #: have one priority.
         self.latest_ns: dict[int, int] | None = {} if has_priorities else None
@@ -437,12 +441,12 @@ class WorkerPeer(Peer):
         if running.positions is None:
             running.positions = {
                 record[B.KEY]: position
-                for position, record in self._items(running.number - 1)
+                for position, record in self.items(running.number - 1)
                 if record[B.BATCH] == running.number
             }
         return running.positions
 
-    def _items(self, finished: int) -> Iterator[tuple[int, Record]]:
+    def items(self, finished: int) -> Iterator[tuple[int, Record]]:
         """The requests of all batches behind the batch `finished`, newest first, with their positions in the ring."""
         for position, record in self.writer.history():
             if record[0] == BATCH_ITEM:
@@ -454,7 +458,7 @@ class WorkerPeer(Peer):
         """The requests that a dead batcher gave this worker and saw no answer to, in order, as far as this is known."""
         if not self.missing:
             return []
-        items = [record for _, record in self._items(self._link_words[PROGRESS_WORD]) if not record[B.ANSWERED]]
+        items = [record for _, record in self.items(self._link_words[PROGRESS_WORD]) if not record[B.ANSWERED]]
         return [record for record in reversed(items) if record[B.KEY] in self.missing]
 
     def take_over(self) -> None:
@@ -465,7 +469,7 @@ class WorkerPeer(Peer):
         """
         finished = self._link_words[PROGRESS_WORD]
         self.num_finished = self.num_batches = finished
-        items = list(self._items(finished))
+        items = list(self.items(finished))
         if items:
             self.num_finished = self.num_batches = items[0][1][B.BATCH]
         slots = list(self.slots.read())

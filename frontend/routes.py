@@ -14,6 +14,7 @@ from shoal.frontend.v2.log_settings import change_log_settings, log_settings
 from shoal.frontend.v2.metadata import model_config, model_metadata, server_metadata
 from shoal.frontend.v2.model_instances import batches, instances, scale
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
+from shoal.frontend.v2.recording import record, recording
 from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
 from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settings
@@ -38,6 +39,10 @@ _INSTANCES = {
 }
 _BATCHES = {"GET": blocking(lambda call: batches(call.ask, call.name, call.version))}
 _FINISHED = {"GET": blocking(lambda call: finished_requests(call.state, call.ask, call.query))}
+_RECORDING = {
+    "GET": blocking(lambda call: recording(call.ask)),
+    "POST": blocking(lambda call: record(call.state, call.ask, call.body)),
+}
 _WORKERS = {"PUT": blocking(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
 _SYSTEM = f"/v2/systemsharedmemory{_REGION}"
 _CUDA = f"/v2/cudasharedmemory{_REGION}"
@@ -99,6 +104,7 @@ ROUTES = (
         "shared-memory",
     ),
     Route("/v2/debug/requests", _FINISHED, "statistics"),  # ours
+    Route("/v2/recording", _RECORDING, "trace"),  # ours
     # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
     Route("/", _PAGE, PAGE),
     Route("/ui", _PAGE, PAGE),

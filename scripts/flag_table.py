@@ -22,7 +22,7 @@ OWN = frozenset({
     "max-control-bytes", "max-expansion", "max-upload-mib", "upload-timeout-secs", "min-upload-rate",
     "sagemaker-address", "vertex-ai-address", "install-requirements",
     "environment-cache-directory", "client-socket", "client-count", "client-slab-mib", "latency-target", "cpu-fallback",
-    "ui",
+    "ui", "record", "record-config",
 })  # fmt: skip
 
 _FATES = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}

@@ -216,6 +216,11 @@ POISON = _cells(
     ("shoal_poison_found_total", "poison_found", "Requests that were found to end instances", 1),
     ("shoal_poison_refused_total", "poison_refused", "Requests that were refused because equal ones end instances", 1),
 )
+#: Figures of requests that are recorded.
+RECORDING = _cells(
+    ("shoal_recorded_requests_total", "recorded", "Requests that were given to the recorder, to be written", 1),
+    ("shoal_record_dropped_total", "record_dropped", "Requests that were not recorded, for want of room", 1),
+)
 INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that batches may go to")
 INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that there should be")
 #: Figures of each instance, from the supervisor; an instance that is not up lacks some.
@@ -271,7 +276,8 @@ SERVER_FAMILIES = _figures(
 _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
-    *POISON, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES, FRONT_END_RINGS,
+    *POISON, *RECORDING, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES,
+    FRONT_END_RINGS,
     *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, *SERVER_FAMILIES,
 )  # fmt: skip
 ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])

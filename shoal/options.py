@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shoal.cache_settings import CacheConfig, cache_bytes, check_cache
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
+from shoal.recording_settings import read_settings
 from shoal.store_settings import StoreSettings
 from shoal.torchserve_settings import TorchServeSettings
 
@@ -166,6 +167,10 @@ class ServerOptions:
 
     # Tracing: (mode or "", setting, value), in the order given; see tracer/command_line.py.
     trace_config: tuple[tuple[str, str, str], ...] = ()
+
+    # Recording: the folder, "" for none, and settings; see recording_settings.py.
+    record: str = ""
+    record_config: tuple[tuple[str, str], ...] = ()
 
     # SageMaker. Options without a flag are set by environment variables, as Triton's (cli/environment.py).
     allow_sagemaker: bool = False  # Triton's
@@ -389,6 +394,7 @@ def check(options: ServerOptions) -> None:
     _check_tls(options)
     _check_cloud_endpoints(options)
     check_cache(options.cache_config, options.cache_directory)
+    read_settings(options.record_config)
     largest = largest_request_bytes(options)
     if options.max_request_bytes > largest:
         raise InvalidArgumentError(

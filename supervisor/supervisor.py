@@ -23,7 +23,7 @@ from shoal.api_keys import ApiKey
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
-from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer
+from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_recorder, to_tracer
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
@@ -71,6 +71,7 @@ from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
+from shoal.supervisor.questions.recording import RecordingControl
 from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
@@ -156,13 +157,17 @@ class Supervisor:
         self._tracing = TraceControl(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
-        log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer)
+        self._recording = RecordingControl(self._loop, self._control.address, log_settings, options, self._star)
+        log_control = LogControl(
+            log_settings, self._star, self._repository, self._tracing.tracer, self._recording.recorder
+        )
         self._regions = ClientRegions(self._star)
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
         verbs |= self._finished_requests.verbs
         verbs |= self._registrations.verbs | Workflows(self._repository, self._registrations).verbs
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
+        verbs |= {"record": self._recording.record}
         self._clients = Clients(
             self._star,
             self._models,
@@ -274,6 +279,7 @@ class Supervisor:
         self._repository.start()
         self._zygotes.start()
         self._tracing.start()
+        self._recording.start()
         await shared(self._has_memory)
         self._roster.watch()
         self._scaling.watch()
@@ -359,7 +365,8 @@ class Supervisor:
         await self._tracing.close()
         self._zygotes.stop()
         self._repository.stop()
-        await self._batchers.stop()  # last: they forward workers' last answers
+        await self._batchers.stop()  # behind workers, whose last answers they forward
+        await self._recording.close()  # last: of what batchers left in its ring nothing is lost
 
     # --- joining ---
 
@@ -388,6 +395,7 @@ class Supervisor:
             on(from_client.CallerConnected, lambda _message: start(self._clients.join_caller(member))),
             on(to_poller.PollerConnected, lambda _message: self._repository.join(member)),
             on(to_tracer.TracerConnected, lambda _message: self._tracing.tracer.join(member)),
+            on(to_recorder.RecorderConnected, lambda _message: self._recording.recorder.join(member)),
         )
 
     def _join_batcher(self, member: Member) -> None:
@@ -396,6 +404,7 @@ class Supervisor:
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
+            self._recording.recorder.join_batcher(member)
             self._models.all_versions.introduce()
             serves = self._star.introduce()
             self._models.all_versions.introduce_retiring()
@@ -403,6 +412,7 @@ class Supervisor:
             return
         try:
             self._star.join_batcher(member)
+            self._recording.recorder.join_batcher(member)
         except (OutOfSharedMemoryError, OSError) as error:
             self._has_memory.set_exception(error)
         else:

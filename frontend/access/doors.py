@@ -53,6 +53,8 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         f"POST {_REPOSITORY}/instances": _ADMIN,
         f"GET {_REPOSITORY}/batches": _READ,
         "PUT /models/{name}": _ADMIN,
+        "GET /v2/recording": _ADMIN,  # where the server's files are
+        "POST /v2/recording": _ADMIN,
         "GET /v2/debug/requests": _ADMIN,  # ids that clients gave, and what models said of their errors
         # The page (frontend/page): its files tell of nothing; its figures do.
         "* /": _OPEN,

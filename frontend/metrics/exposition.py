@@ -140,6 +140,7 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
         yield from _batch_rows(version)
     yield from _plain(families.QUEUE_AGE, ((version.labels, _queue_age_s(version.row, now_ns)) for version in versions))
     yield from _cells(families.POISON, versions)
+    yield from _cells(families.RECORDING, versions)
     yield from _plain(families.INSTANCES_WANTED, ((each.labels, each.entry.num_instances) for each in versions))
     yield from _plain(families.INSTANCES_UP, ((each.labels, each.entry.num_instances_up) for each in versions))
     seen = gauges or {"instances": (), "front_ends": ()}

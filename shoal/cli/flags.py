@@ -24,6 +24,7 @@ from shoal.cli.values import (
     NUMBER,
     PATTERN,
     PORT_RANGE,
+    RECORD_SETTING,
     RELOAD,
     REPOSITORY,
     SWITCH,
@@ -324,6 +325,15 @@ TRACING = (
     ),
     honour("trace-config", TRACE_CONFIG, "which requests are traced, and where to; repeat it for several settings"),
 )
+RECORDING = (
+    honour("record", ANY_TEXT, "record requests and their answers into files in this directory: docs/recording.md"),
+    honour(
+        "record-config",
+        RECORD_SETTING,
+        "which, and how much of them: models=<patterns>, sample=<share>, max-size=<bytes>, max-age=<time>, "
+        "redact=<names>; repeat it for several",
+    ),
+)
 BACKENDS = (
     honour("backend-config", BACKEND_SETTING, "setting of a backend, or of all of them; repeat it for several"),
     honour("backend-directory", TEXT, "directory of backends written in Python: NAME/model.py is the backend NAME"),
@@ -431,6 +441,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Shared memory": SHARED_MEMORY,
     "Bounds": BOUNDS,
     "Tracing": TRACING,
+    "Recording": RECORDING,
     "SageMaker and Vertex AI": CLOUD_ENDPOINTS,
     "TorchServe": TORCHSERVE,
     "Deprecated": DEPRECATED,

@@ -91,6 +91,11 @@ class RemoteServer:
         found: Row = self._ask("GET", f"/v2/debug/requests?model={quote(model, safe='')}&limit={limit}", dict)
         return found
 
+    def recording(self, asked: Row | None) -> Row:
+        """The folder of the server's recordings and what it records, after it has done what is asked, if anything."""
+        found: Row = self._ask("GET" if asked is None else "POST", "/v2/recording", dict, asked)
+        return found
+
     def statistics(self) -> list[Row]:
         """The statistics of all models, as GET /v2/models/stats lists them under `model_stats`."""
         found: Row = self._ask("GET", "/v2/models/stats", dict)

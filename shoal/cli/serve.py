@@ -296,4 +296,5 @@ _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "rate_limit_resource": tuple,
     "metrics_config": lambda settings: MetricsConfig(**dict(settings)),
     "trace_config": tuple,
+    "record_config": tuple,
 }

@@ -121,6 +121,14 @@ def _gpu_limit(text: str) -> tuple[int, float]:
     return int(device), fraction
 
 
+def _record_setting(text: str) -> tuple[str, str]:
+    """A setting of the recorder: `sample=0.1` → ("sample", "0.1")."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"--record-config option format is '<setting>=<value>'. Got {text}")
+    return name, value
+
+
 def _cache_setting(text: str) -> tuple[str, str, str]:
     """A setting of a cache: `local,size=1048576` → ("local", "size", "1048576"); error sentences are Triton's."""
     name, comma, setting = text.partition(",")
@@ -263,6 +271,7 @@ CONFIG_NAME = ValueKind("<string>", _config_name)
 VERBOSITY = ValueKind("<integer>", _verbosity, bare="1")
 REPOSITORY = ValueKind("<directory or URL>", _repository)
 BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
+RECORD_SETTING = ValueKind("<setting>=<value>", _record_setting)
 CACHE_SETTING = ValueKind("<cache>,<setting>=<value>", _cache_setting)
 CACHE_BYTES = ValueKind("<integer>", lambda text: ("local", "size", str(_integer(text))))
 HOST_POLICY = ValueKind("<policy>,<setting>=<value>", _host_policy)

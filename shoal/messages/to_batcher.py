@@ -212,5 +212,18 @@ class ListFinishedRequests(Message):
     limit: int  # most of either kind
 
 
+class RecordingMade(Message):
+    """The batcher's ring to the recorder, before the models that are recorded."""
+
+    segment: Fd  # written by the batcher
+    recorders: Fd  # written by the recorder; to read
+
+
+class RecordingChanged(Message):
+    """The rules by which requests are recorded from now on; the first that concerns a model counts."""
+
+    rules: Sequence[Any]  # of RecordRule (shoal/recording_settings.py)
+
+
 #: Messages to a batcher that stands by.
 TO_STANDBY = Kinds(BatcherActivated)

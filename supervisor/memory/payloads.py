@@ -30,6 +30,8 @@ class Payloads:
         self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes)
         #: Ids of ensembles, whose requests the batcher reads itself. Changed as ensembles are loaded and unloaded.
         self.ensembles: set[int] = set()
+        #: Whether requests are recorded, which the batcher reads, too. Changed by the recorder's process.
+        self.are_recorded = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -92,7 +94,7 @@ class Payloads:
 
     def _is_batchers(self, each: OversizeSegment) -> bool:
         """Whether the batcher must map a segment before a record names it."""
-        return each.model_id == RESULT or each.model_id in self.ensembles
+        return each.model_id == RESULT or each.model_id in self.ensembles or self.are_recorded
 
     def results_of(self, worker: Participant) -> list[Message]:
         """The messages that announce a worker's results to another batcher that knows the worker."""

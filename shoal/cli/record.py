@@ -1,0 +1,51 @@
+"""The verb `record`: a running server records the requests to a model for a time."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+
+from shoal.cli.operate import OperatingParser, operate
+from shoal.cli.remote import RemoteServer
+from shoal.cli.serve import CommandLineError
+
+_DESCRIPTION = """\
+Have a running server record the requests to a model for a time, into files in its own folder: that of --record, or
+one of the server's user. The command returns at once and prints the folder. Without a model it says what is recorded.
+
+  --for <time>           how long, as 30s, 10m, 2h (default: 10m)
+  --sample <share>       the share of the batches that is written, as 0.1 or 10% (default: 1); failures always are, and
+                         everything of the ten seconds before an instance dies
+  --max <size>           what the folder may take, as 2GiB; the oldest file goes
+  --stop                 end the recording of the model"""
+
+_EXAMPLES = """\
+  shoal record digits --for 10m --sample 0.1 --max 2GiB
+  shoal record digits --stop
+  shoal record                                # what is recorded, and where
+"""
+
+
+def record(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Begin or end a recording; returns the exit code."""
+    parser = OperatingParser("record", "[<model>] [options]", _DESCRIPTION, _EXAMPLES, timeout_s=60)
+    parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--for", dest="time", help=argparse.SUPPRESS)
+    parser.add_argument("--sample", help=argparse.SUPPRESS)
+    parser.add_argument("--max", help=argparse.SUPPRESS)
+    parser.add_argument("--stop", action="store_true", help=argparse.SUPPRESS)
+    return operate(parser, argv, environ, _record)
+
+
+def _record(arguments: argparse.Namespace, server: RemoteServer) -> str:
+    given = {"for": "0" if arguments.stop else arguments.time, "sample": arguments.sample, "max": arguments.max}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if arguments.model is None and asked:
+        raise CommandLineError("Which model? 'shoal models' lists those of a server.")
+    told = server.recording({"model": arguments.model, **asked} if arguments.model else None)
+    if arguments.json:
+        return json.dumps(told)
+    lines = [f"into {told['folder']}, at most {told['max_bytes'] / 2**30:.3g} GiB"]
+    for each in told["recording"]:
+        left = "" if each["left_s"] is None else f", for another {each['left_s']:.0f} s"
+        lines.append(f"  {', '.join(each['models'])}: {100 * each['sample']:g} % of the batches{left}")
+    return "\n".join(lines if told["recording"] else ["nothing is recorded"])

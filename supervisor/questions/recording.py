@@ -1,0 +1,108 @@
+"""What is recorded: by the command line from the start, and by the verb `record` while the server runs.
+
+A client names models, a share and a time, never a path: the folder is that of --record, or one of the server's user.
+Runs in the supervisor.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.messages.shared import LogSettings
+from shoal.options import ServerOptions
+from shoal.recording_settings import RecordRule, read_settings
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.processes.recorder import RecorderProcess
+
+_log = logging.getLogger(__name__)
+
+#: Recordings that clients have asked for at once (ours).
+MAX_LIVE = 64
+
+
+class RecordingControl:
+    """The rules in force, and the recorder that they call for. Rules of clients come before that of the command line,
+    the last one first."""
+
+    def __init__(
+        self, loop: EventLoop, control_address: str, log_settings: LogSettings, options: ServerOptions, star: Star
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._rule, self._limits = read_settings(options.record_config)
+        self.recorder = RecorderProcess(loop, control_address, log_settings, star)
+        # Changed by the verb and as time passes: rules of clients by number, with the time at which each ends.
+        self._live: dict[int, tuple[RecordRule, float]] = {}
+        self._num_asked = 0
+
+    def start(self) -> None:
+        """Begin to record as the command line says. Raises OutOfSharedMemoryError."""
+        if self._options.record:
+            self._apply()
+
+    async def close(self) -> None:
+        """End recording, after the last batcher: everything is written."""
+        await self.recorder.close()
+
+    async def record(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Record a model for `for_s` seconds from now on, or no longer if that is 0; without a model nothing changes.
+        Returns the folder, and what is recorded."""
+        model = arguments["model"]
+        if model:
+            self._live = {number: each for number, each in self._live.items() if each[0].models != (model,)}
+            if arguments["for_s"] > 0:
+                self._begin(RecordRule((model,), arguments["sample"]), arguments["for_s"], arguments["max_bytes"])
+            else:
+                self._apply()
+        return self._described()
+
+    def _begin(self, rule: RecordRule, for_s: float, max_bytes: int) -> None:
+        if len(self._live) >= MAX_LIVE:
+            raise InvalidArgumentError(f"{MAX_LIVE} models are recorded already; end one of these recordings first")
+        self._num_asked = number = self._num_asked + 1
+        self._live[number] = rule, self._loop.now_s() + for_s
+        if max_bytes:
+            self._limits = self._limits._replace(max_bytes=max_bytes)
+        try:
+            self._apply()
+        except (OutOfSharedMemoryError, OSError) as error:
+            del self._live[number]
+            raise UnavailableError(f"nothing is recorded: {error}") from error
+        self._loop.call_after(for_s, lambda: self._end(number))
+
+    def _end(self, number: int) -> None:
+        if self._live.pop(number, None) is not None:
+            self._apply()
+
+    def _apply(self) -> None:
+        rules = [rule for _, (rule, _) in sorted(self._live.items(), reverse=True)]
+        if self._options.record:
+            rules.append(self._rule)
+        self.recorder.record(self._folder(), self._limits, rules)
+
+    def _folder(self) -> str:
+        return str(Path(self._options.record).absolute()) if self._options.record else str(own_folder(os.environ))
+
+    def _described(self) -> dict[str, Any]:
+        now_s = self._loop.now_s()
+        live = [(rule, end_s - now_s) for _, (rule, end_s) in sorted(self._live.items(), reverse=True)]
+        rows = [
+            {"models": list(rule.models), "sample": rule.sample, "left_s": round(left_s, 3)} for rule, left_s in live
+        ]
+        if self._options.record:
+            rows.append({"models": list(self._rule.models), "sample": self._rule.sample, "left_s": None})
+        return {"folder": self._folder(), "max_bytes": self._limits.max_bytes, "recording": rows}
+
+
+def own_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of recordings that clients begin, where the server has none of --record: systemd's, or the user's."""
+    if systemd := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
+        return Path(systemd) / "recordings"
+    user = environ.get("XDG_STATE_HOME", "")
+    state = Path(user) if user.startswith("/") else Path.home() / ".local" / "state"
+    return state / "shoal" / "recordings"
