@@ -29,6 +29,7 @@ Examples:
   shoal run models/simple --input INPUT0=[1,2,3,…] --input INPUT1=@b.npy
   shoal run models/tokenizer --input 'text=school of fish' --json
   shoal run models/digits --data request.json --repeat 100
+  shoal run models/digits --record 'recordings#17'             # what a server was asked, in the same batch
   shoal run models/pipeline --load encoder --sample random     # which calls the model next to it; an ensemble's steps
                                                                # are loaded with it
 
@@ -44,6 +45,7 @@ Options:
                               sequence_start and sequence_end say otherwise
   --version <number>          which version of the model (default: the latest)
   --load <model>              another model of the same repository, which this one calls; repeat it for several
+  --record <file>#<number>    a request of a recording, with those that were executed with it, as one batch
   --repeat <count>            ask so many times, and print how long it took
   --json                      print JSON, as POST …/infer answers
   --traceback                 where the model raises an error, show its traceback
@@ -69,6 +71,7 @@ def _parser() -> Parser:
     parser.add_argument("--parameter", action="append", default=[], type=name_and_value)
     parser.add_argument("--version", type=int)
     parser.add_argument("--load", action="append", default=[])
+    parser.add_argument("--record")
     parser.add_argument("--repeat", type=count)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--traceback", action="store_true")
@@ -90,6 +93,8 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         # Models that this one calls, and the steps of an ensemble, are its neighbours.
         with Server(model, [*arguments.load, model.name], raise_errors=arguments.traceback) as server:
+            if arguments.record is not None:
+                return _run_record(server, model.name, arguments)
             config = server.config(model.name, arguments.version)
             requests = read_requests(config, arguments.input, arguments.data, arguments.sample)
             parameters = {key: parameter(value) for key, value in arguments.parameter}
@@ -106,6 +111,31 @@ def _run(arguments: argparse.Namespace) -> int:
             print("What the model calls is loaded from beside it: --load <model>.", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_DONE
+
+
+def _run_record(server: "Server", model: str, arguments: argparse.Namespace) -> int:
+    """Execute a recorded request in its batch, and print the answers to all requests of it; returns the exit code."""
+    from shoal.cli.records import open_recording, read
+    from shoal.cli.replay import chosen
+    from shoal.cli.replay_targets import LocalModels
+
+    recording, number = open_recording(arguments.record)
+    if not number:
+        raise CommandLineError("Which request of the recording? --record <file>#<number>")
+    batch = [each for each in chosen(read(recording), number, with_company=True) if each.model == model]
+    if not batch:
+        raise CommandLineError(f"Request {number} of the recording is not to model '{model}', or there is none.")
+    batch.sort(key=lambda each: 0 if each.company is None else each.company.position)
+    version = arguments.version or None
+    code = EXIT_DONE
+    for request, answer in zip(batch, LocalModels(server, version).replay_batch(batch), strict=True):
+        if answer.error is not None:
+            print(f"request {request.number}: {answer.error.words}: {answer.error}", file=sys.stderr)
+            code = EXIT_FAILED
+        for outputs in answer.responses:
+            printed = PrintedResponse(model, str(version or request.version), outputs, {}, request.id)
+            print(as_json(printed) if arguments.json else f"request {request.number}\n{as_text(printed)}")
+    return code
 
 
 def _ask(

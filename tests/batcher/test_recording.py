@@ -33,6 +33,7 @@ class Play:
         self.model.recording = ModelRecording(recording, self.model, "m", sample)
         self.model.finished.note_all(is_on=True)
         self._reader = ByteRingReader(heads, ring_view)
+        self._asked: dict[int, int] = {}  # number → block
         self.now_ns = 1000
 
     def ask(self, *numbers: int, nbytes: int = 1) -> None:
@@ -43,8 +44,9 @@ class Play:
             )
             block = self._inputs.allocate(nbytes + len(header))
             assert block is not None
-            block.memory[: nbytes + len(header)] = bytes([number]) * nbytes + header
+            block.memory[: nbytes + len(header)] = bytes([number % 256]) * nbytes + header
             span = pack_span(nbytes, len(header))
+            self._asked[number] = block.ref
             self.client.send(layout.REQUEST, number, MODEL, block.ref, span, 1, 0, 0, 0, 0, 0, self.now_ns)
         self.step()
 
@@ -53,7 +55,11 @@ class Play:
         self.star.exchange.step(self.now_ns)
 
     def items(self) -> list[tuple[int, ...]]:
-        return [record for record in self.worker.received() if record[0] == layout.BATCH_ITEM]
+        """The requests that the worker has been given; blocks that it gets back are free."""
+        records = self.worker.received()
+        for record in records:
+            self._outputs.free(record[B.FREED] if record[0] == layout.BATCH_ITEM else record[B.BLOCK])
+        return [record for record in records if record[0] == layout.BATCH_ITEM]
 
     def answer(self, items: Sequence[tuple[int, ...]]) -> None:
         """Answer these items of one batch, out of one block: each with its number in the batch."""
@@ -69,6 +75,10 @@ class Play:
             span = pack_span(at, len(each))
             self.worker.send(layout.DONE, item[B.KEY], item[B.BATCH], 0, block.ref, span, 1000, 1010, 1110, 1115)
             at += len(each)
+        self.step()
+        for reply in self.client.received():  # read, and released: both blocks are used again
+            self._inputs.free(self._asked.pop(reply[layout.P.NUMBER]))
+            self.client.send(layout.RELEASE, reply[layout.P.NUMBER])
         self.step()
 
     def entries(self) -> list[Entry]:

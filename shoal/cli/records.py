@@ -1,0 +1,314 @@
+"""The verb `records`: what a recording holds, and its requests in other forms. Reads files; asks no server."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, run_verb
+
+if TYPE_CHECKING:  # imported only when needed, so that --help is quick
+    from shoal.recorder.recorded import RecordedRequest, RecordedTensor, Recording
+
+#: Exit code for a recording that could be read only up to some damage.
+EXIT_DAMAGED = 2
+
+_USAGE = "shoal records <file or folder>[#<number>] [options]"
+_HELP = """\
+List the requests of a recording, show one of them, or write them in another form. A recording is a file, or the folder
+of --record with all its files. A file that is damaged, or was being written, is read up to the damage.
+
+Examples:
+  shoal records recordings                        # a line for each request
+  shoal records recordings#17                     # everything about the 17th: inputs, answer, times, its batch
+  shoal records recordings --model digits --failed
+  shoal records recordings#17 --export npz --output request.npz
+  shoal records recordings --export json          # one request a line
+  shoal records recordings --model digits --export perf-analyzer --output load.json
+
+Options:
+  --model <name>        only requests to this model
+  --failed              only those that failed, were refused, or whose instance died
+  --limit <number>      only so many, the first
+  --export <form>       npz: arrays, for one request or several; json: one request a line; perf-analyzer: the file of
+                        its --input-data; parquet: a table, with pyarrow installed
+  --output <file>       where to (npz and parquet need it; others go to stdout)
+  --json                list as JSON, one request a line, without tensors' values
+  --help                print this and exit
+
+Exit codes: 0 done; 1 the command is wrong; 2 part of the recording cannot be read.
+"""
+
+
+def records(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """List, show or export a recording; returns the exit code."""
+    del environ
+    return run_verb(_parser(), argv, _HELP, _records)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="shoal records", usage=_USAGE, add_help=False)
+    parser.add_argument("recording", nargs="?")
+    parser.add_argument("--model")
+    parser.add_argument("--failed", action="store_true")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--export", choices=("npz", "json", "perf-analyzer", "parquet"))
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def open_recording(text: str | None) -> "tuple[Recording, int]":
+    """A recording and the number behind its `#`, 0 without one. Raises CommandLineError."""
+    from shoal.recorder.recorded import Recording
+
+    if not text:
+        raise CommandLineError("Which recording? Name a file, or the folder of --record.")
+    path, number = Path(text), 0
+    if not path.exists():
+        name, mark, digits = text.rpartition("#")
+        if mark and digits.isascii() and digits.isdecimal():
+            path, number = Path(name), int(digits)
+    if not path.exists():
+        raise CommandLineError(f"There is no recording '{path}'.")
+    return Recording(path), number
+
+
+def read(
+    recording: "Recording", number: int = 0, model: str | None = None, limit: int | None = None, *, failed: bool = False
+) -> "list[RecordedRequest]":
+    """The chosen requests of a recording. Raises CommandLineError if there is none."""
+    from itertools import islice
+
+    from shoal.recorder.entry import Outcome
+
+    def chosen() -> "Iterator[RecordedRequest]":
+        for each in recording:
+            if number and each.number > number:
+                return
+            if (number and each.number != number) or (model and each.model != model):
+                continue
+            if not failed or each.outcome is not Outcome.OK:
+                yield each
+
+    try:
+        found = list(islice(chosen(), limit))
+    except OSError as error:
+        raise CommandLineError(f"The recording cannot be read: {error}") from None
+    if not found:
+        complain(recording)
+        what = f"request {number}" if number else "such request"
+        raise CommandLineError(f"The recording has no {what}.")
+    return found
+
+
+def complain(recording: "Recording") -> bool:
+    """Say on stderr where a recording is damaged; whether it is."""
+    for path, damage in recording.damage.items():
+        print(f"{path}: {damage.why}; it was read up to byte {damage.offset}", file=sys.stderr)
+    return bool(recording.damage)
+
+
+def _records(arguments: argparse.Namespace) -> int:
+    recording, number = open_recording(arguments.recording)
+    found = read(recording, number, arguments.model, arguments.limit, failed=arguments.failed)
+    if arguments.export:
+        _export(found, arguments)
+    elif arguments.json:
+        for each in found:
+            print(json.dumps(described(each)))
+    elif number:
+        print(_shown(found[0]))
+    else:
+        print(_listed(found))
+    return EXIT_DAMAGED if complain(recording) else EXIT_DONE
+
+
+# --- list and show ---
+
+
+def described(request: "RecordedRequest", *, with_values: bool = False) -> dict[str, Any]:
+    """A request for programs; times in ns."""
+    points = request.points
+    return {
+        "number": request.number,
+        "arrival": _date(request.arrival_ns),
+        "model": request.model,
+        "version": request.version,
+        "id": request.id,
+        "asker": request.asker,
+        "outcome": request.outcome.name.lower(),
+        "error": None if request.error is None else str(request.error),
+        "rows": request.rows,
+        "total_ns": request.total_ns,
+        "queue_ns": max(0, points.compute_start_ns - points.queue_ns) if points.compute_start_ns else None,
+        "compute_ns": max(0, points.compute_end_ns - points.compute_start_ns) if points.compute_start_ns else None,
+        "batch": None if request.company is None else request.company._asdict(),
+        "priority": request.priority,
+        "timeout_us": request.timeout_us,
+        "parameters": request.parameters,
+        "sequence": list(request.sequence) if request.sequence != (0, 0) else None,
+        "inputs": [_tensor(each, with_values=with_values) for each in request.inputs],
+        "requested_outputs": list(request.requested_outputs),
+        "responses": [
+            {
+                "parameters": each.parameters,
+                "outputs": [_tensor(output, with_values=with_values) for output in each.outputs],
+            }
+            for each in request.responses
+        ],
+    }
+
+
+def _tensor(tensor: "RecordedTensor", *, with_values: bool) -> dict[str, Any]:
+    form = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    return {**form, "data": _values(tensor)} if with_values else form
+
+
+def _values(tensor: "RecordedTensor") -> list[Any]:
+    values = tensor.array().ravel().tolist()
+    return [each.decode(errors="replace") for each in values] if tensor.datatype == "BYTES" else values
+
+
+def _date(wall_ns: int) -> str:
+    return datetime.fromtimestamp(wall_ns / 1e9, timezone.utc).isoformat(timespec="microseconds")
+
+
+def _listed(requests: "Sequence[RecordedRequest]") -> str:
+    rows = [("number", "arrival", "model", "outcome", "rows", "batch", "ms", "id or error")]
+    for each in requests:
+        batch = (
+            "" if each.company is None else f"{each.company.batch}[{each.company.position}/{each.company.num_requests}]"
+        )
+        said = each.id if each.error is None else str(each.error)
+        rows.append(
+            (
+                str(each.number), _date(each.arrival_ns)[:23], f"{each.model}/{each.version}",
+                each.outcome.name.lower(), str(each.rows), batch, f"{each.total_ns / 1e6:.3f}", said[:60],
+            )
+        )  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        ["  ".join([text.ljust(width) for text, width in zip(row, widths, strict=True)]).rstrip() for row in rows]
+    )
+
+
+def _shown(request: "RecordedRequest") -> str:
+    import numpy as np
+
+    company, points = request.company, request.points
+    lines = [
+        f"request {request.number} to {request.model} version {request.version}, from a {request.asker}",
+        f"  arrived     {_date(request.arrival_ns)}",
+        f"  outcome     {request.outcome.name.lower()}" + (f": {request.error}" if request.error is not None else ""),
+        f"  took        {request.total_ns / 1e6:.3f} ms",
+    ]
+    if points.compute_start_ns:
+        lines.append(
+            f"  of it       {max(0, points.compute_start_ns - points.queue_ns) / 1e6:.3f} ms in the queue, "
+            f"{max(0, points.compute_end_ns - points.compute_start_ns) / 1e6:.3f} ms executed"
+        )
+    if company is not None:
+        lines.append(
+            f"  executed    by {company.instance} (pid {company.pid}), in its batch {company.batch}, as "
+            f"{company.position + 1} of {company.num_requests} requests, {company.rows} rows"
+        )
+    if request.id:
+        lines.append(f"  id          {request.id}")
+    lines += [f"  parameter   {name} = {value!r}" for name, value in request.parameters.items()]
+    if request.sequence != (0, 0):
+        lines.append(f"  sequence    {request.sequence[0]!r}, flags {request.sequence[1]}")
+    tensors = [("input", each) for each in request.inputs]
+    tensors += [("output", each) for response in request.responses for each in response.outputs]
+    with np.printoptions(precision=6, suppress=True, threshold=64, linewidth=110):
+        for kind, each in tensors:
+            lines.append(f"  {kind:<11} {each.name}  {each.datatype} {list(each.shape)}")
+            lines += [f"    {line}" for line in str(each.array()).splitlines()]
+    return "\n".join(lines)
+
+
+# --- export ---
+
+
+def _export(requests: "Sequence[RecordedRequest]", arguments: argparse.Namespace) -> None:
+    form, output = arguments.export, arguments.output
+    if form in ("npz", "parquet"):
+        if output is None:
+            raise CommandLineError(f"--export {form} needs --output <file>")
+        (_write_npz if form == "npz" else _write_parquet)(requests, output)
+        return
+    text = _as_lines(requests) if form == "json" else _as_perf_analyzer(requests)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text)
+
+
+def _write_npz(requests: "Sequence[RecordedRequest]", path: Path) -> None:
+    """Arrays under `17/input/NAME` and `17/output/NAME`; a request alone has no number in front. BYTES become fixed
+    strings of bytes, since others would be pickled."""
+    import numpy as np
+
+    arrays = {}
+    for request in requests:
+        start = f"{request.number}/" if len(requests) > 1 else ""
+        named = [(f"{start}input/{each.name}", each) for each in request.inputs]
+        for number, response in enumerate(request.responses):
+            part = f"output/{number}" if len(request.responses) > 1 else "output"
+            named += [(f"{start}{part}/{each.name}", each) for each in response.outputs]
+        for name, each in named:
+            array = each.array()
+            arrays[name] = array.astype(bytes) if each.datatype == "BYTES" else array
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # names of arrays, none of which is allow_pickle
+
+
+def _as_lines(requests: "Sequence[RecordedRequest]") -> str:
+    return "".join([json.dumps(described(each, with_values=True)) + "\n" for each in requests])
+
+
+def _as_perf_analyzer(requests: "Sequence[RecordedRequest]") -> str:
+    """The file of perf_analyzer's --input-data: `content` and `shape`, which is without the batch dimension where the
+    request's rows stand in it. Raises CommandLineError for requests to several models."""
+    if len({each.model for each in requests}) > 1:
+        raise CommandLineError("A file for perf_analyzer is of one model: name it with --model.")
+    data = [
+        {
+            tensor.name: {"content": _values(tensor), "shape": list(_without_batch(tensor.shape, request.rows))}
+            for tensor in request.inputs
+        }
+        for request in requests
+    ]
+    return json.dumps({"data": data}) + "\n"
+
+
+def _without_batch(shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    return shape[1:] if len(shape) > 1 and shape[0] == rows == 1 else shape
+
+
+def _write_parquet(requests: "Sequence[RecordedRequest]", path: Path) -> None:
+    try:
+        import pyarrow as pa  # pyright: ignore[reportMissingImports]
+        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise CommandLineError("--export parquet needs pyarrow: pip install pyarrow") from None
+    rows = [{**described(each), "inputs": None, "responses": None} for each in requests]
+    for row, request in zip(rows, requests, strict=True):
+        row["parameters"] = json.dumps(request.parameters)
+        row["sequence"] = json.dumps(row["sequence"])
+        row["inputs"] = [
+            {"name": each.name, "datatype": each.datatype, "shape": list(each.shape), "data": each.data}
+            for each in request.inputs
+        ]
+        row["responses"] = [
+            [
+                {"name": each.name, "datatype": each.datatype, "shape": list(each.shape), "data": each.data}
+                for each in response.outputs
+            ]
+            for response in request.responses
+        ]
+    parquet.write_table(pa.Table.from_pylist(rows), path)

@@ -1,0 +1,140 @@
+"""The servers that a recording is replayed against: one that runs, or the models themselves in this process."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.replay_comparison import Answer
+from shoal.errors import ConnectionLostError, ShoalError
+from shoal.sequences import END, START
+
+if TYPE_CHECKING:
+    from shoal.client.sync import Client
+    from shoal.recorder.recorded import RecordedRequest
+    from shoal.testing import Server
+    from shoal.testing.future import Future as LocalFuture
+
+#: Requests that may be open at once: those that come due meanwhile are late, and said to be (ours).
+MAX_OPEN = 256
+
+
+def _arguments(request: "RecordedRequest", version: int | None) -> dict[str, Any]:
+    """What the request is asked with, for a client and for a server of a test alike."""
+    correlation, flags = request.sequence
+    said = {"sequence_id": correlation, "sequence_start": bool(flags & START), "sequence_end": bool(flags & END)}
+    return {
+        "outputs": list(request.requested_outputs),
+        "parameters": dict(request.parameters),
+        "request_id": request.id,
+        "priority": request.priority,
+        **({} if not correlation else said),
+        "version": version,
+    }
+
+
+def _inputs(request: "RecordedRequest") -> dict[str, Any]:
+    return {each.name: each.array() for each in request.inputs}
+
+
+class RunningServer:
+    """A server that runs, asked by a client: open loop, each request at its time whatever became of the others. Those
+    of one sequence wait for each other."""
+
+    def __init__(self, client: "Client", version: int | None) -> None:
+        self._client = client
+        self._version = version
+        self._last: dict[tuple[str, int | str], Future[Answer]] = {}
+
+    def replay(self, requests: "Sequence[RecordedRequest]", speed: float) -> list[Answer]:
+        """The answers to the requests, which are asked `speed` times as fast as they were; 0: at once. Raises
+        ConnectionLostError if there is no server."""
+        first_ns = min([each.points.start_ns for each in requests])
+        pause = threading.Event()  # never set: to wait on
+        with ThreadPoolExecutor(MAX_OPEN) as pool:
+            begun_ns, futures = time.monotonic_ns(), []
+            for request in sorted(requests, key=lambda each: each.points.start_ns):
+                due_ns = begun_ns + (round((request.points.start_ns - first_ns) / speed) if speed else 0)
+                if (left_ns := due_ns - time.monotonic_ns()) > 0:
+                    pause.wait(left_ns / 1e9)
+                name = request.model, request.sequence[0]
+                before = self._last.get(name) if request.sequence[0] else None
+                future = pool.submit(self._ask, request, due_ns if speed else 0, before)
+                if request.sequence[0]:
+                    self._last[name] = future
+                futures.append((request.number, future))
+            answers = {number: future.result() for number, future in futures}
+        return [answers[each.number] for each in requests]
+
+    def _ask(self, request: "RecordedRequest", due_ns: int, before: "Future[Answer] | None") -> Answer:
+        if before is not None:
+            before.result()
+        arguments = _arguments(request, self._version)
+        arguments |= {"version": "" if self._version is None else str(self._version)}
+        arguments["outputs"] = arguments["outputs"] or None
+        inputs, answer = _inputs(request), Answer()
+        start_ns = time.monotonic_ns()
+        answer.late_ns = max(0, start_ns - due_ns) if due_ns else 0
+        try:
+            if len(request.responses) > 1:
+                answer.responses = [dict(each) for each in self._client.stream(request.model, inputs, **arguments)]
+            else:
+                answer.responses = [dict(self._client.infer(request.model, inputs, **arguments))]
+        except ConnectionLostError:
+            raise
+        except ShoalError as error:
+            answer.error = error
+        answer.time_ns = time.monotonic_ns() - start_ns
+        return answer
+
+
+class LocalModels:
+    """The models of a repository in this process, on a clock of their own: what was executed together is executed
+    together again, in its order."""
+
+    def __init__(self, server: "Server", version: int | None) -> None:
+        self._server = server
+        self._version = version
+        #: Batches that could not be formed as they were recorded.
+        self.num_split = 0
+
+    @classmethod
+    def load(
+        cls, repository: Path, models: Sequence[str], version: int | None, *, raises: bool = False
+    ) -> "LocalModels":
+        """Load models of a repository, or the model with that directory. Raises the ShoalError of one that cannot be
+        loaded."""
+        from shoal.testing import Server
+
+        return cls(Server(repository, models, raise_errors=raises), version)
+
+    def close(self) -> None:
+        """Unload the models."""
+        self._server.close()
+
+    def replay_batch(self, batch: "Sequence[RecordedRequest]") -> list[Answer]:
+        """The answers to requests that are executed as one batch, as far as the model's configuration has it."""
+        answers = [Answer() for _ in batch]
+        futures: list[LocalFuture | None] = []
+        num_before = len(self._server.batches)
+        for request, answer in zip(batch, answers, strict=True):
+            try:
+                arguments = _arguments(request, self._version)
+                futures.append(self._server.submit(request.model, _inputs(request), **arguments))
+            except ShoalError as error:
+                answer.error = error
+                futures.append(None)
+        for future, answer in zip(futures, answers, strict=True):
+            if future is None:
+                continue
+            start_ns = time.monotonic_ns()
+            try:
+                answer.responses = [dict(each.outputs) for each in future.results()]
+            except ShoalError as error:
+                answer.error = error
+            answer.time_ns = time.monotonic_ns() - start_ns
+        executed = [each for each in self._server.batches[num_before:] if each.model == batch[0].model]
+        self.num_split += len(executed) != 1 or len(executed[0].request_ids) != len(batch)
+        return answers
