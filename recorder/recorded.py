@@ -7,6 +7,7 @@ for the reading of files; without numpy until an array is wanted.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,14 +39,14 @@ class RecordedTensor:
     data: bytes
 
     def array(self) -> "NDArray[Any]":
-        """The tensor as an array of its own: BYTES have elements of bytes, BF16 are uint16. Raises ValueError where
-        shape and data do not agree."""
+        """The tensor as an array of its own: BYTES have elements of bytes, BF16 are uint16. The elements of redacted
+        BYTES are empty. Raises ValueError where shape and data do not agree."""
         import numpy as np
 
         datatype = next(each for each in BY_WIRE.values() if each.name == self.datatype)
         if datatype is not BYTES:
             return np.frombuffer(self.data, datatype.dtype).reshape(self.shape).copy()
-        elements = decode_bytes_tensor(memoryview(self.data))
+        elements = decode_bytes_tensor(memoryview(self.data)) if any(self.data) else [b""] * prod(self.shape)
         array: np.ndarray[Any, Any] = np.empty(len(elements), datatype.dtype)
         array[:] = elements
         return array.reshape(self.shape)

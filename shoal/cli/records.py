@@ -170,12 +170,18 @@ def _tensor(tensor: "RecordedTensor", *, with_values: bool) -> dict[str, Any]:
 
 
 def _values(tensor: "RecordedTensor") -> list[Any]:
-    values = tensor.array().ravel().tolist()
+    try:
+        values = tensor.array().ravel().tolist()
+    except ValueError:  # a model's output whose shape and bytes do not agree, or a file that was made by hand
+        return []
     return [each.decode(errors="replace") for each in values] if tensor.datatype == "BYTES" else values
 
 
 def _date(wall_ns: int) -> str:
-    return datetime.fromtimestamp(wall_ns / 1e9, timezone.utc).isoformat(timespec="microseconds")
+    try:
+        return datetime.fromtimestamp(wall_ns / 1e9, timezone.utc).isoformat(timespec="microseconds")
+    except (OverflowError, ValueError, OSError):  # of a file that was made by hand
+        return "?"
 
 
 def _listed(requests: "Sequence[RecordedRequest]") -> str:
@@ -227,8 +233,15 @@ def _shown(request: "RecordedRequest") -> str:
     with np.printoptions(precision=6, suppress=True, threshold=64, linewidth=110):
         for kind, each in tensors:
             lines.append(f"  {kind:<11} {each.name}  {each.datatype} {list(each.shape)}")
-            lines += [f"    {line}" for line in str(each.array()).splitlines()]
+            lines += [f"    {line}" for line in _printed(each).splitlines()]
     return "\n".join(lines)
+
+
+def _printed(tensor: "RecordedTensor") -> str:
+    try:
+        return str(tensor.array())
+    except ValueError as error:
+        return f"cannot be read: {error}"
 
 
 # --- export ---
@@ -261,7 +274,10 @@ def _write_npz(requests: "Sequence[RecordedRequest]", path: Path) -> None:
             part = f"output/{number}" if len(request.responses) > 1 else "output"
             named += [(f"{start}{part}/{each.name}", each) for each in response.outputs]
         for name, each in named:
-            array = each.array()
+            try:
+                array = each.array()
+            except ValueError as error:
+                raise CommandLineError(f"Request {request.number}: {name} cannot be read: {error}") from None
             arrays[name] = array.astype(bytes) if each.datatype == "BYTES" else array
     with path.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # names of arrays, none of which is allow_pickle

@@ -89,8 +89,11 @@ def differences(request: "RecordedRequest", answer: Answer, tolerance: Tolerance
 
 
 def _difference(number: int, tensor: "RecordedTensor", array: Array, tolerance: Tolerance) -> Difference | None:
-    recorded = tensor.array()
     name = f"output {tensor.name}"
+    try:
+        recorded = tensor.array()
+    except ValueError as error:
+        return Difference(number, "values", f"{name}: what was recorded cannot be read: {error}")
     if recorded.dtype != array.dtype or recorded.size != array.size:
         what = f"{name}: {recorded.dtype} {list(recorded.shape)} was recorded, {array.dtype} {list(array.shape)} came"
         return Difference(number, "values", what)

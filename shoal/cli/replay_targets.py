@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.replay_comparison import Answer
-from shoal.errors import ConnectionLostError, ShoalError
+from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError
 from shoal.sequences import END, START
 
 if TYPE_CHECKING:
@@ -74,7 +74,12 @@ class RunningServer:
         arguments = _arguments(request, self._version)
         arguments |= {"version": "" if self._version is None else str(self._version)}
         arguments["outputs"] = arguments["outputs"] or None
-        inputs, answer = _inputs(request), Answer()
+        answer = Answer()
+        try:
+            inputs = _inputs(request)
+        except ValueError as error:
+            answer.error = InvalidArgumentError(f"the recorded inputs cannot be read: {error}")
+            return answer
         start_ns = time.monotonic_ns()
         answer.late_ns = max(0, start_ns - due_ns) if due_ns else 0
         try:
@@ -123,8 +128,8 @@ class LocalModels:
             try:
                 arguments = _arguments(request, self._version)
                 futures.append(self._server.submit(request.model, _inputs(request), **arguments))
-            except ShoalError as error:
-                answer.error = error
+            except (ShoalError, ValueError) as error:
+                answer.error = error if isinstance(error, ShoalError) else InvalidArgumentError(str(error))
                 futures.append(None)
         for future, answer in zip(futures, answers, strict=True):
             if future is None:

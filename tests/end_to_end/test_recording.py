@@ -2,6 +2,7 @@
 leaves a file with which an instance crashes again."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from shoal.recorder.recorded import RecordedRequest, Recording, batches
 from shoal.recorder.segment_file import FILE_HEAD
 from tests.end_to_end.asking import fetch, infer
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, samples, serving_to_the_end
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, await_standby, only, samples, serving_to_the_end, title
 
 BATCHED = """
 backend: "python"
@@ -266,3 +267,16 @@ def test_a_truncated_file_is_read_up_to_the_damage(recorded: Recorded, tmp_path:
     assert listed.returncode == 2
     assert len(listed.stdout.splitlines()) > 10
     assert "it ends in a frame" in listed.stderr
+
+
+def test_deaths_of_the_recorder_and_of_the_batcher_lose_nothing_that_follows(recorded: Recorded) -> None:
+    row = np.zeros((1, 16), np.int32)
+    for name in ("shoal recorder", "shoal batcher"):
+        (pid,) = [pid for pid in await_standby(recorded.server) if title(pid) == name]
+        os.kill(pid, signal.SIGKILL)
+        ids = {f"after {name} {number}" for number in range(5)}
+        for request_id in ids:
+            infer(recorded.server, "simple", {"INPUT0": row, "INPUT1": row}, request_id=request_id)
+        end = time.monotonic() + DEADLINE_S
+        while not ids <= {each.id for each in Recording(recorded.folder)}:
+            assert time.monotonic() < end
