@@ -39,7 +39,7 @@ class Tail:
         self._kept_nbytes = 0
         self._deaths: set[tuple[str, int]] = set()
         self._quiet_until_ns = 0
-        #: Entries that could not be written, since the last report.
+        #: Entries that could not be written.
         self.num_lost = 0
 
     def step(self, ring: ByteRingReader) -> int:
@@ -101,7 +101,7 @@ class Tail:
         except OSError as error:
             self.num_lost += number
             if self._now_ns() >= self._quiet_until_ns:
-                _log.error("requests cannot be recorded: %s", error)
+                _log.error("requests cannot be recorded: %s; %d are lost so far", error, self.num_lost)
                 self._quiet_until_ns = self._now_ns() + COMPLAINT_NS
 
     def close(self) -> None:
