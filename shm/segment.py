@@ -18,7 +18,8 @@ from shoal.shm.layout import Geometry, LayoutError
 F_SEAL_FUTURE_WRITE = 0x10
 
 #: Bytes of a slab that have pages from the beginning (ours: 64 small requests in flight). Its owner adds more as they
-#: are needed, 256 KiB in 0.1 ms, so an idle front end takes 0.25 MiB and not 64.
+#: are needed, 256 KiB in 0.1 ms, so an idle front end takes 0.25 MiB and not 64. The first 1,280 small requests over 64
+#: connections have p99 8.2 ms, and 8.6 with 1 MiB (medians of six starts of each in turns, 6 to 10 ms).
 FIRST_SLAB_NBYTES = 1 << 18
 _HAVE_SLABS = frozenset({layout.CLIENT, layout.WORKER, layout.BATCHER})
 _POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
