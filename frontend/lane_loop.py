@@ -16,7 +16,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.frontend.connection_sources import ConnectionSources
 from shoal.frontend.front_end import FrontEnd
-from shoal.messages.to_client import TO_CLIENT, ApiKeysChanged, CertificatesChanged
+from shoal.messages.to_client import (
+    TO_CLIENT,
+    ApiKeysChanged,
+    CertificatesChanged,
+    RegionRegistered,
+    RegionUnregistered,
+)
 from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
@@ -104,6 +110,9 @@ class Lane(ABC, Generic[ConnectionT]):
     @abstractmethod
     def _forget_admitted(self) -> None:
         """Forget what was admitted by an API key: requests that are recognised by their bytes are authorised anew."""
+
+    def _forget_regions(self) -> None:
+        """Forget what connections know of requests with regions, which have changed; most lanes' know nothing."""
 
     def _renew_certificates(self) -> None:
         """Read the files of TLS again, for connections from now on; a lane without TLS has none."""
@@ -193,6 +202,8 @@ class Lane(ABC, Generic[ConnectionT]):
         self._front_end.apply(message, seq)
         if isinstance(message, ApiKeysChanged):
             self._forget_admitted()
+        elif isinstance(message, (RegionRegistered, RegionUnregistered)):
+            self._forget_regions()
         elif isinstance(message, CertificatesChanged):
             self._renew_certificates()
 

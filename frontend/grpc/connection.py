@@ -28,6 +28,7 @@ from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.inbox import UnfinishedMessages
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service
+from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory, ReadRate
@@ -79,9 +80,8 @@ class GrpcConnection:
         self.headers: Mapping[str, str] | None = None  # of the last call; equal headers are one object
         self.opening: Opening | RefusedCall | bytes = b""  # the result of parsing `headers`
         self.known: KnownCall | None = None  # the common template of the last calls
-        self.template: MessageTemplate | None = (
-            None  # the request template of the last call that was not of the template `known`
-        )
+        #: The request template of the last call that was not of the template `known`.
+        self.template: MessageTemplate | RegionTemplate | None = None
         self.has_target = False  # whether a call may have a target
         self.unsent: deque[bytes | memoryview] = deque()
         self._tokens: list[Token] = []  # replies in whose blocks pieces of `unsent` lie

@@ -28,6 +28,7 @@ from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
+from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.service import METHODS, MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.torchserve.methods import STREAM_PREDICTIONS, STREAM_PREDICTIONS_2
@@ -89,6 +90,14 @@ class GrpcLane(Lane[GrpcConnection]):
             for call in list(connection.calls.values()):
                 if isinstance(call, StreamCall):
                     self._authorise_anew(connection, call)
+
+    def _forget_regions(self) -> None:
+        for connection in self._connections.values():
+            known = connection.known
+            if isinstance(connection.template, RegionTemplate):
+                connection.template = None
+            if known is not None and isinstance(known.template, RegionTemplate):
+                connection.known = None
 
     def _authorise_anew(self, connection: GrpcConnection, call: StreamCall) -> None:
         """End a stream whose key is not admitted any more: its further messages would need no other."""

@@ -9,6 +9,7 @@ from shoal.frontend.grpc.framing import decompress
 from shoal.frontend.grpc.inbox import ReceivedMessage
 from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.service import refuse_while_exiting
 from shoal.frontend.grpc.submission import GrpcSubmission, MessageTemplate
 from shoal.frontend.state import ServerState
@@ -81,7 +82,7 @@ class Inference:
     def ask_known(
         self,
         asker: Asker,
-        template: MessageTemplate,
+        template: MessageTemplate | RegionTemplate,
         id_: bytes,
         tensors: Sequence[bytes],
         opening: Opening,

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from shoal.api_keys import ApiKey
 from shoal.errors import ShoalError
 from shoal.frontend.grpc import wire
+from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.submission import MessageTemplate
 from shoal.frontend.prepared import PreparedRequest
 from shoal.shm.port import Reply
@@ -20,7 +21,7 @@ class AskedMessage(Protocol):
     """The part of a request that is kept until its last reply has come."""
 
     @property
-    def template(self) -> MessageTemplate | None:
+    def recognised_by(self) -> MessageTemplate | RegionTemplate | None:
         """The template that requests like this one are recognised by."""
         ...
 

@@ -25,6 +25,7 @@ from shoal.frontend.grpc.framing import PREFIX_BYTES
 from shoal.frontend.grpc.http2.events import DataReceived, Event, RequestStarted
 from shoal.frontend.grpc.http2.frames import END_HEADERS, END_STREAM, HEAD_BYTES
 from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.submission import MessageTemplate
 
 #: Parts of a frame's head: length, kind and flags; then the stream's number, which ends it.
@@ -41,7 +42,7 @@ class KnownCall(NamedTuple):
     block: bytes  # the header block of HEADERS
     headers: Mapping[str, str]  # the decoded block
     opening: Opening
-    template: MessageTemplate
+    template: MessageTemplate | RegionTemplate
 
     def read(self, data: bytes, position: int) -> tuple[int, bytes, Sequence[bytes]] | None:
         """Stream, id and tensors of a call of this template, whose bytes begin at `position`; None for any other
@@ -53,7 +54,9 @@ class KnownCall(NamedTuple):
         return int.from_bytes(number, "big"), id_, pieces[7::2]
 
 
-def learn(data: bytes, events: Sequence[Event], opening: Opening, template: MessageTemplate) -> KnownCall | None:
+def learn(
+    data: bytes, events: Sequence[Event], opening: Opening, template: MessageTemplate | RegionTemplate
+) -> KnownCall | None:
     """The template of the first call in `data`, whose events were `events`; None for an unusual call."""
     started, body = events[:2]
     if not (isinstance(started, RequestStarted) and isinstance(body, DataReceived)) or template.pattern is None:

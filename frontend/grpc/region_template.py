@@ -29,6 +29,7 @@ class RegionTemplate:
     """A request of which everything is known but its id and the tensors' bytes."""
 
     prepared: PreparedRequest  # without an id and inputs
+    pattern: wire.WirePattern | None
     num_changes: int  # number of changes of the models until then: after another, the name may mean another version
     inputs: RegionInputs
     header: tuple[bytes, bytes]  # the packed InferRequest, before the id and after it
@@ -62,10 +63,12 @@ class RegionTemplate:
             self.responses[packed, stream, final] = RegionResponse(around, outputs)
 
 
-def make_template(prepared: PreparedRequest, num_changes: int) -> RegionTemplate | None:
+def make_template(
+    prepared: PreparedRequest, num_changes: int, pattern: wire.WirePattern | None
+) -> RegionTemplate | None:
     """The template of a request that has been prepared in full; None if it has none."""
     inputs = inputs_in_regions(prepared)
     if inputs is None:
         return None
     kept = replace(prepared, id="", inputs=())
-    return RegionTemplate(kept, num_changes, inputs, around_id(kept.pack_header(inputs.refs)), {})
+    return RegionTemplate(kept, pattern, num_changes, inputs, around_id(kept.pack_header(inputs.refs)), {})

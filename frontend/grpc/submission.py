@@ -102,6 +102,11 @@ class SubmittedMessage(NamedTuple):
     in_regions: RegionTemplate | None  # of a known request whose tensors lie in regions
 
     @property
+    def recognised_by(self) -> MessageTemplate | RegionTemplate | None:
+        """The template that requests like this one are recognised by."""
+        return self.template or self.in_regions
+
+    @property
     def prepared(self) -> PreparedRequest:
         """The request; without its tensors if it was of a known template."""
         if self.template is None and self.in_regions is None:
@@ -166,9 +171,9 @@ class GrpcSubmission:
                     number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
                     return number, SubmittedMessage(split.id, template, template.prepared, None)
             if not (split.offsets or fields) and self._state.regions.are_allowed and block is None:
-                known = self._submit_in_regions(split, start_ns, deadline_ns, is_stream=is_stream)
-                if known is not None:
-                    return known
+                in_regions = self._known_in_regions(split, is_stream=is_stream)
+                if in_regions is not None:
+                    return self._submit_in_regions(in_regions, split.id, start_ns, deadline_ns)
             return self._submit_new(split, message, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream)
         except ShoalError:
             if block is not None:
@@ -210,9 +215,16 @@ class GrpcSubmission:
             self._latest.keep(_model_field(message), template)
 
     def submit_known(
-        self, template: MessageTemplate, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
+        self,
+        template: MessageTemplate | RegionTemplate,
+        id_: bytes,
+        tensors: Sequence[bytes],
+        start_ns: int,
+        deadline_ns: int = 0,
     ) -> tuple[int, SubmittedMessage]:
         """Submit a message of this template; see `submit`."""
+        if isinstance(template, RegionTemplate):
+            return self._submit_in_regions(template, id_.decode(), start_ns, deadline_ns)
         layout, head, tail, span = template.in_block.entries.get(len(id_)) or template.place(len(id_))
         block = self._port.allocate(layout.size, template.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
@@ -220,18 +232,20 @@ class GrpcSubmission:
         return number, new(SubmittedMessage, (id_.decode(), template, template.prepared, None))
 
     def _submit_in_regions(
-        self, split: wire.Split, start_ns: int, deadline_ns: int, *, is_stream: bool
-    ) -> tuple[int, SubmittedMessage] | None:
-        """Submit a message without raw tensors, if it is known and its tensors lie in regions. Raises ShoalError."""
+        self, template: RegionTemplate, id_: str, start_ns: int, deadline_ns: int
+    ) -> tuple[int, SubmittedMessage]:
+        """Submit a message of this template, with the tensors that lie in the regions now. Raises ShoalError."""
+        prepared = template.prepared
+        block, span = region_block(self._port, prepared.entry, template.inputs, template.header_with(id_))
+        number = submit_block(self._port, prepared, block, span, start_ns, deadline_ns)
+        return number, SubmittedMessage(id_, None, prepared, template)
+
+    def _known_in_regions(self, split: wire.Split, *, is_stream: bool) -> RegionTemplate | None:
+        """The template of a message without raw tensors, if it is known and its tensors lie in regions."""
         template: RegionTemplate | None = self._state.regions.kept.entries.get(split.skeleton)
         if template is None or template.num_changes != self._state.models.num_changes:
             return None
-        prepared = template.prepared
-        if prepared.entry.is_decoupled and not is_stream:
-            return None
-        block, span = region_block(self._port, prepared.entry, template.inputs, template.header_with(split.id))
-        number = submit_block(self._port, prepared, block, span, start_ns, deadline_ns)
-        return number, SubmittedMessage(split.id, None, prepared, template)
+        return template if is_stream or not template.prepared.entry.is_decoupled else None
 
     def _submit_new(
         self,
@@ -260,7 +274,8 @@ class GrpcSubmission:
         if block is not None:
             self._port.slab.free(block.ref)
         elif not (split.offsets or fields) and len(split.skeleton) <= _MAX_TEMPLATE_NBYTES:
-            in_regions = make_template(prepared, self._state.models.num_changes)
+            pattern = wire.make_pattern(message, split) if type(message) is bytes else None
+            in_regions = make_template(prepared, self._state.models.num_changes, pattern)
             if in_regions is not None:
                 self._state.regions.kept.keep(split.skeleton, in_regions)
         return number, asked

@@ -12,6 +12,7 @@ from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.inference_protocol import AskedMessage
 from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.region_template import RegionTemplate
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import run, shutting_down
 from shoal.frontend.grpc.submission import MessageTemplate
@@ -142,7 +143,7 @@ class UnaryCall:
             self._refuse(error)
         return 0
 
-    def infer_known(self, template: MessageTemplate, id_: bytes, tensors: Sequence[bytes]) -> bool:
+    def infer_known(self, template: MessageTemplate | RegionTemplate, id_: bytes, tensors: Sequence[bytes]) -> bool:
         """Submit a message that has come whole and is of a known template. False, without effect, if there is no
         room."""
         lane = self._lane
@@ -171,10 +172,10 @@ class UnaryCall:
         return 0
 
     @property
-    def template(self) -> MessageTemplate | None:
+    def template(self) -> MessageTemplate | RegionTemplate | None:
         """The known template of the call's request, if it has one."""
         asked = self._lane.inference.asked(self._number)
-        return None if asked is None else asked.template
+        return None if asked is None else asked.recognised_by
 
     def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
         """Have the road answer a message that has come."""

@@ -295,6 +295,22 @@ def test_a_region_that_is_cut_short_is_its_clients_fault(api: Api) -> None:
         assert os.stat(f"/dev/shm/{result_key}").st_size == 60  # nothing has made it longer
 
 
+def test_a_name_that_is_registered_again_means_the_new_object(api: Api) -> None:
+    """Calls alike on one connection, which lanes recognise by their bytes."""
+    inputs, outputs = [api.input("IN", [4], "FP32", "data", 16)], [api.output("OUT", "data", 16, 16)]
+    for number in (1, 2):
+        with region(32) as (handle, key):
+            api.client.register_system_shared_memory("data", key, 32)
+            for each in range(5):
+                values = np.full(4, 10 * number + each, np.float32)
+                shm.set_shared_memory_region(handle, [values])
+                api.client.infer("same", inputs, outputs=outputs)
+                assert np.array_equal(numbers(handle, 4, 16), values)
+            api.client.unregister_system_shared_memory("data")
+            status, _ = api.refusal(api.client.infer, "same", inputs, outputs=outputs)
+            assert status == "404"
+
+
 def test_every_front_end_knows_every_region(server: Server) -> None:
     over_http, over_grpc = client_of(server, "http"), client_of(server, "grpc")
     lanes = [client_of(server, "http") for _ in range(8)]  # connections of both lanes, most likely

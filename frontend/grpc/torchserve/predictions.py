@@ -64,7 +64,7 @@ class SubmittedPrediction(NamedTuple):
         return self.found
 
     @property
-    def template(self) -> MessageTemplate | None:
+    def recognised_by(self) -> MessageTemplate | None:
         """None, since messages are parsed each time."""
         return None
 

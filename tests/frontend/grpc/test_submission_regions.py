@@ -8,6 +8,7 @@ import pytest
 
 from shoal.datatypes import FP32, UINT8
 from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.messages import service
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.regions import Regions
@@ -99,6 +100,25 @@ def test_an_id_is_that_of_each_request_and_other_parameters_make_another(client:
         client.finish()
     _, asked = client.ask(there_and_back(x=6))
     assert (asked.in_regions, client.seen().parameters) == (None, {"x": 6})
+    client.finish()
+
+
+def test_a_known_call_is_submitted_without_its_message(client: Client) -> None:
+    """As a connection does that has recognised the call's bytes (known_call.py)."""
+    client.answer(there_and_back("1"), ONE)
+    _, asked = client.ask(there_and_back("2"))
+    client.seen()
+    client.finish()
+    template = asked.recognised_by
+    assert template is asked.in_regions
+    assert template is not None
+    assert template.pattern is not None
+    assert wire.match(template.pattern, there_and_back("é33").SerializeToString()) == ("é33".encode(), [])
+    os.pwrite(client.fd, TWO, 16)
+    _, asked = client.grpc.submit_known(template, b"33", [], start_ns=7)
+    seen = client.seen()
+    assert (seen.id, seen.inputs, seen.requested_outputs) == ("33", (("A", FP32.wire, (1, 2), TWO),), ("OUT_A",))
+    assert (asked.id, asked.prepared.id, asked.recognised_by) == ("33", "33", template)
     client.finish()
 
 
