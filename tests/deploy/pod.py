@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.server import LOOK_AGAIN_S
+
 DEADLINE_S = 120.0
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
@@ -42,6 +44,7 @@ def main(container: dict[str, Any], repository: str, shared_memory_mib: int) -> 
         while not probe(container, "startupProbe"):
             assert server.poll() is None
             assert time.monotonic() < end_s
+            time.sleep(LOOK_AGAIN_S)
         seen["live"], seen["ready"] = probe(container, "livenessProbe"), probe(container, "readinessProbe")
         seen["metrics"] = asked(port(container, "metrics"), "/metrics") == 200
         usage = os.statvfs("/dev/shm")

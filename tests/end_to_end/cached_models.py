@@ -8,7 +8,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.server import DEADLINE_S, Server, samples
+from tests.end_to_end.server import DEADLINE_S, Server, samples, wait_until
 
 CONFIG = """
     backend: "python" max_batch_size: 8
@@ -72,10 +72,15 @@ def ask_eight_times_at_once(server: Server, asker: Asker, gate: Gate) -> None:
     before = num_lookups(server)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(asker.ask, "cached", HOLD, asker.own) for _ in range(8)]
-        while num_lookups(server) < before + 8:
-            assert not any(each.done() for each in asked)
+        wait_for_lookups(server, before + 8)
+        assert not any(each.done() for each in asked)
         with gate.opened():
             assert all(each.result(DEADLINE_S) == expected(HOLD, asker.own) for each in asked)
+
+
+def wait_for_lookups(server: Server, least: float) -> None:
+    """Return once answers have been looked for so many times."""
+    wait_until(lambda: num_lookups(server) >= least)
 
 
 def num_lookups(server: Server) -> float:

@@ -7,7 +7,6 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving, wait_until
 from tests.end_to_end.traffic import MODEL, Outcome, Traffic
 
 #: What the long form does. Twenty scalings are over within seconds, and p99.9 is one or two requests; so more follow.
@@ -60,11 +59,11 @@ def add_versions(server: Server, repository: Path, count: int) -> None:
 
 def wait_for(server: Server, version: str, state: str) -> None:
     """Until the index says so."""
-    end = time.monotonic() + DEADLINE_S
-    while ("m", version, state) not in [
-        (row["name"], row.get("version"), row.get("state")) for row in post(server, "index")
-    ]:
-        assert time.monotonic() < end, (version, state)
+
+    def rows() -> list[tuple[Any, ...]]:
+        return [(row["name"], row.get("version"), row.get("state")) for row in post(server, "index")]
+
+    wait_until(lambda: ("m", version, state) in rows(), rows)
 
 
 def scale(server: Server, times: int) -> None:

@@ -1,13 +1,12 @@
 """What a server says of its models: samples of /metrics and statistics, read, and waited for."""
 
-import time
 from typing import Any
 
 import tritonclient.http as triton
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.server import DEADLINE_S, Server
+from tests.end_to_end.server import Server, wait_until
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -23,9 +22,11 @@ def metric(server: Server, name: str, **labels: str) -> float:
 
 def wait_for_pending(server: Server, model: str, count: int) -> None:
     """Return when so many requests are accepted and not executing."""
-    end = time.monotonic() + DEADLINE_S
-    while (found := metric(server, "nv_inference_pending_request_count", model=model)) != count:
-        assert time.monotonic() < end, f"{found} requests of '{model}' pending, expected {count}"
+
+    def pending() -> float:
+        return metric(server, "nv_inference_pending_request_count", model=model)
+
+    wait_until(lambda: pending() == count, lambda: f"{pending()} requests of '{model}' pending, expected {count}")
 
 
 def statistics(server: Server, model: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Models that are loaded, unloaded and asked by tests of model control, and what the index says of them."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import tritonclient.http as triton
 
 from tests.end_to_end.asking import outputs, tensors
-from tests.end_to_end.server import DEADLINE_S, Server
+from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 from tests.end_to_end.traffic import MODEL
 
 Rows = list[dict[str, Any]]
@@ -46,9 +45,7 @@ def index(client: triton.InferenceServerClient, *models: str) -> Rows:
 def index_once(client: triton.InferenceServerClient, expected: Rows) -> None:
     """Wait until the index says this of these models."""
     models = {row["name"] for row in expected}
-    end = time.monotonic() + DEADLINE_S
-    while (rows := index(client, *models)) != expected:
-        assert time.monotonic() < end, rows
+    wait_until(lambda: index(client, *models) == expected, lambda: index(client, *models))
 
 
 def ready(name: str, version: int = 1) -> dict[str, Any]:

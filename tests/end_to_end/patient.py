@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, title
+from tests.end_to_end.server import DEADLINE_S, LOOK_AGAIN_S, Server, descendants, title
 
 #: Steps of a worker at which the request is being executed: it fails where it must not be executed a second time.
 EXECUTING = {"mapped", "begun", "opened", "written", "pushed"}
@@ -52,6 +52,7 @@ class Patient:
             for pid in descendants(self.server.process.pid):
                 if title(pid).startswith(kind) and Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T":
                     return pid
+            time.sleep(LOOK_AGAIN_S)
         raise AssertionError(f"no {kind} stands still")
 
     def get_live(self) -> None:

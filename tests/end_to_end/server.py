@@ -20,6 +20,8 @@ SAMPLES = Path(__file__).parents[2] / "model_repository"
 _STARTED = re.compile(rb"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ \"]*:([0-9]+)")
 #: Generous: the machine may be busy, and what takes longer than this hangs.
 DEADLINE_S = 60.0
+#: Between two looks at what a test waits for: a loop without a pause takes the core that the server needs to get there.
+LOOK_AGAIN_S = 0.01
 #: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, which counts from the next exec on.
 _DROP_FILE_CAPABILITIES = (
     "import ctypes; prctl = ctypes.CDLL(None).prctl; [prctl(24, each, 0, 0, 0) for each in (1, 2)]"
@@ -106,6 +108,7 @@ class Server:
         end = time.monotonic() + DEADLINE_S
         while not condition(ledger := self.ledger()):
             assert time.monotonic() < end, (expected, imbalances(ledger), ledger)
+            time.sleep(LOOK_AGAIN_S)
         return ledger
 
     def ledger_at_rest(self, condition: Callable[[Ledger], bool] = lambda _: True) -> Ledger:
@@ -256,6 +259,7 @@ def await_standby(server: Server) -> list[int]:
         if {"shoal batcher", "shoal batcher (standby)"} <= set(titles.values()):
             return list(titles)
         assert time.monotonic() < end, titles
+        time.sleep(LOOK_AGAIN_S)
 
 
 def title(pid: int) -> str:
@@ -305,10 +309,12 @@ def await_rest(server: Server) -> None:
 
 
 def wait_until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "it never came") -> None:
-    """Return once the condition holds; where it does not come to, say `what` there is instead."""
+    """Return once the condition holds, at which this looks again and again; where it does not come to, say `what` there
+    is instead."""
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end, what()
+        time.sleep(LOOK_AGAIN_S)
 
 
 def worker_of(server: Server, instance: str = "slow_0_0") -> int:

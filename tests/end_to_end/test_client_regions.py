@@ -19,7 +19,17 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, serving, title
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    LOOK_AGAIN_S,
+    SAMPLES,
+    Server,
+    imbalances,
+    only,
+    serving,
+    title,
+    wait_until,
+)
 
 CONFIG = """
 backend: "{backend}"
@@ -343,6 +353,7 @@ def _when_it_is_back(server: Server, kind: str, ask: Callable[[Api], Any]) -> An
             return ask(api)
         except (InferenceServerException, OSError, http.client.HTTPException):
             assert time.monotonic() < end
+            time.sleep(LOOK_AGAIN_S)
         finally:
             api.client.close()
 
@@ -363,10 +374,8 @@ def test_an_unregistered_region_serves_the_requests_that_have_it(api: Api, serve
         api.client.register_system_shared_memory("r", key, 64)
         shm.set_shared_memory_region(handle, [np.arange(8, dtype=np.float32)])
         asked = pool.submit(ask)
-        end = time.monotonic() + DEADLINE_S
-        while not begun.exists():
-            assert time.monotonic() < end
-            assert not asked.done()
+        wait_until(begun.exists)
+        assert not asked.done()
         api.client.unregister_system_shared_memory("r")
         refused = api.refusal(api.client.infer, "same", inputs)
         assert refused == ("404", "Unable to find shared memory region: 'r'")

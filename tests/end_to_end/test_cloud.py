@@ -11,7 +11,7 @@ import tritonclient.http as triton
 
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.lifecycle import NAMES, index_once, infer, ready
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving_to_the_end, wait_until
 from tests.end_to_end.traffic import MODEL
 from tests.repository.s3_server import S3Server, environment
 
@@ -62,9 +62,7 @@ def test_a_new_version_replaces_the_old(s3: S3Server, server: Server, directory:
     [old] = copies(directory, "digits")
     weights = (SAMPLES / "digits" / "1" / "model.onnx").read_bytes()
     s3.upload("served", {"models/digits/2/model.onnx": weights})
-    end = time.monotonic() + DEADLINE_S
-    while ask(server, "/v2/models/digits/infer", digits)["model_version"] == "1":
-        assert time.monotonic() < end, server.log.decode()
+    wait_until(lambda: ask(server, "/v2/models/digits/infer", digits)["model_version"] != "1", server.log.decode)
     start = len(server.log)
     s3.remove("served", "models/simple/config.pbtxt")
     s3.remove("served", "models/simple/1/model.onnx")

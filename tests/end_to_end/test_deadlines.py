@@ -8,7 +8,6 @@ executions of one row, it is what each of many rows is thought to take.
 import json
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -144,10 +143,8 @@ class Story:
 
     def wait_for_told(self, count: int) -> str:
         """What it says after so much."""
-        end = time.monotonic() + DEADLINE_S
-        while len(told := self.told()) < count:
-            assert time.monotonic() < end, told
-        return told[count - 1]
+        wait_until(lambda: len(self.told()) >= count, self.told)
+        return self.told()[count - 1]
 
     def failures(self, reason: str, model: str = "held") -> float:
         return metric(self.server, "nv_inference_request_failure", model=model, reason=reason)
@@ -157,9 +154,7 @@ class Story:
         return self.failures("REJECTED") + self.failures("CANCELED")
 
     def wait_for_failures(self, reason: str, count: float) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while (found := self.failures(reason)) < count:
-            assert time.monotonic() < end, found
+        wait_until(lambda: self.failures(reason) >= count, lambda: self.failures(reason))
         assert self.failures(reason) == count
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.end_to_end.server import (
     serving,
     serving_to_the_end,
     title,
+    wait_until,
     worker_of,
 )
 from tests.end_to_end.slow_model import ask, identity_model
@@ -36,12 +36,9 @@ EXECUTING = 'shoal_instance_executing_seconds{device="CPU",model="slow",model_in
 
 def wait_until_it_sleeps(server: Server) -> None:
     """Return when the instance's worker has begun a batch and waits as long as the model is told to."""
-    end = time.monotonic() + DEADLINE_S
-    while not samples(server.metrics_port).get(EXECUTING):
-        assert time.monotonic() < end, server.log.decode()
+    wait_until(lambda: bool(samples(server.metrics_port).get(EXECUTING)), server.log.decode)
     stat = Path(f"/proc/{worker_of(server)}/stat")
-    while stat.read_text().rpartition(")")[2].split()[0] != "S":
-        assert time.monotonic() < end, stat.read_text()
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", stat.read_text)
 
 
 def sentence(answer: "Future[int] | Future[float]") -> tuple[str | None, str | None]:
@@ -187,10 +184,8 @@ def test_one_poisonous_request_in_a_thousand_fails_alone_and_says_so() -> None:
         assert "Stub process 'mlp_0_0' is not healthy" in str(text)
         assert "was killed by signal 11 (SIGSEGV) while executing them" in str(text)
         assert len({answer.result() for answer in answers}) == 7
-        end = time.monotonic() + DEADLINE_S
         with triton.InferenceServerClient(running.url) as client:
-            while not client.is_model_ready("mlp"):
-                assert time.monotonic() < end
+            wait_until(lambda: client.is_model_ready("mlp"))
 
 
 def test_batchers_that_fail_by_themselves_one_after_the_other_end_the_server(tmp_path: Path) -> None:

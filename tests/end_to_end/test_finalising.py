@@ -10,7 +10,7 @@ from tests.end_to_end.asking import infer as infer_all
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.lifecycle import ask, index_once, ready, unloaded
-from tests.end_to_end.server import DEADLINE_S, Server
+from tests.end_to_end.server import DEADLINE_S, Server, wait_until
 
 CONFIG = """
 backend: "python"
@@ -88,8 +88,8 @@ def test_a_load_does_not_wait_for_requests_of_the_old_instances(explicit: Server
         ask(explicit, "load_model", model.name)
         answered = threads.submit(infer, explicit, model.name, 1)
         wait_for_pending(explicit, model.name, 0)
-        while not (model.directory / "executes").exists():
-            assert not answered.done()
+        wait_until((model.directory / "executes").exists)
+        assert not answered.done()
         model.write(2)
         ask(explicit, "load_model", model.name)
         assert infer(explicit, model.name) == 2

@@ -53,7 +53,7 @@ input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
 instance_group { count: 1 kind: KIND_CPU }
 """
-#: Sends responses, no more than its client takes, until the client opens and closes a pipe.
+#: Sends a response every millisecond, no more than its client takes, until the client opens and closes a pipe.
 DRIP = """
 import os
 import select
@@ -69,7 +69,7 @@ class TritonPythonModel:
             pipe = os.open("{path}", os.O_RDONLY | os.O_NONBLOCK)
             ended = select.poll()
             ended.register(pipe, select.POLLHUP)
-            while not ended.poll(0):
+            while not ended.poll(1):
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
                 number += 1
             os.close(pipe)

@@ -18,7 +18,7 @@ import pytest
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.raw_client import LIVE, Client, number_in, numbers, post, tensor, tensor_in
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, title, wait_until
+from tests.end_to_end.server import LOOK_AGAIN_S, Server, serving_to_the_end, title, wait_until
 
 MODELS = {
     "grid": ("FP32", "-1, -1", 0),
@@ -66,9 +66,10 @@ def metric(server: Server, name: str, labels: str) -> int:
 
 
 def wait_for(server: Server, name: str, labels: str, value: int) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while (found := metric(server, name, labels)) != value:
-        assert time.monotonic() < end, f"{name}{{{labels}}} is {found}, not {value}"
+    wait_until(
+        lambda: metric(server, name, labels) == value,
+        lambda: f"{name}{{{labels}}} is {metric(server, name, labels)}, not {value}",
+    )
 
 
 # --- one after the other on one connection ---
@@ -265,6 +266,7 @@ def test_a_slow_reader_holds_nobody_up(server: Server, client: Client, held_s: f
             number += 1
             assert number_in(client.ask(numbers("grid", number))) == number
             assert client.ask(LIVE).status == 200
+            time.sleep(LOOK_AGAIN_S if number > 50 else 0)
         slow.data = first
         assert tensor_in(slow.reply()) == data
         assert number_in(slow.ask(numbers("grid", 3))) == 3

@@ -22,7 +22,7 @@ from shoal.shm.windows import PHASES
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.figures import Samples, exposition, samples
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving_to_the_end
+from tests.end_to_end.server import DEADLINE_S, LOOK_AGAIN_S, SAMPLES, Server, only, serving_to_the_end
 
 #: Ten thousand by hand; these suffice to mix everything with everything.
 NUM_REQUESTS = 1500
@@ -134,6 +134,7 @@ def at_rest(server: Server) -> Samples:
         if BATCHES in {name for name, _ in found} and executed == put_down:
             return found
         assert time.monotonic() < end, (executed, put_down)
+        time.sleep(LOOK_AGAIN_S)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Mode poll: the repository is followed, under traffic, too; what is broken is tried again, and the log says so."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.changes import add_versions
 from tests.end_to_end.lifecycle import ENSEMBLE, index, index_once, infer, instances, ready, unloaded, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, wait_until
 from tests.end_to_end.traffic import MODEL, Traffic
 
 
@@ -94,9 +93,7 @@ def test_polling_follows_the_repository(client: triton.InferenceServerClient, re
     index_once(client, [unloaded("a", 1), ready("a", 2), unloaded("b"), ready("c")])
     assert (infer(client, "a"), infer(client, "c")) == ("2", "1")
     write_model(repository, "c", 1, config=MODEL.replace("{ count: 1", '{ name: "renamed" count: 1'))
-    end = time.monotonic() + DEADLINE_S
-    while [each["name"] for each in instances(client, "c")] != ["renamed_0"]:
-        assert time.monotonic() < end
+    wait_until(lambda: [each["name"] for each in instances(client, "c")] == ["renamed_0"])
     assert infer(client, "c") == "1"
     with pytest.raises(InferenceServerException, match="not allowed if polling is enabled"):
         client.load_model("a")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.asking import infer
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving_to_the_end, worker_of
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving_to_the_end, wait_until, worker_of
 from tests.end_to_end.traffic import MODEL, Traffic
 
 #: Does what it is told to, and counts as authors of models do.
@@ -224,10 +223,14 @@ def test_it_is_recycled_that_swallows_memory_and_no_request_fails(server: Server
 
 def shown_once(server: Server, expected: dict[str, float]) -> dict[str, float]:
     """The first scrape with these figures: what a model counts is told within a tenth of a second."""
-    end = time.monotonic() + DEADLINE_S
-    while not (shown := samples(server.metrics_port)).items() >= expected.items():
-        assert time.monotonic() < end, (expected, shown)
-    return shown
+    shown: list[dict[str, float]] = []
+
+    def is_shown() -> bool:
+        shown.append(samples(server.metrics_port))
+        return shown[-1].items() >= expected.items()
+
+    wait_until(is_shown, lambda: (expected, shown[-1]))
+    return shown[-1]
 
 
 def test_what_a_model_counts_is_shown_and_outlives_its_instances(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 from tests.end_to_end.asking import fetch, tensors
 from tests.end_to_end.figures import exposition
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
+from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end, wait_until
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MODELS = Path(__file__).parents[1] / "models" / "python"
@@ -357,9 +357,11 @@ def test_custom_metrics_are_shown(server: Server, client: triton.InferenceServer
         f"example_values_sum{{{labels}}} 1050",
         f"example_values_count{{{labels}}} 4",
     ]
-    end = time.monotonic() + DEADLINE_S  # they arrive soon after the answer
-    while missing := set(expected) - {line.removesuffix(".0") for line in exposition(server).splitlines()}:
-        assert time.monotonic() < end, (missing, exposition(server))
+
+    def missing() -> set[str]:
+        return set(expected) - {line.removesuffix(".0") for line in exposition(server).splitlines()}
+
+    wait_until(lambda: not missing(), lambda: (missing(), exposition(server)))  # they arrive soon after the answer
 
 
 def test_the_logger_logs_at_its_levels_with_file_and_line(server: Server, client: triton.InferenceServerClient) -> None:

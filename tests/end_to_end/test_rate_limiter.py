@@ -5,7 +5,6 @@ Each writes down when it executes, and stands still in request 100 until its gat
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -216,11 +215,12 @@ def test_what_a_model_needed_goes_with_it(story: Story) -> None:
     with triton.InferenceServerClient(story.server.url) as client:
         for model in ("often", "seldom"):
             client.unload_model(model)
-        end = time.monotonic() + DEADLINE_S
-        while ready_models(client) != ["free", "half", "whole"] or "UNLOADING" in str(
-            client.get_model_repository_index()
-        ):
-            assert time.monotonic() < end
+        wait_until(
+            lambda: (
+                ready_models(client) == ["free", "half", "whole"]
+                and "UNLOADING" not in str(client.get_model_repository_index())
+            )
+        )
         client.load_model("local")
         story.ask("local")
 

@@ -6,7 +6,6 @@ Their repositories are copies of one, as on two machines. Each test asks for num
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from tests.end_to_end.ensemble_models import step, write_ensemble
 from tests.end_to_end.figures import statistics
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title, wait_until
 
 PASSWORD = "not to be seen"
 
@@ -90,9 +89,7 @@ def share(redis_server: RedisServer, asker: Asker, number: float, model: str = "
     with redis_server.client(password=PASSWORD, db=1) as client:
         num_known = client.dbsize()
         assert asker.ask(model, number, asker.own) == expected(number, asker.own)
-        end_s = time.monotonic() + DEADLINE_S
-        while client.dbsize() == num_known:
-            assert time.monotonic() < end_s
+        wait_until(lambda: client.dbsize() != num_known)
 
 
 @BOTH
@@ -156,9 +153,7 @@ def test_a_value_that_somebody_has_damaged_is_a_miss(
         before = done(servers[1])
         assert other.ask("cached", 4, one.own) == expected(4, one.own)
         assert since(servers[1], before) == (1, 0, 1)
-        end_s = time.monotonic() + DEADLINE_S
-        while b"damaged" in client.get(name):
-            assert time.monotonic() < end_s, "it is written again"
+        wait_until(lambda: b"damaged" not in client.get(name), lambda: "it is not written again")
 
 
 def test_a_redis_that_stands_still_is_no_error(

@@ -26,6 +26,7 @@ from tests.end_to_end.cached_models import (
     ask_eight_times_at_once,
     expected,
     num_lookups,
+    wait_for_lookups,
 )
 from tests.end_to_end.ensemble_models import step, write_ensemble
 from tests.end_to_end.figures import statistics
@@ -151,11 +152,10 @@ def test_where_the_first_dies_with_its_worker_the_next_is_executed(
     poison.touch()
     with ThreadPoolExecutor(9) as pool:
         held = pool.submit(http.ask, "cached", HOLD, 1)
-        while num_lookups(server) < before + 1:  # else one of the others could be the first
-            assert not held.done()
+        wait_for_lookups(server, before + 1)  # else one of the others could be the first
         asked = [pool.submit(http.ask, "cached", KILL) for _ in range(8)]
-        while num_lookups(server) < before + 9:
-            assert not held.done()
+        wait_for_lookups(server, before + 9)
+        assert not held.done()
         with Gate(repository / "cached" / "gate").opened():
             assert held.result(DEADLINE_S) == expected(HOLD, 1)
             refused = [each for each in asked if each.exception(DEADLINE_S) is not None]
@@ -179,9 +179,8 @@ def test_a_batcher_that_dies_takes_the_answers_along_and_nothing_else(server: Se
             start = len(server.log)
             os.kill(batcher, signal.SIGKILL)
             assert server.read_log(b"another takes its place", start=start)
-            before = num_lookups(server)  # of those from now on none is the dead one's
-            while num_lookups(server) < before + 20:
-                assert not any(each.done() for each in asked)
+            wait_for_lookups(server, num_lookups(server) + 20)  # of which none is the dead one's
+            assert not any(each.done() for each in asked)
         is_over.set()
         for each in asked:
             each.result(DEADLINE_S)
@@ -216,8 +215,8 @@ def test_steps_on_their_way_are_executed_once(server: Server, repository: Path, 
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(asker.ask, "composed", HOLD, first) for _ in range(4)]
         asked += [pool.submit(asker.ask, "cached", HOLD, first) for _ in range(4)]
-        while num_lookups(server) < before + 8:
-            assert not any(each.done() for each in asked)
+        wait_for_lookups(server, before + 8)
+        assert not any(each.done() for each in asked)
         with Gate(repository / "cached" / "gate").opened():
             answers = [each.result(DEADLINE_S) for each in asked]
     whole = {"Y": expected(2 * HOLD, 2 * first)["Y"], "Z": expected(HOLD, first)["Z"]}

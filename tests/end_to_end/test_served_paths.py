@@ -1,13 +1,12 @@
 """`shoal serve model.onnx`: files and directories of models answer under their names, without a repository."""
 
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
 import tritonclient.http as triton
 
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, serving_to_the_end
+from tests.end_to_end.server import SAMPLES, serving_to_the_end, wait_until
 
 DOUBLE = """
 import numpy as np
@@ -49,7 +48,9 @@ def test_files_and_a_model_s_directory_are_served(tmp_path: Path) -> None:
         assert doubled.tolist() == [2, 4]
         # --reload: what is edited is loaded again, and the old one serves until then.
         (tmp_path / "beside.py").write_text("FACTOR = 3\n")
-        end = time.monotonic() + DEADLINE_S
-        while doubled is None or doubled.tolist() != [3, 6]:
-            assert time.monotonic() < end
-            doubled = client.infer("double", [x]).as_numpy("Y")
+
+        def is_reloaded() -> bool:
+            tripled = client.infer("double", [x]).as_numpy("Y")
+            return tripled is not None and tripled.tolist() == [3, 6]
+
+        wait_until(is_reloaded)

@@ -19,13 +19,24 @@ from shoal.errors import UnsupportedError
 from shoal.timing import PHASES, Timing
 from tests.end_to_end.asking import fetch
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, await_standby, serving_to_the_end, signal_worker, title
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    SAMPLES,
+    Server,
+    await_standby,
+    only,
+    serving_to_the_end,
+    signal_worker,
+    title,
+)
 from tests.server_timing import from_header
 
 MESSAGES: Any = service_pb2  # made by protobuf, whose classes no type checker sees
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ASKS = {"X-Shoal-Timing": "1"}
 ROW = np.arange(4, dtype=np.int32).reshape(1, 4)
+#: Of the sample `text_ensemble`.
+STEPS = ["tokenizer", "encoder", "postprocessing"]
 WORKED = ("queue", "gather", "compute", "write", "send")
 IDENTITY = """
 backend: "identity"
@@ -52,7 +63,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add_model(repository, "punctual", IDENTITY + "dynamic_batching { max_queue_delay_microseconds: 50000 }")
     failing = IDENTITY.replace('"identity"', '"python"').replace("max_batch_size: 8", "")
     add_model(repository, "failing", failing, FAILING)
-    with serving_to_the_end([SAMPLES, repository], "--grpc-port=0", "--timing-percent=0") as running:
+    flags = "--grpc-port=0", "--timing-percent=0", *only("alone", "punctual", "failing", "text_ensemble", *STEPS)
+    with serving_to_the_end([SAMPLES, repository], *flags) as running:
         yield running
 
 
@@ -155,7 +167,7 @@ def test_an_ensemble_tells_its_steps(server: Server) -> None:
     asked = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["school of fish"]}]}
     told = over_http(server, "text_ensemble", asked)
     assert list(told.phases) == ["receive", "parse", "steps"]
-    assert [name for name, _ in told.steps] == ["tokenizer", "encoder", "postprocessing"]
+    assert [name for name, _ in told.steps] == STEPS
 
 
 def test_a_request_that_waits_for_a_batch_to_form_is_told_so(server: Server) -> None:

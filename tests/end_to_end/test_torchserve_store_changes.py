@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from tests.end_to_end.server import wait_until
 from tests.end_to_end.torchserve_listeners import torchserve
 from tests.repository.torchserve.archives import mar
 
@@ -25,9 +26,15 @@ def test_an_archive_that_changes_is_loaded_again_without_a_request_lost(tmp_path
     with torchserve(repository, f"--model-store={store}", "--models=all", *polls) as served:
         assert served.ask("POST", "/predictions/m", b"x").body == b"one"
         write(store, "two")
-        while (reply := served.ask("POST", "/predictions/m", b"x")).body == b"one":
-            assert reply.status == 200
-        assert (reply.status, reply.body) == (200, b"two")
+        replies = [(200, b"one")]
+
+        def is_changed() -> bool:
+            reply = served.ask("POST", "/predictions/m", b"x")
+            replies.append((reply.status, reply.body))
+            return replies[-1] != (200, b"one")
+
+        wait_until(is_changed)
+        assert replies[-1] == (200, b"two")
         (store / "m.mar").write_bytes(b"PK no archive")
         served.server.read_log(b"the changed archive of model 'm' is not loaded")
         assert served.ask("POST", "/predictions/m", b"x").body == b"two"

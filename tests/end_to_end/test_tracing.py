@@ -21,7 +21,16 @@ import tritonclient.http as triton
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving_to_the_end, title
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    SAMPLES,
+    Server,
+    descendants,
+    only,
+    serving_to_the_end,
+    title,
+    wait_until,
+)
 from tests.tracer.receiver import receiving
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
@@ -123,8 +132,7 @@ def server(running: Server, file: Path) -> Iterator[Server]:
         client.update_trace_settings(
             model, dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency"))
         )
-    while tracers(running):
-        """The last one ends soon."""
+    wait_until(lambda: not tracers(running))  # the last one ends soon
     for each in file.parent.iterdir():
         each.unlink()
 
@@ -194,8 +202,8 @@ def test_a_count_that_is_reached_is_0_for_everybody(server: Server, file: Path) 
     client.update_trace_settings(settings=ON | {"trace_count": "2"})
     for number in range(4):
         ask(client, f"{number}", **WAYS["road" if number % 2 else "lane"])
-    while client.get_trace_settings()["trace_count"] != "0":
-        """The tracer tells the supervisor a moment after the last response."""
+    # The tracer tells the supervisor a moment after the last response.
+    wait_until(lambda: client.get_trace_settings()["trace_count"] == "0")
     assert len(traces(file.with_suffix(".0"))) == 2
 
 
@@ -234,13 +242,11 @@ def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(server: Serv
     client_of(server).update_trace_settings(settings=ON | {"log_frequency": "1"})
     with Client(server) as first, Client(server) as second:
         first.send(request)
-        while not (gated / "slow" / "begun").exists():
-            assert server.process.poll() is None
+        wait_until((gated / "slow" / "begun").exists)
         second.send(request)
         wait_for_pending(server, "slow", 1)
         second.reset()
-        while not file.with_suffix(".0").exists():
-            assert server.process.poll() is None
+        wait_until(file.with_suffix(".0").exists)
         with Gate(gated / "slow" / "gate").opened():
             assert first.reply().status == 200
     client_of(server).update_trace_settings(settings=OFF)
@@ -270,8 +276,7 @@ def test_large_requests_outlive_the_tracing_that_they_began_under(server: Server
             ]
 
         under_way = asked_by_both()
-        while not (gated / "large" / "begun").exists():
-            assert server.process.poll() is None
+        wait_until((gated / "large" / "begun").exists)
         wait_for_pending(server, "large", 1)
         client.update_trace_settings(settings=OFF)
         with Gate(gated / "large" / "gate").opened():
@@ -310,7 +315,7 @@ def test_the_example_prints_what_the_page_shows(tmp_path: Path) -> None:
     command, code, output = re.findall(r"```(?:sh|python|text)\n(.*?)```", DOCUMENT, re.DOTALL)[:3]
     words = shlex.split(command.replace("\\\n", " ").replace("trace.json", str(tmp_path / "trace.json")))
     assert words[:4] == ["shoal", "serve", "--model-repository", "model_repository"]
-    with serving_to_the_end(SAMPLES, *words[4:]) as server:
+    with serving_to_the_end(SAMPLES, *words[4:], *only("simple_identity")) as server:
         code = code.replace("localhost:8000", server.url)
         printed = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=DEADLINE_S
