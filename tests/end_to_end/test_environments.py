@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,7 +114,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
     (damaged / "e.tar.gz").write_bytes((packed / "e.tar.gz").read_bytes()[:-1000])
     backend.mkdir(parents=True)
     (backend / "model.py").write_text(MODEL)
-    pack(venv, backend / "pb_exec_env_model.py.tar.gz")
+    shutil.copyfile(packed / "e.tar.gz", backend / "pb_exec_env_model.py.tar.gz")
     write_model(repository, "served", backend="waiter")
     return repository
 

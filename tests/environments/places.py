@@ -25,8 +25,8 @@ def site_packages(directory: Path) -> Path:
 
 
 def pack(directory: Path, archive: Path) -> Path:
-    """What conda-pack does with an environment."""
-    with tarfile.open(archive, "w:gz") as tar:
+    """What conda-pack does with an environment, compressed as little as can be."""
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
         for entry in sorted(directory.iterdir()):
             tar.add(entry, entry.name)
     return archive
