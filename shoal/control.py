@@ -23,6 +23,8 @@ from shoal.messages.shared import Acknowledged
 
 #: The variable from which a child process has the supervisor's address.
 ADDRESS_VARIABLE = "SHOAL_CONTROL"
+#: What a supervisor's address begins with; its pid and a random number follow.
+ADDRESS_PREFIX = "shoal-"
 #: A larger message travels as a memfd: a socket's buffer holds 200 KB, and a model configuration may be larger.
 MAX_INLINE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -157,8 +159,14 @@ class Listener:
     def create(cls) -> "Listener":
         """Listen on a fresh random address in the abstract namespace: there is no file to remove."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listening.bind(f"\0shoal-{os.urandom(16).hex()}")
+        listening.bind(f"\0{ADDRESS_PREFIX}{os.getpid()}-{os.urandom(16).hex()}")
         listening.listen(64)
+        listening.setblocking(False)
+        return cls(listening)
+
+    @classmethod
+    def adopt(cls, listening: socket.socket) -> "Listener":
+        """Listen on a socket that listens already."""
         listening.setblocking(False)
         return cls(listening)
 
@@ -189,10 +197,11 @@ class Listener:
         return cls(listening)
 
     def accept(self, *, is_guests: bool = False) -> tuple[Channel, int] | None:
-        """The next connection, non-blocking, and its process's pid as the kernel knows it; None for another user's."""
+        """The next connection, non-blocking, and its process's pid as the kernel knows it; None for another user's.
+        Root's processes are accepted, too, except as guests."""
         connection, _ = self._socket.accept()
         pid, uid = peer_of(connection)
-        if uid != os.geteuid():
+        if uid != os.geteuid() and (is_guests or uid != 0):
             connection.close()
             return None
         connection.setblocking(False)
@@ -244,14 +253,15 @@ def visit(path: str) -> Channel:
     return channel
 
 
-def join(message: Message) -> Channel:
-    """Connect this process to its supervisor, and send this first message, which says what the process is. Blocking.
+def join(message: Message, address: str = "") -> Channel:
+    """Connect this process to its supervisor, or to the one at another address, and send this first message, which says
+    what the process is. Blocking.
 
     Raises OSError where there is no supervisor.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect("\0" + os.environ[ADDRESS_VARIABLE][1:])
+        connection.connect("\0" + (address or os.environ[ADDRESS_VARIABLE])[1:])
     except OSError:
         connection.close()
         raise

@@ -74,6 +74,8 @@ class ServerOptions:
     api_keys: str = ""  # file of the keys that requests need (api_keys.py), read again when it changes; "": none; ours
     announcement: str = ""  # a line for stdout once the server serves, which TorchServe's launchers wait for
     exit_timeout_secs: int = 30  # s from SIGTERM to dropping open requests; Triton's
+    pid_file: str = ""  # file that names the server's process; "": none; ours, TorchServe's in its command
+    upgrade_timeout_secs: int = 600  # s from the start of a new server to its taking over; ours
 
     # Logging.
     log_verbose: int = 0  # 0 = none, n = verbose messages up to level n; Triton's

@@ -36,6 +36,11 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Let this process go on when its parent ends: take back `die_with_parent`."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def ignore_group_signals() -> None:
     """Ignore SIGINT and SIGTERM: only the supervisor decides when a process has nothing left to answer.
 

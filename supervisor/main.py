@@ -3,6 +3,8 @@
 import faulthandler
 import logging
 import os
+import sys
+from pathlib import Path
 
 from shoal import log
 from shoal.cloud_url import CloudUrl
@@ -16,14 +18,19 @@ from shoal.supervisor.descriptors import check_limit, raise_limit
 from shoal.supervisor.key_file import read_keys
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
+from shoal.supervisor.pid_file import PidFile, PidFileError
 from shoal.supervisor.processes.listeners import bind, passed_sockets
 from shoal.supervisor.supervisor import EXIT_FAILED, Supervisor
+from shoal.supervisor.upgrade.launch import Launch
+from shoal.supervisor.upgrade.predecessor import PID_FILE, Predecessor, UpgradeFailedError
+from shoal.supervisor.upgrade.upgrade import Origin
 
 _log = logging.getLogger(__name__)
 
 
-def run(options: ServerOptions) -> int:
-    """Serve until a signal ends it; returns the exit code."""
+def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
+    """Serve until a signal ends it, or until a new server has taken over; returns the exit code. `pid_file` is the one
+    of the options where it has been taken already."""
     log_settings = LogSettings(
         log_verbose=options.log_verbose,
         log_info=options.log_info,
@@ -43,18 +50,47 @@ def run(options: ServerOptions) -> int:
     set_title("supervisor" + " org.pytorch.serve.ModelServer" * options.allow_torchserve)
     raise_limit()
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: the journal then has the supervisor's stack
+    launch = Launch.of(sys.executable, sys.orig_argv, os.environ)
     passed = passed_sockets(os.environ, os.getpid())
     notifier = Notifier.take(os.environ, os.getpid())
+    predecessor: Predecessor | None = None
     try:
+        predecessor = Predecessor.take(os.environ)
+        if predecessor is not None:
+            options = predecessor.with_models(options)
+        pid_file = pid_file or _pid_file(options.pid_file, predecessor)
         check_limit()
         machine = find_machine(options, os.environ, server_cores())
         api_keys = read_keys(options.api_keys) if options.api_keys else None
-        listeners = bind(options, passed)
+        listeners = bind(options, passed, {} if predecessor is None else predecessor.take_endpoints())
         slots = {
             place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
         }
         store_slot = None if options.store is None else take_store_slot(options.store.directory, os.environ)
-    except (OSError, ShoalError) as error:
+    except (OSError, ShoalError, UpgradeFailedError, PidFileError) as error:
         _log.error("%s", error)
+        if predecessor is not None:
+            predecessor.fail(str(error))
         return EXIT_FAILED
-    return Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot, api_keys).run()
+    origin = Origin(launch, predecessor, pid_file)
+    supervisor = Supervisor(options, log_settings, listeners, notifier, slots, machine, store_slot, api_keys, origin)
+    try:
+        return supervisor.run()
+    finally:
+        if pid_file is not None:
+            pid_file.remove()
+
+
+def _pid_file(path: str, predecessor: Predecessor | None) -> PidFile | None:
+    """The file for this server's pid, which names the old server until this one has taken over; None without a path.
+    Raises PidFileError."""
+    if not path:
+        return None
+    inherited = None if predecessor is None else predecessor.take_descriptor(PID_FILE)
+    if inherited is not None:
+        return PidFile(Path(path), inherited)
+    taken = PidFile.take(Path(path))
+    if taken is None:
+        raise PidFileError(f"'{path}' is a running server's; give another --pid-file, or stop that server")
+    taken.write(os.getpid())
+    return taken

@@ -34,13 +34,16 @@ class Phase(Enum):
 class Service:
     """The server's reports to systemd, and the rounds that feed its watchdog."""
 
-    def __init__(self, loop: EventLoop, star: Star, notifier: Notifier, load_timeout_s: int) -> None:
+    def __init__(
+        self, loop: EventLoop, star: Star, notifier: Notifier, load_timeout_s: int, *, is_main: bool = True
+    ) -> None:
         self._loop = loop
         self._star = star
         self._notifier = notifier
         self._load_timeout_s = load_timeout_s
         self._watchdog = Watchdog()
-        # Changed by the methods below.
+        # Changed by the methods below. At an upgrade one of the two servers is the main process, which reports.
+        self._is_main = is_main
         self._phase = Phase.LOADING
         self._status = ""
         self._num_front_ends = 0
@@ -58,7 +61,7 @@ class Service:
         if self._phase is Phase.LOADING:
             lines.append(f"EXTEND_TIMEOUT_USEC={(self._load_timeout_s + LOAD_MARGIN_S) * 1_000_000}")
         if lines:
-            self._notifier.send(*lines)
+            self._send(*lines)
 
     def ready(self, versions: Sequence[ModelVersion], num_front_ends: int) -> None:
         """Report that the server is ready: every model has settled, and this many front ends answer."""
@@ -67,16 +70,29 @@ class Service:
         self._phase = Phase.SERVING
         self._num_front_ends = num_front_ends
         self._status = describe(versions)
-        self._notifier.send("READY=1", f"STATUS={self._status}")
+        self._send("READY=1", f"STATUS={self._status}")
         if self._notifier.watchdog_s:
             self._loop.every(self._notifier.watchdog_s / ROUNDS, self._ask)
+
+    def take_over(self) -> None:
+        """Report from now on: the old server has named this process as the main one."""
+        self._is_main = True
+
+    def hand_over(self, pid: int) -> None:
+        """Report that a new server, this process, is the main one, which alone reports from now on."""
+        self._send(f"MAINPID={pid}")
+        self._is_main = False
+
+    def _send(self, *lines: str) -> None:
+        if self._is_main:
+            self._notifier.send(*lines)
 
     def stopping(self, versions: Sequence[ModelVersion]) -> None:
         """Report that the server stops. Front ends end one by one: the watchdog waits for those that are left."""
         self._phase = Phase.STOPPING
         self._num_front_ends = 0
         self._status = self._phase.value + describe(versions)
-        self._notifier.send("STOPPING=1", f"STATUS={self._status}")
+        self._send("STOPPING=1", f"STATUS={self._status}")
 
     # --- the watchdog ---
 
@@ -104,7 +120,7 @@ class Service:
 
     def _on_echo(self, number: int, name: str) -> None:
         if self._watchdog.echo(number, name):
-            self._notifier.send("WATCHDOG=1")
+            self._send("WATCHDOG=1")
 
 
 def describe(versions: Sequence[ModelVersion]) -> str:

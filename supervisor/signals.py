@@ -9,19 +9,24 @@ from shoal import log
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.processes.children import reap_orphans
 
+_HANDLED = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+
 
 class Signals:
     """The supervisor's signals: SIGTERM and SIGINT resolve `first`, then `second`, with their number; SIGUSR1 calls
-    `on_usr1`, SIGHUP `on_hup`; for SIGCHLD orphans are waited for.
+    `on_usr1`, SIGHUP `on_hup`, SIGUSR2 `on_usr2`; for SIGCHLD orphans are waited for.
 
     SIGHUP also comes when the terminal has gone that the server was started from: then it ends the server, as SIGTERM
     does, unless the server was started to ignore it (nohup).
     """
 
-    def __init__(self, loop: EventLoop, on_usr1: Callable[[], None], on_hup: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: EventLoop, on_usr1: Callable[[], None], on_hup: Callable[[], None], on_usr2: Callable[[], None]
+    ) -> None:
         self._loop = loop
         self._on_usr1 = on_usr1
         self._on_hup = on_hup
+        self._on_usr2 = on_usr2
         # Changed by handlers, and by watch and close.
         self._ends_with_terminal = False
         self.first: Future[int] = loop.future()
@@ -36,7 +41,7 @@ class Signals:
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+        for number in _HANDLED:
             signal.signal(number, lambda received, _frame: self._received.append(received))
         self._loop.on_readable(reading.fileno(), lambda: self._handle(reading))
 
@@ -54,6 +59,8 @@ class Signals:
                 self._reap_orphans()
             elif number == signal.SIGUSR1:
                 self._on_usr1()
+            elif number == signal.SIGUSR2:
+                self._on_usr2()
             elif number == signal.SIGHUP and not (self._ends_with_terminal and not _has_terminal()):
                 self._on_hup()
             else:

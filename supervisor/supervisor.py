@@ -23,7 +23,7 @@ from shoal.api_keys import ApiKey
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
-from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_recorder, to_tracer
+from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_recorder, to_tracer, upgrade
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
@@ -33,7 +33,7 @@ from shoal.process import adopt_orphans
 from shoal.repository.slots import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.certificates import Certificates
-from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared, sleep
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.key_file import KeyFile
@@ -76,6 +76,9 @@ from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
+from shoal.supervisor.upgrade.carried import CarriedState
+from shoal.supervisor.upgrade.predecessor import CLIENT_SOCKET
+from shoal.supervisor.upgrade.upgrade import BY_HAND, Origin, Upgrade, guarded
 from shoal.tracer.command_line import understand
 
 _log = logging.getLogger(__name__)
@@ -98,8 +101,10 @@ class Supervisor:
         machine: Machine,
         store_slot: Slot | None = None,
         api_keys: tuple[ApiKey, ...] | None = None,
+        origin: Origin = BY_HAND,
     ) -> None:
         self._options = options
+        self._predecessor = origin.predecessor
         self._loop = EventLoop()
         self._control = Listener.create()
         self._star = Star(options, log_settings, self._loop)
@@ -142,13 +147,7 @@ class Supervisor:
         self._front_ends = FrontEnds(
             self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes
         )
-        self._batchers = Batchers(
-            self._loop,
-            self._zygotes,
-            self._control.address,
-            self._star,
-            self._join_batcher,
-        )
+        self._batchers = Batchers(self._loop, self._zygotes, address, self._star, self._join_batcher)
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
         self._explanations = Explanations(self._star, self._models, read)
@@ -162,40 +161,38 @@ class Supervisor:
             log_settings, self._star, self._repository, self._tracing.tracer, self._recording.recorder
         )
         self._regions = ClientRegions(self._star)
+        self._workflows = Workflows(self._repository, self._registrations)
+        self._carried = CarriedState(
+            self._star, self._models, self._model_control, self._scaling, self._registrations, self._workflows,
+            self._regions, log_control, self._tracing,
+        )  # fmt: skip
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
-        verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **self._explanations.verbs}
-        verbs |= self._finished_requests.verbs
-        verbs |= self._registrations.verbs | Workflows(self._repository, self._registrations).verbs
+        verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._registrations.verbs}
+        verbs |= self._finished_requests.verbs | self._workflows.verbs | {"record": self._recording.record}
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
-        verbs |= {"record": self._recording.record}
+        verbs = guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs | self._explanations.verbs
+        questions = Questions(self._loop, verbs)
         self._clients = Clients(
-            self._star,
-            self._models,
-            Questions(self._loop, verbs),
-            self._front_ends,
-            self._send_settings,
-            self._gives_up,
+            self._star, self._models, questions, self._front_ends, self._send_settings, self._gives_up
         )
         guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
+        questions = Questions(self._loop, guest_questions.verbs)
         self._guests = Guests(
-            self._loop,
-            self._star,
-            options,
-            Questions(self._loop, guest_questions.verbs),
-            self._clients.send_models,
-            context.descriptors,
+            self._loop, self._star, options, questions, self._clients.send_models, context.descriptors
         )
-        self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
+        self._service = Service(
+            self._loop, self._star, notifier, options.model_load_timeout_secs, is_main=self._predecessor is None
+        )
+        self._upgrade = Upgrade(
+            self._loop, options, self._star.acknowledgements, address, origin, self._carried, listeners, self._guests,
+            self._service,
+        )  # fmt: skip
         self._certificates = Certificates(self._loop, options, self._star)
+        restore_log = lambda settings: self._loop.start(log_control.change({"changes": settings}))  # noqa: E731
         self._reload = Reload(
-            self._loop,
-            options,
-            self._certificates,
-            self._key_file,
-            lambda settings: self._loop.start(log_control.change({"changes": settings})),
-            self._model_control.poll_now,
+            self._loop, options, self._certificates, self._key_file, restore_log, self._model_control.poll_now
         )
-        self._signals = Signals(self._loop, self._ledger.ask, self._on_hup)
+        self._signals = Signals(self._loop, self._ledger.ask, self._on_hup, self._upgrade.on_signal)
         self.batcher_handlers = table(
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
@@ -220,6 +217,8 @@ class Supervisor:
         with contained(self):
             self._loop.on_readable(self._control.fileno(), self._accept)
             StoppedProcesses(self._loop, self._watched).watch()
+            if self._predecessor is not None:
+                self._predecessor.watch(self._loop, self._regions.restore, self._failed)
             living = self._loop.begin(self._live())
         living.add_done_callback(lambda _: self._loop.stop())
         while not living.done():
@@ -239,8 +238,8 @@ class Supervisor:
         batchers = self._loop.begin(self._batchers.run())
         done = await first(starting, batchers, self._signals.first, self._failed)
         if done == {starting} and starting.exception() is None:
-            done = await first(batchers, self._signals.first, self._failed)
-        if self._signals.first not in done:
+            done = await first(batchers, self._signals.first, self._failed, self._upgrade.handed_over)
+        if not done & {self._signals.first, self._upgrade.handed_over}:
             return self._give_up(starting, batchers)
         starting.cancel()
         stopping = self._loop.begin(self._stop())
@@ -266,6 +265,8 @@ class Supervisor:
         if batchers.done():
             _log.error("one batcher after the other has failed; the server ends, start it again")
         error = phase.exception() if phase.done() else None
+        if self._predecessor is not None:
+            self._predecessor.fail(str(error or "it has failed"))
         if isinstance(error, (_CannotServeError, OutOfSharedMemoryError, OSError)):
             _log.error("%s", error)
         elif isinstance(error, Exception):
@@ -291,6 +292,7 @@ class Supervisor:
         except ShoalError as error:
             raise _CannotServeError("error: creating server", error) from error
         self._log_models()
+        await self._carried.settle(self._predecessor)
         names = [model.identifier.name for model in self._models.models.values() if model.serving]
         try:
             started = self._front_ends.open(names, has_repositories=self._model_control.has_repositories)
@@ -302,9 +304,14 @@ class Supervisor:
         self._batchers.start_standby()
         SilentFrontEnds(self._loop, self._star).watch()
         self._reload.watch()
-        self._guests.start(self._front_ends.port)
+        old = self._predecessor
+        self._guests.start(self._front_ends.port, None if old is None else old.take_socket(CLIENT_SOCKET))
         await shared(started)
+        if old is not None:
+            await old.take_over()
+            self._service.take_over()
         self._is_serving = True
+        self._upgrade.allow()
         if self._is_hup_due:
             self._reload.on_hup()
         self._service.ready(self._models.versions, self._front_ends.num_front_ends)
@@ -313,19 +320,14 @@ class Supervisor:
             sys.stdout.flush()
 
     async def _load_at_start(self) -> None:
-        """Load the models of the repositories and those of TorchServe's store, side by side."""
+        """Load the models of the repositories and of TorchServe's store, and at an upgrade those of the old server."""
         from_repositories = self._model_control.load_at_start()
         if self._options.store is not None:
-            await self._registrations.load_at_start()
+            await self._registrations.load_at_start(self._carried.registered(self._predecessor))
             if self._options.model_control_mode == "poll" and self._options.repository_poll_secs:
-                self._loop.start(self._look_at_store())
+                self._loop.start(self._registrations.follow(self._options.repository_poll_secs))
         await shared(from_repositories)
-
-    async def _look_at_store(self) -> None:
-        """Load again what has changed in TorchServe's store, as a change of a repository is."""
-        while True:
-            await sleep(self._options.repository_poll_secs)
-            await self._registrations.look_again()
+        await self._carried.load_models(self._predecessor)
 
     def _watched(self) -> Iterator[Watched]:
         """The server's own processes that run no users' code."""
@@ -353,9 +355,13 @@ class Supervisor:
 
     async def _stop(self) -> None:
         """Drain the server: front ends end first, as they hold accepted requests; then workers; then the rest."""
-        self._service.stopping(self._models.versions)
-        self._guests.close()
-        self._star.send_to_clients(to_client.ServerStopping())
+        is_handed_over = self._upgrade.handed_over.done()
+        upgrade_ends = self._loop.begin(self._upgrade.close())
+        if not is_handed_over:
+            self._service.stopping(self._models.versions)
+        self._guests.close(keeps_socket=is_handed_over)
+        # Front ends of a server that has been replaced answer whatever still reaches them: none of it need be refused.
+        self._star.send_to_clients(to_client.ServerStopping(), only_guests=is_handed_over)
         await self._front_ends.stop()
         await self._registrations.save_last_snapshot()
         self._drained.set_result(None)
@@ -367,6 +373,9 @@ class Supervisor:
         self._repository.stop()
         await self._batchers.stop()  # behind workers, whose last answers they forward
         await self._recording.close()  # last: of what batchers left in its ring nothing is lost
+        await shared(upgrade_ends)
+        if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
+            await self._predecessor.await_end(self._options.exit_timeout_secs)
 
     # --- joining ---
 
@@ -396,6 +405,8 @@ class Supervisor:
             on(to_poller.PollerConnected, lambda _message: self._repository.join(member)),
             on(to_tracer.TracerConnected, lambda _message: self._tracing.tracer.join(member)),
             on(to_recorder.RecorderConnected, lambda _message: self._recording.recorder.join(member)),
+            on(upgrade.NewServerConnected, lambda message: self._upgrade.join(member, message)),
+            on(upgrade.UpgradeWanted, lambda _message: self._upgrade.on_command(member)),
         )
 
     def _join_batcher(self, member: Member) -> None:

@@ -77,6 +77,11 @@ class TraceSettings:
         """By model, the setting in force; GLOBAL for models that are not named."""
         return self._settings
 
+    @property
+    def layers(self) -> Mapping[str, Changes]:
+        """By model and for GLOBAL, what clients have changed."""
+        return self._layers
+
     def of(self, model: str) -> TraceSetting:
         """The setting in force for a model."""
         return self._settings.get(model, self._settings[GLOBAL])

@@ -39,6 +39,9 @@ _VERBS = {
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),
     "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
+    "upgrade": _Verb(
+        "have the installed version take a running server's place, without a gap", "shoal.cli.upgrade:upgrade"
+    ),
     "top": _Verb("show what the models of a running server do, again and again", "shoal.cli.top:top"),
     "explain": _Verb("say why a model's last batches had their size", "shoal.cli.explain:explain"),
     "record": _Verb("record the requests to a model of a running server for a time", "shoal.cli.record:record"),

@@ -93,6 +93,12 @@ SERVER = (
         "it changes",
     ),
     honour("exit-timeout-secs", integer(0), "seconds to finish what is in flight after SIGTERM, before exit code 1"),
+    honour("pid-file", ANY_TEXT, "file for the pid of the server's main process, which changes at an upgrade"),
+    honour(
+        "upgrade-timeout-secs",
+        integer(1),
+        "seconds in which the new server of an upgrade must be ready; then this one goes on",
+    ),
 )
 LOGGING = (
     honour("log-verbose", VERBOSITY, "verbose messages up to this level; 0 or false for none"),

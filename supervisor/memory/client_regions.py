@@ -16,6 +16,7 @@ from shoal.shm.client_regions import ClientRegion, open_region
 from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.questions.questions import Verb
 
 #: Regions take at most a quarter of the descriptors that a process may have: the rest is for connections (ours).
@@ -30,6 +31,7 @@ class ClientRegions:
         self._max_regions = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_REGION
         # Changed by questions.
         self._regions: dict[str, ClientRegion] = {}
+        self._follower: Member | None = None  # a new server, which is sent every change; changed by follow
 
     @property
     def verbs(self) -> dict[str, Verb]:
@@ -40,6 +42,27 @@ class ClientRegions:
         """Send all registered regions to a front end that has joined."""
         for region in self._regions.values():
             client.member.send(_message(region))
+
+    # --- upgrades ---
+
+    def follow(self, member: Member | None) -> None:
+        """Send a new server all regions, and every change from now on: a client that has its answer finds the region
+        there, too. None ends that."""
+        self._follower = member
+        if member is not None:
+            for region in self._regions.values():
+                member.send(_message(region))
+
+    def restore(self, message: RegionRegistered | RegionUnregistered) -> Future[None]:
+        """Apply a change that the old server has sent; the future is done when all front ends have."""
+        if isinstance(message, RegionUnregistered):
+            self._forget(message.name)
+        else:
+            region = ClientRegion(message.name, message.key, message.offset, message.byte_size, message.memory)
+            self._regions[message.name] = region  # which owns the descriptor
+        return self._announce(message)
+
+    # --- what clients ask ---
 
     async def _register(self, arguments: dict[str, Any]) -> None:
         name = arguments["name"]
@@ -55,15 +78,20 @@ class ClientRegions:
 
     async def _unregister(self, arguments: dict[str, Any]) -> None:
         """Unregister one region, or all where the name is empty."""
-        name = arguments["name"]
+        self._forget(arguments["name"])
+        await self._announce(RegionUnregistered(arguments["name"]))
+
+    def _forget(self, name: str) -> None:
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
-        await self._announce(RegionUnregistered(name))
 
     def _announce(self, message: Message) -> Future[None]:
-        return self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])
+        members = [client.member for client in self._star.front_ends]
+        if self._follower is not None:
+            members.append(self._follower)
+        return self._star.acknowledgements.announce([(member, message) for member in members])
 
 
 def _message(region: ClientRegion) -> RegionRegistered:

@@ -45,10 +45,11 @@ class Participants:
         """Front ends that have been sent all segments and are announced."""
         return [client for client in self.joined if client.is_front_end]
 
-    def send_to_clients(self, message: Message) -> None:
-        """Send a message to every client that has joined."""
+    def send_to_clients(self, message: Message, *, only_guests: bool = False) -> None:
+        """Send a message to every client that has joined, or to the guests among them."""
         for client in self.joined:
-            client.member.send(message)
+            if client.is_guest or not only_guests:
+                client.member.send(message)
 
     def announce_to_clients(self, messages: Sequence[Message]) -> Future[None]:
         """Send messages to every client that has joined. The future is done when front ends have applied them, and the

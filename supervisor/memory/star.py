@@ -65,6 +65,8 @@ class Star(Participants):
 
     # Changed by the join_ and leave_ methods.
     nbytes: int = 0
+    #: `promised_nbytes` of the old server at an upgrade, until that has ended.
+    promised_elsewhere_nbytes: int = 0
     #: What front ends that have ended had answered of TorchServe's protocol (layout.ANSWERED_WORD).
     answered_before: list[int] = field(default_factory=lambda: [0] * layout.ANSWERED_WORDS)
     owner_ids: OwnerIds = field(default_factory=OwnerIds)
@@ -358,11 +360,16 @@ class Star(Participants):
     # --- clients and workers ---
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
-        participants = [*self.clients.values(), *self.workers.values()]
-        promised = sum([unreserved_nbytes(each.read_only_fd) for each in participants if not each.is_guest])
+        promised = self.promised_nbytes + self.promised_elsewhere_nbytes
         made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed, promised_nbytes=promised)
         self.nbytes += own.nbytes + link.nbytes
         return made
+
+    @property
+    def promised_nbytes(self) -> int:
+        """Bytes of segments that have no pages yet, and may take them in /dev/shm."""
+        participants = [*self.clients.values(), *self.workers.values()]
+        return sum([unreserved_nbytes(each.read_only_fd) for each in participants if not each.is_guest])
 
     def take_owner(self) -> int:
         """An owner id that no segment has."""

@@ -30,6 +30,10 @@ class Dependencies:
         """Note that a client has asked for this model by name: it is not unloaded with an ensemble."""
         self._implicit = {each for each in self._implicit if each.name != name}
 
+    def is_implicit(self, identifier: ModelIdentifier) -> bool:
+        """Whether a model was loaded for an ensemble only."""
+        return identifier in self._implicit
+
     async def complete(self, names: Collection[str], poll: PollResult) -> PollResult:
         """A poll of these models, and of all that ensembles among them are made of; `poll` is of these models alone."""
         wanted = set(names)

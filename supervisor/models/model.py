@@ -38,7 +38,7 @@ class Model:
         self.versions: dict[int, ServedVersion] = {}
         self.problem: ModelVersion | None = None
         self._num_loads = 0  # loads under way, and waiting for their turn
-        self._given: FoundModel | None = None  # what serves, where a request gave its configuration
+        self.given: FoundModel | None = None  # what serves, where a request gave its configuration
 
     @property
     def title(self) -> str:
@@ -86,7 +86,7 @@ class Model:
     def with_kept_config(self, found: FoundModel) -> FoundModel:
         """The model as it was found, or with the configuration that an earlier request gave: as Triton, the server
         keeps that until something changes in the model's directory, or the model is unloaded."""
-        given = self._given
+        given = self.given
         if given is None or found.is_given:
             return found
         is_unchanged = (found.directory, found.fingerprint) == (given.directory, given.fingerprint)
@@ -228,7 +228,7 @@ class Model:
             served.publish()
         for served in self.serving.values():
             served.version.reason = ""
-        self._given = found if found.is_given else None
+        self.given = found if found.is_given else None
         if todo.fresh or todo.resized or todo.dropped:
             _log.info("successfully loaded '%s'", self.identifier)
         return replaced
@@ -248,7 +248,7 @@ class Model:
 
     def _withdraw(self) -> tuple[Sequence[ServedVersion], list[Message]]:
         """Mark all versions as UNLOADING; returns these, and the messages that announce the change to clients."""
-        self._given = None
+        self.given = None
         leaving = [each for each in self.versions.values() if each.is_there]
         for served in self.versions.values():
             if served in leaving:

@@ -7,7 +7,11 @@
 Runs in the supervisor. The rules and sentences are those of Triton's model management.
 """
 
+import json
 import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +34,7 @@ from shoal.repository.lifecycle import NO_VERSION, ModelVersion
 from shoal.supervisor.event_loop import EventLoop, Future, Task, first, gather, shared, sleep
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.ensembles import Dependencies
+from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.questions import Verb
@@ -37,6 +42,8 @@ from shoal.supervisor.questions.questions import Verb
 _log = logging.getLogger(__name__)
 
 Arguments = dict[str, Any]
+#: A load that came with a configuration: name of the model, configuration as JSON, directory of its files, if any.
+Given = tuple[str, str, str | None]
 #: As the only --load-model: load every model of the repositories.
 ALL = "*"
 
@@ -71,6 +78,7 @@ class ModelControl:
         self._dependencies = Dependencies(repository, models)
         # Registrations by the name of their model. Changed by questions.
         self._registered: dict[str, Registration] = {}
+        self._copies: list[Path] = []  # of files that came with requests, for a new server
         #: False if the repositories could not be read at the start. Changed by start.
         self.has_repositories = True
 
@@ -228,6 +236,45 @@ class ModelControl:
             if arguments.get("unload_dependents"):
                 await self._dependencies.unload(model)
 
+    # --- upgrades ---
+
+    def carried(self) -> tuple[list[str] | None, list[Given], list[tuple[str, str]]]:
+        """What requests have changed, for a new server: names of the models to load at its start (None: by its mode),
+        models whose configuration or files came with a request, and registered repositories. The directories are
+        copies, which are the new server's."""
+        if self._mode != "explicit":
+            return None, [], []
+        serving = {each.identifier: each for each in self._models.models.values() if each.serving}
+        repositories = {each.repository for each in self._registered.values()}
+        own = {each: model for each, model in serving.items() if each.namespace not in repositories}
+        given = [each for each in map(self._given, own.values()) if each is not None]
+        plain = {each.name for each in own if not self._dependencies.is_implicit(each)} - {name for name, *_ in given}
+        return sorted(plain), given, [(name, each.repository) for name, each in self._registered.items()]
+
+    def _given(self, model: Model) -> Given | None:
+        """A load request that leads to what serves, with a copy of the files that came with it; None for a model that
+        is served as it lies in its repository."""
+        served = next(iter(model.serving.values()))
+        directory = served.version.version_dir.parent
+        if self._models.all_versions.is_lent(directory):
+            self._copies.append(_copy(directory))
+            return model.identifier.name, json.dumps(served.source.config), str(self._copies[-1])
+        return None if model.given is None else (model.identifier.name, json.dumps(model.given.config), None)
+
+    def discard_copies(self) -> None:
+        """Remove the copies of files that `carried` has made: the new server has not taken over."""
+        copies, self._copies = self._copies, []
+        for each in copies:
+            shutil.rmtree(each, ignore_errors=True)
+
+    async def restore(self, given: Sequence[Given], repositories: Sequence[tuple[str, str]]) -> None:
+        """Load what an old server had loaded by request; returns when each has loaded or failed, which is logged."""
+        loads = [self._load({"model": name, "config": text, "directory": copy}) for name, text, copy in given]
+        loads += [self._register({"model": name, "repository": repository}) for name, repository in repositories]
+        for error in await gather(*loads, return_exceptions=True):
+            if isinstance(error, Exception):
+                _log.error("a model that the old server had loaded by request does not load: %s", error)
+
     # --- repositories that clients register, each with one model, or an ensemble and its models ---
 
     async def _register(self, arguments: Arguments) -> None:
@@ -291,6 +338,20 @@ def _raise_as_one(errors: Sequence[Exception]) -> None:
         raise errors[0]
     if errors:
         raise InvalidArgumentError("\n".join(str(error).removesuffix("\n") for error in errors) + "\n")
+
+
+def _copy(directory: Path) -> Path:
+    """A copy of a directory of files that came with a request, which takes no space where links are possible."""
+    copy = Path(tempfile.mkdtemp(prefix="shoal-override-"))
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    shutil.copytree(directory, copy, copy_function=link, dirs_exist_ok=True)
+    return copy
 
 
 def _row(version: ModelVersion) -> dict[str, Any]:

@@ -8,9 +8,8 @@ as long as it is registered. Runs in the supervisor. Errors have TorchServe's se
 """
 
 import logging
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,21 @@ from shoal.errors import ShoalError
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
 from shoal.model_config.scaling import MAX_INSTANCES
-from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
-from shoal.supervisor.event_loop import EventLoop, gather, shared
+from shoal.supervisor.event_loop import EventLoop, gather, shared, sleep
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.registration import Registration, merged, number_for, readable, said, with_default
 from shoal.supervisor.models.scaling import with_count
 from shoal.supervisor.models.snapshots import Snapshots
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.questions import Verb
-from shoal.torchserve_errors import torchserve_error, torchserve_fault
+from shoal.torchserve_errors import torchserve_error
 
 _log = logging.getLogger(__name__)
 
 Arguments = dict[str, Any]
-#: A text that is, or begins with, a number and says no more: "2", "2.0".
-_NUMBER = re.compile(r"([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
-
-
-@dataclass(slots=True, eq=False)
-class Registration:
-    """A registered version."""
-
-    text: str  # TorchServe's version
-    number: int  # Shoal's
-    url: str
-    directory: Path  # unpacked, or the registered folder
-    modified_ns: int
-    archive: str  # the name of a download in the store; "" where the archive was there
-    config: Config
-    workers: int  # 0: registered, not loaded
-    most: int  # max_worker of the registration or the last scaling, for descriptions: nothing scales up to it
-    handler: str = ""  # as the registration named it; "": the archive's
-    workflow: str = ""  # of which the model is a node
-    request: Arguments = field(default_factory=dict)  # of the registration: the fields of StoreRequest
 
 
 class Registrations:
@@ -123,22 +103,26 @@ class Registrations:
 
     # --- start ---
 
-    async def load_at_start(self) -> None:
-        """Register and load what the store's settings name; returns when each has loaded or failed, which is logged."""
+    async def load_at_start(self, carried: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Register and load what the store's settings name or, at an upgrade, what the old server had registered;
+        returns when each has loaded or failed, which is logged."""
+        if carried is not None:
+            await self._restore(carried)
+            return
         try:
             found = await self._repository.load_store()
         except ShoalError as error:
-            _log.error("%s", _readable(error))
+            _log.error("%s", readable(error))
             return
         names: dict[str, None] = {}
         for each in found:
             if each.error is not None:
-                self._models.add_problem(each.identifier, _readable(each.error))
+                self._models.add_problem(each.identifier, readable(each.error))
                 continue
             try:
                 row = self.add(each, is_start=True)
             except ShoalError as error:
-                _log.warning("'%s' is not loaded: %s", _said(each.config, "ts_model_url"), _readable(error))
+                _log.warning("'%s' is not loaded: %s", said(each.config, "ts_model_url"), readable(error))
                 self._withdraw(each.directory, each.origin)
             else:
                 row.request = {"is_startup": True}
@@ -149,6 +133,12 @@ class Registrations:
     async def save_last_snapshot(self) -> None:
         """Have the snapshot of the server's stop written."""
         await self._snapshots.save_last()
+
+    async def follow(self, period_s: float) -> None:
+        """Load again what has changed in the store, as a change of a repository is."""
+        while True:
+            await sleep(period_s)
+            await self.look_again()
 
     async def look_again(self) -> None:
         """Load again, one after the other, versions whose archives in the store have changed; the old ones serve until
@@ -162,7 +152,7 @@ class Registrations:
                         if found is not None:
                             await self._replace(name, row, found)
                     except ShoalError as error:
-                        self._complain(f"the changed archive of model '{name}' is not loaded: {_readable(error)}")
+                        self._complain(f"the changed archive of model '{name}' is not loaded: {readable(error)}")
 
     def _complain(self, sentence: str) -> None:
         """Log an error, unless it is the last one again: an archive that cannot be read is read at each look."""
@@ -172,7 +162,7 @@ class Registrations:
 
     async def _replace(self, name: str, row: Registration, found: FoundModel) -> None:
         """Load the changed archive of a registered version; its manifest may name another version now."""
-        rows, text = self._rows.get(name, {}), _said(found.config, "ts_version")
+        rows, text = self._rows.get(name, {}), said(found.config, "ts_version")
         (version,) = found.versions.values()
         if rows.get(row.text) is not row or (text != row.text and text in rows):
             self._withdraw(found.directory, "")
@@ -202,6 +192,56 @@ class Registrations:
         if served is not None:
             await shared(served.ended)
         self._withdraw(directory, "")
+
+    # --- upgrades ---
+
+    def carried(self) -> list[dict[str, Any]]:
+        """All registered versions, as `_restore` takes them; nodes of workflows come with these (workflows.py)."""
+        rows = [(name, row) for name, versions in self._rows.items() for row in versions.values() if not row.workflow]
+        return [
+            {
+                "name": name,
+                "text": row.text,
+                "number": row.number,
+                "url": row.archive or row.url,
+                "archive": row.archive,
+                "config": self._config_of(name, row),
+                "workers": row.workers,
+                "most": row.most,
+                "handler": row.handler,
+                "request": row.request,
+                "is_default": self._defaults[name] == row.text,
+            }
+            for name, row in rows
+        ]
+
+    def _config_of(self, name: str, row: Registration) -> Config:
+        """A version's configuration with the number of instances of now."""
+        served = self._serving(name, row)
+        groups = (row if served is None else served.version).config["instance_group"]
+        return {**row.config, "instance_group": groups}
+
+    async def _restore(self, carried: Sequence[Mapping[str, Any]]) -> None:
+        """Register and load what an old server had registered: each archive is unpacked anew."""
+        for each in carried:
+            name, config = each["name"], each["config"]
+            request = {**each["request"], "url": each["url"], "model_name": name}
+            try:
+                found = await self._repository.register(request)
+            except ShoalError as error:
+                _log.error("model '%s' version %s is not registered any more: %s", name, each["text"], readable(error))
+                continue
+            (version,) = found.versions.values()
+            row = Registration(
+                each["text"], each["number"], said(config, "ts_model_url"), version.directory, version.modified_ns,
+                each["archive"], config, each["workers"], each["most"], each["handler"], request=each["request"],
+            )  # fmt: skip
+            self._rows.setdefault(name, {})[row.text] = row
+            if each["is_default"] or name not in self._defaults:
+                self._defaults[name] = row.text
+        names = [name for name, rows in self._rows.items() if any(row.workers for row in rows.values())]
+        await gather(*[self._load(name) for name in names], return_exceptions=True)
+        self._snapshots.save("startup")
 
     # --- what clients ask ---
 
@@ -234,7 +274,7 @@ class Registrations:
             raise torchserve_error(
                 500,
                 "InternalServerException",
-                f"Failed to start workers for model {name} version: {row.text}. {_readable(error)}",
+                f"Failed to start workers for model {name} version: {row.text}. {readable(error)}",
             ) from error
         self._snapshots.save("snapshot")
 
@@ -268,7 +308,7 @@ class Registrations:
                 raise torchserve_error(
                     500,
                     "InternalServerException",
-                    f"Failed to start workers for model {name} version: {row.text}. {_readable(error)}",
+                    f"Failed to start workers for model {name} version: {row.text}. {readable(error)}",
                 ) from error
         return {"model": name, "version": row.text, "workers": row.workers}
 
@@ -321,7 +361,7 @@ class Registrations:
 
     def add(self, found: FoundModel, *, is_start: bool = False) -> Registration:
         """Register a version that was found. Raises TorchServe's conflict where there is one, and changes nothing."""
-        name, text = found.name, _said(found.config, "ts_version")
+        name, text = found.name, said(found.config, "ts_version")
         rows = self._rows.get(name, {})
         if text in rows:
             raise torchserve_error(
@@ -339,13 +379,13 @@ class Registrations:
         row = Registration(
             text,
             number_for(text, [each.number for each in rows.values()]),
-            _said(config, "ts_model_url"),
+            said(config, "ts_model_url"),
             version.directory,
             version.modified_ns,
             found.origin,
             config,
-            int(_said(config, "ts_min_workers")),
-            int(_said(config, "ts_max_workers")),
+            int(said(config, "ts_min_workers")),
+            int(said(config, "ts_max_workers")),
             workflow=parameter(config, "ts_workflow") or "",
         )
         if is_default:
@@ -386,7 +426,7 @@ class Registrations:
         """Serve the versions of a model that have workers, and no others; returns when each has loaded or failed."""
         wanted = [row for row in self._rows.get(name, {}).values() if row.workers]
         if wanted:
-            await self._models.load(_merged(name, wanted))
+            await self._models.load(merged(name, wanted))
             self._mark_default(name)
         elif (model := self._model(name)) is not None:
             await model.unload()
@@ -418,39 +458,3 @@ def _snapshot_of(row: Registration, *, is_default: bool) -> dict[str, Any]:
         "runtimeType": parameter(row.config, "ts_runtime") or "python",
         **({"handler": row.handler} if row.handler else {}),
     }
-
-
-def number_for(text: str, taken: Iterable[int]) -> int:
-    """The integer of a version: the number that its text is ("3", "3.0"), if that is free, else the first above all."""
-    numbers = set(taken)
-    found = _NUMBER.fullmatch(text)
-    if found is not None and int(found[1]) not in numbers:
-        return int(found[1])
-    return max(numbers, default=0) + 1
-
-
-def with_default(config: Config, *, is_default: bool) -> Config:
-    """A configuration with the parameter `ts_default` where its version is the default one, and without it
-    elsewhere."""
-    others = {key: value for key, value in config["parameters"].items() if key != "ts_default"}
-    return {**config, "parameters": {**others, "ts_default": {"string_value": "true"}} if is_default else others}
-
-
-def _merged(name: str, rows: Iterable[Registration]) -> FoundModel:
-    """All versions of a model as one, each with its own configuration."""
-    versions = {row.number: FoundVersion(row.directory, row.modified_ns, row.config) for row in rows}
-    first = versions[min(versions)]
-    assert first.config is not None
-    return FoundModel(name, first.directory, first.config, {}, versions, 0)
-
-
-def _said(config: Config, key: str) -> str:
-    text = parameter(config, key)
-    assert text is not None, key
-    return text
-
-
-def _readable(error: ShoalError) -> ShoalError:
-    """An error without TorchServe's status and type in front of its sentence."""
-    fault = torchserve_fault(str(error))
-    return error if fault is None else type(error)(fault.message)

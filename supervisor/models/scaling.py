@@ -5,7 +5,7 @@ request is dropped or waits for either.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
@@ -42,6 +42,8 @@ class Scaling:
         # Changed by each observation, which keeps the versions and instances that still exist.
         self._busy: dict[int, BusyShare] = {}
         self._autoscalers: dict[int, Autoscaler] = {}
+        # Changed by scaling: ids of versions that have, or have had, other instances than their configuration says.
+        self._resized: set[int] = set()
 
     @property
     def verbs(self) -> dict[str, Verb]:
@@ -114,7 +116,24 @@ class Scaling:
                 f"model '{version.name}' can have {least} to {most} instances, got count {count}; its parameters "
                 "'min_instances' and 'max_instances' say so"
             )
+        self._resized.add(version.model_id)
         return served.resize(with_count(version.config, count))
+
+    # --- upgrades ---
+
+    def carried(self) -> list[tuple[str, int, int]]:
+        """The versions that were scaled, by request or by load: model, version, number of instances."""
+        versions = [each.version for model in self._models.models.values() for each in model.serving.values()]
+        return [(each.name, each.version, each.num_instances) for each in versions if each.model_id in self._resized]
+
+    async def restore(self, scaled: Sequence[tuple[str, int, int]]) -> None:
+        """Scale versions as an old server had scaled them; one that cannot be has as many as its configuration says,
+        and the log says why."""
+        for name, number, count in scaled:
+            try:
+                await shared(self._resize(_serving(self._models.get(name), number), count))
+            except ShoalError as error:
+                _log.error("model '%s' has no %d instances as before the upgrade: %s", name, count, error)
 
     # --- scaling by load ---
 

@@ -153,6 +153,10 @@ class Versions:
         """Take over a directory made for one load; it is discarded when every version loaded from it has ended."""
         self._borrowed.setdefault(directory, 0)
 
+    def is_lent(self, directory: Path) -> bool:
+        """Whether a directory was made for one load, and is in use."""
+        return directory in self._borrowed
+
     def disown(self, directory: Path) -> None:
         """Leave a directory to the process that made it: its load has failed."""
         self._borrowed.pop(directory, None)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from shoal.errors import ShoalError
 from shoal.repository.found import FoundModel
 from shoal.supervisor.event_loop import gather
-from shoal.supervisor.models.registrations import Registration, Registrations
+from shoal.supervisor.models.registration import Registration
+from shoal.supervisor.models.registrations import Registrations
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.questions.questions import Verb
 from shoal.torchserve_errors import torchserve_error, torchserve_fault
@@ -47,6 +48,7 @@ class Workflows:
         # Changed by registrations. Names are taken from the beginning of a registration on.
         self._workflows: dict[str, Registered] = {}
         self._nodes: dict[str, list[tuple[str, Registration]]] = {}
+        self._requests: dict[str, Arguments] = {}
 
     @property
     def verbs(self) -> dict[str, Verb]:
@@ -78,6 +80,7 @@ class Workflows:
                 f"Workflow {workflow.name} has failed to register. Failures: [{', '.join(failures)}]",
             )
         self._workflows[workflow.name] = workflow
+        self._requests[workflow.name] = request
         return {"workflow": workflow.name}
 
     async def _bring_up(self, name: str, found: Sequence[FoundModel]) -> list[str]:
@@ -103,8 +106,29 @@ class Workflows:
         workflow = self._workflows.pop(name, None)
         if workflow is None:
             raise not_found(name)
+        del self._requests[name]
         await self._remove(name)
         self._withdraw(workflow)
+
+    # --- upgrades ---
+
+    def carried(self) -> list[dict[str, Any]]:
+        """All registered workflows, as `restore` takes them."""
+        return [
+            {"request": self._requests[each.name], "url": each.url, "archive": each.archive}
+            for each in self._workflows.values()
+        ]
+
+    async def restore(self, carried: Sequence[Mapping[str, Any]]) -> None:
+        """Register what an old server had registered: each archive is unpacked anew."""
+        for each in carried:
+            try:
+                name = (await self._register({**each["request"], "url": each["archive"] or each["url"]}))["workflow"]
+            except ShoalError as error:
+                _log.error("workflow '%s' is not registered any more: %s", each["url"], _readable(error))
+                continue
+            self._requests[name] = dict(each["request"])
+            self._workflows[name] = self._workflows[name]._replace(url=each["url"], archive=each["archive"])
 
     async def _list(self, arguments: Arguments) -> list[Mapping[str, Any]]:
         """Registered workflows, one or all, sorted by name."""

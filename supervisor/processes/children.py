@@ -44,6 +44,7 @@ class ChildProgram:
     descriptors: Mapping[str, Sequence[int]] = field(default_factory=dict)
     gives_way: bool = False  # has a lower priority than processes that serve (niceness.py), until `join_in`
     runs_model: bool = False  # runs users' code, in a worker
+    command: Sequence[str] = ()  # in place of `python -m module…`
 
 
 class Child:
@@ -113,9 +114,10 @@ class Child:
         # -P, safe path: a file named json.py in the working directory must not stand in for the standard module.
         isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
         stdout, stderr = self.output_fds or (None, None)
+        # -u, unbuffered: what a process has printed must not be lost when it is killed.
+        command = self.program.command or [sys.executable, *isolation, "-u", "-m", *self.program.module]
         process: subprocess.Popen[bytes] = _popen(
-            # -u, unbuffered: what a process has printed must not be lost when it is killed.
-            [sys.executable, *isolation, "-u", "-m", *self.program.module],
+            command,
             env={
                 **os.environ,
                 **self.program.environment,

@@ -11,6 +11,7 @@ supervisor.
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from shoal.errors import UnavailableError
 from shoal.messages.from_client import GuestConnected
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import PayloadWanted, Refused
-from shoal.messages.to_client import GuestWelcomed
+from shoal.messages.to_client import GuestWelcomed, ServerStopping
 from shoal.options import ServerOptions
 from shoal.shm.doorbell import GuestBell
 from shoal.shm.segment import OutOfSharedMemoryError
@@ -63,37 +64,49 @@ class Guests:
         self._listener: Listener | None = None
         self._path = ""
         self._connections: set[Member] = set()
+        self._is_stopping = False
         self._gone: Future[None] = loop.future()  # done when all guests have left after `close`
 
-    def start(self, http_port: int) -> None:
-        """Listen where the options say, or where a client looks for a server of this port. An error is logged, and the
-        server goes on without guests."""
+    def start(self, http_port: int, inherited: socket.socket | None = None) -> None:
+        """Listen where the options say, or where a client looks for a server of this port; on the socket that is
+        `inherited` at an upgrade if that is the place. An error is logged, and the server goes on without guests."""
         path = self._options.client_socket
-        if path == "" or not self._options.client_count:
-            return
         try:
             if path is None:
                 path = server_path(os.environ, http_port)
                 sweep(Path(path).parent)
-            self.open(path)
+            if path and self._options.client_count:
+                self.open(path, inherited)
+                inherited = None
         except OSError as error:
             _log.error("no client on this host can connect to this server: %s", error)
+        if inherited is not None:
+            inherited.close()
 
-    def open(self, path: str) -> None:
+    def open(self, path: str, inherited: socket.socket | None = None) -> None:
         """Listen for guests on a socket at this path. Raises OSError."""
-        self._listener = Listener.at(path)
+        is_inherited = inherited is not None and inherited.getsockname() == path
+        self._listener = Listener.adopt(inherited) if inherited is not None and is_inherited else Listener.at(path)
         self._path = path
         self._loop.on_readable(self._listener.fileno(), self._accept)
         _log.info("clients on this host find the server at %s", path)
 
-    def close(self) -> None:
-        """Refuse new guests. Connected guests have been sent that the server is stopping."""
+    @property
+    def socket_fd(self) -> int | None:
+        """The listening socket's descriptor; None where there is none."""
+        return None if self._listener is None else self._listener.fileno()
+
+    def close(self, *, keeps_socket: bool = False) -> None:
+        """Refuse new guests; with `keeps_socket` a new server takes them. Guests that are connected, or are about to
+        be, are sent that the server is stopping."""
         listener, self._listener = self._listener, None
+        self._is_stopping = True
         if listener is not None:
             self._loop.forget(listener.fileno())
             listener.close()
-            with suppress(OSError):
-                os.unlink(self._path)
+            if not keeps_socket:
+                with suppress(OSError):
+                    os.unlink(self._path)
 
     async def see_off(self) -> None:
         """After `close`, return once all guests have left, which they do when their requests are answered; after a time
@@ -196,6 +209,8 @@ class Guests:
             far_end.close()
         await mapped
         self._send_models(guest)
+        if self._is_stopping:  # it had not joined when the others were sent that
+            member.send(ServerStopping())
 
     def _handlers(self, guest: Participant) -> Handlers:
         handlers = client_handlers(self._star, self._questions, guest)

@@ -57,9 +57,11 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[socket.socket]:
     return passed
 
 
-def bind(options: ServerOptions, passed: Sequence[socket.socket] = ()) -> Listeners:
+def bind(
+    options: ServerOptions, passed: Sequence[socket.socket] = (), inherited: Mapping[str, socket.socket] | None = None
+) -> Listeners:
     """A bound socket for each endpoint in use, by the endpoint's name: one of those `passed` by systemd if it has the
-    endpoint's port, else a new one, not listening yet.
+    endpoint's port, or the one `inherited` at an upgrade, else a new one, not listening yet.
 
     Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
     """
@@ -68,16 +70,17 @@ def bind(options: ServerOptions, passed: Sequence[socket.socket] = ()) -> Listen
 
         server_context(*files, protocol)
     by_port = {each.getsockname()[1]: each for each in passed}
-    found = {
-        endpoint.name: by_port.pop(endpoint.port) if endpoint.port in by_port else _bind(endpoint)
-        for endpoint in endpoints(options)
-    }
+    by_name = dict(inherited or {})
+    found = {endpoint.name: _taken(endpoint, by_port, by_name) or _bind(endpoint) for endpoint in endpoints(options)}
+    for unused in by_name.values():
+        unused.close()
     for port, unused in by_port.items():
         _log.warning("the socket of port %d that systemd has passed is for none of the server's endpoints", port)
         unused.close()
     for name, listener in found.items():
         _limit_waits(listener)
-        when = "connections wait until" if listener in passed else "it accepts connections once"
+        is_listening = listener in passed or listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        when = "connections wait until" if is_listening else "it accepts connections once"
         _log.info("%s is bound for %s; %s the models have loaded", text_of(listener), name, when)
     return found
 
@@ -134,6 +137,18 @@ def _is_served(path: str) -> bool:
         except BlockingIOError:
             return True  # its backlog is full
     return True
+
+
+def _taken(
+    endpoint: Endpoint, by_port: dict[int, socket.socket], by_name: dict[str, socket.socket]
+) -> socket.socket | None:
+    """The socket that is there for an endpoint: systemd's or, unless the endpoint has another port now, the old
+    server's."""
+    if endpoint.port in by_port:
+        return by_port.pop(endpoint.port)
+    if endpoint.name in by_name and endpoint.port in (0, address_of(by_name[endpoint.name])[1]):
+        return by_name.pop(endpoint.name)
+    return None
 
 
 def _bind(endpoint: Endpoint) -> socket.socket:

@@ -24,7 +24,7 @@ class LogControl:
     """The verb that changes log settings. `settings` are the arguments of log.configure."""
 
     def __init__(self, settings: shared.LogSettings, star: Star, *others: Logging) -> None:
-        self._settings = settings
+        self.settings = settings
         self._star = star
         self._others = others
 
@@ -35,11 +35,11 @@ class LogControl:
         may download for an hour, and the tracer are sent the change and not waited for: they apply it before their next
         task.
         """
-        self._settings.update(arguments["changes"])
-        log.configure(**self._settings)
+        self.settings.update(arguments["changes"])
+        log.configure(**self.settings)
         for each in self._others:
             each.configure_log()
-        now = self._settings.copy()
+        now = self.settings.copy()
         message = shared.LogChanged(now)
         star = self._star
         for worker in star.workers.values():

@@ -7,8 +7,10 @@ Runs in the supervisor.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
+from shoal.errors import ShoalError
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import TraceSettingsChanged
 from shoal.supervisor.event_loop import EventLoop, Future, shared
@@ -16,7 +18,7 @@ from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.tracer import TracerProcess
 from shoal.tracer.command_line import TraceConfig
-from shoal.tracer.settings import GLOBAL, OFF, TraceSettings, describe
+from shoal.tracer.settings import GLOBAL, OFF, Changes, TraceSettings, describe
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +53,28 @@ class TraceControl:
         model, changes = arguments["model"] or GLOBAL, arguments["changes"]
         if changes is not None:
             self._settings.change(model, changes)
-            message = self._message()
-            await self._star.acknowledgements.announce([(each.member, message) for each in self._star.front_ends])
-            await shared(self._send_to_tracer())
+            await self._put_in_force()
         return describe(self._settings.of(model), self._config.options)
+
+    async def _put_in_force(self) -> None:
+        message = self._message()
+        await self._star.acknowledgements.announce([(each.member, message) for each in self._star.front_ends])
+        await shared(self._send_to_tracer())
+
+    @property
+    def layers(self) -> Mapping[str, Changes]:
+        """What requests have changed, for all models and for each, as a new server takes it over."""
+        return self._settings.layers
+
+    async def restore(self, layers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put what an old server's clients had changed in force; without effect where it cannot be traced so now."""
+        for model in sorted(layers, key=len):  # GLOBAL first: models' settings build on it
+            try:
+                self._settings.change(model, dict(layers[model]))
+            except ShoalError as error:
+                _log.error("trace settings of before the upgrade are not in force: %s", error)
+        if any(layers.values()):
+            await self._put_in_force()
 
     def send_to(self, client: Participant) -> None:
         """Send a front end that has joined the trace settings."""

@@ -33,7 +33,7 @@ TRITON = """
 
 SHOAL = """
     shm-client-slab-mib shm-worker-slab-mib shm-oversize-mib max-in-flight default-max-queue-size request-timeout-secs
-    request-deadline-ms client-socket client-count client-slab-mib
+    pid-file upgrade-timeout-secs request-deadline-ms client-socket client-count client-slab-mib
     model-load-timeout-secs model-execution-timeout-secs grpc-max-connections
     max-request-bytes max-control-bytes max-expansion max-upload-mib upload-timeout-secs min-upload-rate
     listen-backlog http-process-count

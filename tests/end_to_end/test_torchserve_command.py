@@ -87,8 +87,17 @@ def test_a_server_in_the_background_is_found_and_stopped(tmp_path: Path) -> None
         pid = int((tmp_path / "tmp" / ".model_server.pid").read_text())
         assert b"org.pytorch.serve.ModelServer" in Path(f"/proc/{pid}/cmdline").read_bytes()
         port = server.port_of("TorchServe Inference")
-        for path, expected in (("/predictions/echo/1.0", b"1.0:hi"), ("/predictions/echo/2.0", b"2.0:hi")):
-            assert ask(port, path, keys["inference"]["key"]) == (200, expected)
+        file = tmp_path / "tmp" / ".model_server.pid"
+        for is_upgraded in (False, True):
+            if is_upgraded:  # its pid file, its tokens, its ports and what is registered stay
+                command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "upgrade"]
+                done = subprocess.run([*command, f"--pid-file={file}"], check=False, timeout=180, capture_output=True)
+                assert done.returncode == 0, (done, server.log.decode())
+                assert f"Process {file.read_text()} " in done.stdout.decode()
+                assert json.loads((tmp_path / "key_file.json").read_text()) == keys
+                assert file.read_text() != str(pid)
+            for path, expected in (("/predictions/echo/1.0", b"1.0:hi"), ("/predictions/echo/2.0", b"2.0:hi")):
+                assert ask(port, path, keys["inference"]["key"]) == (200, expected)
         again = "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
         assert run(tmp_path, "--start") == (1, again)
         assert run(tmp_path, "--stop", "--foreground") == (0, "TorchServe has stopped.\n")

@@ -15,7 +15,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.signals import Signals
 loop = EventLoop()
 said = os.fdopen(int(sys.argv[1]), "wb", 0)
-signals = Signals(loop, lambda: None, lambda: said.write(b"again\\n"))
+signals = Signals(loop, lambda: None, lambda: said.write(b"again\\n"), lambda: None)
 signals.watch()
 signals.first.add_done_callback(lambda done: (said.write(b"ends %d\\n" % done.result()), loop.stop()))
 said.write(b"ready\\n")

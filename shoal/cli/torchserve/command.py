@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import read_values
-from shoal.cli.torchserve.pid_file import PidFile, PidFileError, await_end, default_path, running_server
 from shoal.cli.torchserve.properties import PropertiesError, format_properties, parse_properties, with_variables
 from shoal.cli.torchserve.tokens import FILE, write_keys
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import files
 from shoal.options import ServerOptions, check
+from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, default_path, running_server
+from shoal.supervisor.upgrade.launch import VARIABLE
 from shoal.torchserve_settings import TORCHSERVE_VERSION
 
 STOP_LIMIT_S = 60.0
@@ -93,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]) -> int:
     start = understand(arguments, environ)
+    if VARIABLE in environ:  # an upgrade: the old server's pid file and tokens stay, and this process serves
+        from shoal.supervisor.main import run
+
+        return run(replace(start.options, pid_file=str(path)))
     pid_file = PidFile.take(path)
     if pid_file is None:
         print("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
@@ -124,7 +129,7 @@ def _start(arguments: argparse.Namespace, path: Path, environ: Mapping[str, str]
     from shoal.supervisor.main import run  # imported here: --stop needs none of it
 
     try:
-        return run(start.options)
+        return run(start.options, pid_file)
     finally:
         pid_file.remove()
 

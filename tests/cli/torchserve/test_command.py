@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.torchserve.command import _parser, torchserve, understand
-from shoal.cli.torchserve.pid_file import PidFile
 from shoal.cli.torchserve.properties import PropertiesError
 from shoal.options import ServerOptions, endpoints
+from shoal.supervisor.pid_file import PidFile
 
 
 @pytest.fixture(autouse=True)

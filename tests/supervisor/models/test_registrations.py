@@ -22,7 +22,8 @@ from shoal.repository.torchserve.yaml_config import YamlConfig
 from shoal.store_settings import StoreSettings
 from shoal.supervisor.event_loop import Future, Task
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.registrations import Registrations, number_for
+from shoal.supervisor.models.registration import number_for
+from shoal.supervisor.models.registrations import Registrations
 from shoal.supervisor.processes.repository import RepositoryPoller
 from tests.supervisor.served_version import Version
 from tests.supervisor.star_rig import OPTIONS

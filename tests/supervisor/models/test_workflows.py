@@ -124,3 +124,30 @@ def test_nodes_are_in_no_snapshot() -> None:
         site.register()
         made.bring_up()
         assert [*made.registrations._snapshot()] == ["m"]
+
+
+def test_a_new_server_registers_what_the_old_one_had() -> None:
+    with rig() as made:
+        old = Site(made)
+        old.register()
+        made.bring_up()
+        carried = old.workflows.carried()
+        assert carried == [{"request": {"url": "w.war"}, "url": "w.war", "archive": "w.war"}]
+        assert made.registrations.carried() == []  # its nodes come with it
+    with rig() as made:
+        new = Site(made)
+        new.finds = [node("w", "a", is_function=True), node("w", "b")]
+        restoring = made.made.rig.loop.begin(new.workflows.restore(carried))
+        made.made.rig.settle()
+        made.bring_up()
+        assert restoring.exception() is None
+        assert (new.asked, new.workflows.carried()) == ([{"url": "w.war"}], carried)
+        assert [row[0] for row in made.listed()] == ["w__a", "w__b"]
+    with rig() as made:
+        failing = Site(made)
+        failing.finds = [node("w", "a")]
+        restoring = made.made.rig.loop.begin(failing.workflows.restore(carried))
+        made.made.rig.settle()
+        made.refuse()
+        assert restoring.exception() is None
+        assert failing.workflows.carried() == []

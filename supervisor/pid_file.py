@@ -1,5 +1,5 @@
-"""<tmp>/.model_server.pid: the pid of the running server, for `torchserve --stop`. The server holds the file's lock for
-as long as it runs."""
+"""The file with a server's pid: of --pid-file, or <tmp>/.model_server.pid for `torchserve --stop`. Its lock is held for
+as long as the server runs; at an upgrade the new server gets both."""
 
 import fcntl
 import os
@@ -22,11 +22,11 @@ def default_path() -> Path:
 
 
 class PidFile:
-    """A server's pid file, locked. Not inherited by processes that are exec'd; a forked one shares the lock."""
+    """A server's pid file, locked. Inherited by no exec'd process but a new server; a forked one shares the lock."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     @classmethod
     def take(cls, path: Path) -> "PidFile | None":
@@ -44,12 +44,13 @@ class PidFile:
 
     def write(self, pid: int) -> None:
         """Write the server's pid."""
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(pid).encode(), 0)
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, str(pid).encode(), 0)
 
     def remove(self) -> None:
-        """Remove the file, before the lock goes with its process."""
-        self._path.unlink(missing_ok=True)
+        """Remove the file, before the lock goes with its process; a file that names another process is that one's."""
+        if os.pread(self.descriptor, 20, 0) == str(os.getpid()).encode():
+            self._path.unlink(missing_ok=True)
 
 
 def running_server(path: Path) -> int | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.torchserve.pid_file import PidFile, PidFileError, await_end, running_server
+from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, running_server
 
 
 def test_one_server_has_the_file_until_its_process_ends(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_one_server_has_the_file_until_its_process_ends(tmp_path: Path) -> None:
     assert pid_file is not None
     pid_file.write(4711)
     assert (running_server(path), PidFile.take(path)) == (4711, None)
-    os.close(pid_file._descriptor)
+    os.close(pid_file.descriptor)
     assert running_server(path) is None
     assert await_end(path, 0)
 
@@ -26,10 +26,12 @@ def test_a_pid_that_a_killed_server_has_left_is_nobodys(tmp_path: Path) -> None:
     taken = PidFile.take(tmp_path / "pid")
     assert taken is not None
     taken.write(7)
+    taken.remove()  # by the server whose place process 7 has taken
     assert (tmp_path / "pid").read_text() == "7"
+    taken.write(os.getpid())
     taken.remove()
     assert not (tmp_path / "pid").exists()
-    os.close(taken._descriptor)
+    os.close(taken.descriptor)
 
 
 def test_waiting_for_a_server_that_does_not_end_has_a_limit(tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_waiting_for_a_server_that_does_not_end_has_a_limit(tmp_path: Path) -> N
     taken.write(4711)
     clock = iter([0.0, 61.0])
     assert not await_end(tmp_path / "pid", 60, lambda: next(clock))
-    os.close(taken._descriptor)
+    os.close(taken.descriptor)
 
 
 def test_a_link_and_no_file_are_refused(tmp_path: Path) -> None:

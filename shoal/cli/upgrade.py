@@ -1,0 +1,157 @@
+"""The verb `upgrade`: the installed version takes a running server's place, on the same sockets and without a gap."""
+
+import argparse
+import os
+import re
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.verb import EXIT_DONE, EXIT_MISUSED, EXIT_NO_ANSWER, EXIT_REFUSED
+from shoal.control import ADDRESS_PREFIX, GONE, Channel, join, peer_of
+from shoal.messages.message import Message, MessageError
+from shoal.messages.upgrade import TO_COMMAND, UpgradeBegun, UpgradeEnded, UpgradeWanted
+
+_DESCRIPTION = """\
+Replace a running server by the version that is installed now. A new server is started with the command line and the
+environment of the old one, on the same sockets; once its models have loaded it takes over, and the old one answers what
+it has accepted, and ends. No request fails. If the new server does not come up, the old one goes on as if nothing had
+happened, and the command says why. Run it on the server's host, as its user or as root.
+
+Examples:
+  pip install --upgrade shoal && shoal upgrade
+  shoal upgrade --pid 4711                       # one of several servers on this host
+  shoal upgrade --pid-file /run/shoal/pid
+  sudo -u shoal shoal upgrade                    # the service of systemd, whose main process changes
+"""
+
+_ENDING = """
+SIGUSR2 to the server does the same, and says what came of it in the log alone. docs/operations.md: what is carried
+over, what is not, and when an upgrade is refused.
+
+Exit codes: 0 done; 1 the command is wrong, or no server is found; 2 refused or failed, the old server goes on; 3 the
+server has ended.
+"""
+
+#: An abstract address of a supervisor in /proc/net/unix, which begins with its pid.
+_ADDRESS = re.compile(rf"@({ADDRESS_PREFIX}([0-9]+)-[0-9a-f]{{32}})$")
+#: What the server may take beyond its own time limit: it ends the new server first (ours).
+SLACK_S = 120.0
+
+
+def upgrade(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Upgrade a server; returns the exit code."""
+    try:
+        arguments = _parser().parse_args(list(argv))
+        pid, address = _choose(arguments, servers(Path("/proc/net/unix").read_text()))
+        return _ask(pid, address)
+    except CommandLineError as error:
+        print(f"{error}\n'shoal upgrade --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="shoal upgrade",
+        usage="shoal upgrade [--pid <pid> | --pid-file <file>]",
+        description=_DESCRIPTION,
+        epilog=_ENDING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--pid", type=int, metavar="<pid>", help="the server's process (default: the only server here)")
+    which.add_argument("--pid-file", metavar="<file>", help="the file with the server's pid")
+    parser.add_argument("--help", "-h", action="help", help="print this and exit")
+    return parser
+
+
+def servers(sockets: str) -> dict[int, str]:
+    """The servers among the sockets that /proc/net/unix lists: pid → address of the supervisor."""
+    found = (_ADDRESS.search(line) for line in sockets.splitlines())
+    return {int(match[2]): f"@{match[1]}" for match in found if match is not None}
+
+
+def _choose(arguments: argparse.Namespace, found: Mapping[int, str]) -> tuple[int, str]:
+    """The server that is meant. Raises CommandLineError where there is none, or several."""
+    pid = arguments.pid
+    if arguments.pid_file is not None:
+        try:
+            pid = int(Path(arguments.pid_file).read_text())
+        except (OSError, ValueError) as error:
+            raise CommandLineError(f"--pid-file: '{arguments.pid_file}' has no pid: {error}") from None
+    if pid is not None:
+        if pid not in found:
+            raise CommandLineError(f"process {pid} is no Shoal server of this version or later")
+        return pid, found[pid]
+    if not found:
+        raise CommandLineError("no Shoal server runs here; start one: shoal serve --model-repository <directory>")
+    if len(found) > 1:
+        running = "\n".join(_shown(each) for each in sorted(found))
+        raise CommandLineError(f"several servers run here; say which one by --pid:\n{running}")
+    return next(iter(found.items()))
+
+
+def _shown(pid: int) -> str:
+    try:
+        return f"  {pid}  {os.readlink(f'/proc/{pid}/cwd')}"
+    except OSError:
+        return f"  {pid}"
+
+
+def _ask(pid: int, address: str) -> int:
+    """Ask a supervisor for an upgrade, and print what comes of it; returns the exit code."""
+    try:
+        channel = join(UpgradeWanted(), address)
+    except OSError as error:
+        raise CommandLineError(f"process {pid} cannot be asked: {error.strerror or error}") from None
+    with channel:
+        if _peer(channel) != pid:
+            raise CommandLineError(f"what answers in place of process {pid} is another process; nothing was done")
+        try:
+            return _follow(pid, _messages(channel))
+        except (*GONE, MessageError):
+            print(f"Process {pid} has ended, or does not let this user ask it. Ask as its user.", file=sys.stderr)
+        except TimeoutError:
+            print(f"Process {pid} does not say what has come of it; its log does.", file=sys.stderr)
+    return EXIT_NO_ANSWER
+
+
+def _peer(channel: Channel) -> int:
+    duplicate = socket.socket(fileno=os.dup(channel.fileno()))
+    with duplicate:
+        return peer_of(duplicate)[0]
+
+
+def _messages(channel: Channel) -> Iterator[Message]:
+    """The supervisor's messages, as they come. Raises TimeoutError after its time limit, EOFError at its end."""
+    ends_s = time.monotonic() + SLACK_S
+    while True:
+        if not select.select([channel], [], [], max(0.0, ends_s - time.monotonic()))[0]:
+            raise TimeoutError
+        message, _ = channel.receive(TO_COMMAND)
+        if isinstance(message, UpgradeBegun):
+            ends_s += message.limit_s
+        yield message
+
+
+def _follow(pid: int, messages: Iterator[Message]) -> int:
+    for message in messages:
+        if isinstance(message, UpgradeBegun):
+            print(f"Process {message.pid} is started beside process {pid}, and has {message.limit_s:g} s.", flush=True)
+        elif isinstance(message, UpgradeEnded) and message.reason:
+            print(f"No upgrade: {message.reason}.\nProcess {pid} goes on as before.", file=sys.stderr)
+            return EXIT_REFUSED
+        elif isinstance(message, UpgradeEnded):
+            print(f"Process {message.pid} (shoal {message.version}) serves in the place of process {pid}.", flush=True)
+            break
+    try:
+        for _ in messages:
+            """Nothing more is said until the connection ends."""
+    except GONE:
+        print(f"Process {pid} has answered what it had accepted, and has ended.")
+    return EXIT_DONE

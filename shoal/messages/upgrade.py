@@ -1,0 +1,100 @@
+"""Messages of an upgrade: between a server and the new one that takes its place, and with the command that asks for it.
+
+    shoal upgrade ── UpgradeWanted ─► server; UpgradeBegun, then UpgradeEnded ─► shoal upgrade
+    new server ── NewServerConnected ─► old server; ModelsCarried ─► loads ── ModelsSettled ─► old server
+        RegionRegistered of to_client.py, SettingsCarried ─► listens ── NewServerServes ─► old server
+        TakeOver, MainProcessNamed ─► serves alone; the connection's end: the old server has ended
+
+The supervisors of the old server (supervisor/upgrade/upgrade.py) and of the new one (supervisor/upgrade/predecessor.py)
+receive them. These may be of different versions: a message of a type, or with a field, that the receiver does not know
+ends the upgrade, and the old server goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.messages.message import Kinds, Message
+from shoal.messages.shared import LogSettings
+from shoal.messages.to_client import RegionRegistered, RegionUnregistered
+
+
+class UpgradeWanted(Message):
+    """Sent by the command: start the installed version in the server's place."""
+
+
+class UpgradeBegun(Message):
+    """Sent to the command: the new server has been started, and has so many seconds to be ready."""
+
+    pid: int
+    limit_s: float
+
+
+class UpgradeEnded(Message):
+    """Sent to the command: a new server has taken over, or `reason` says why not; the old one goes on then."""
+
+    pid: int  # of the new server
+    version: str
+    reason: str  # "": it has taken over
+
+
+class NewServerConnected(Message):
+    """Sent by the new server, first: its command line is understood."""
+
+    version: str
+
+
+class ModelsCarried(Message):
+    """Sent to the new server, first: what requests have changed of the models since the old server's start."""
+
+    #: In control mode explicit, what it serves: names of models; None in other modes.
+    names: Sequence[str] | None
+    #: Of those, models whose configuration or files came with a request: name, configuration as JSON, directory.
+    given: Sequence[tuple[str, str, str | None]]
+    #: Repositories that were registered for one model each: name of the model, directory.
+    repositories: Sequence[tuple[str, str]]
+    #: Instances of versions with another number than their configuration says: model, version, number.
+    scaled: Sequence[tuple[str, int, int]]
+    #: Versions of TorchServe's store: the fields of registrations.Registration; None where there is no store.
+    registered: Sequence[Mapping[str, Any]] | None
+    #: TorchServe's workflows: the request, where it came from, and the name of a download in the workflow store.
+    workflows: Sequence[Mapping[str, Any]]
+    #: Bytes of /dev/shm that the old server's segments may still take.
+    promised_nbytes: int
+
+
+class ModelsSettled(Message):
+    """Sent by the new server: its models have loaded or failed, and it waits for SettingsCarried before it listens."""
+
+    serving: Sequence[tuple[str, int]]  # model and version
+
+
+class SettingsCarried(Message):
+    """Sent to the new server: it may listen, with the settings that requests have changed."""
+
+    log: LogSettings
+    traces: Mapping[str, Mapping[str, Any]]  # layers of TraceSettings, by model
+
+
+class NewServerServes(Message):
+    """Sent by the new server: its front ends answer, and it waits for TakeOver."""
+
+
+class NewServerFails(Message):
+    """Sent by the new server: it ends, for this reason."""
+
+    reason: str
+
+
+class TakeOver(Message):
+    """Sent to the new server: it is the server from now on. With its acknowledgement it no longer dies with the old
+    one, which accepts no more, and ends."""
+
+
+class MainProcessNamed(Message):
+    """Sent to the new server: the service manager knows it as the main process, and it reports there from now on."""
+
+
+#: What the new server receives first, and what after that.
+FIRST_TO_NEW_SERVER = Kinds(ModelsCarried)
+TO_NEW_SERVER = Kinds[Message](RegionRegistered, RegionUnregistered, SettingsCarried, TakeOver, MainProcessNamed)
+TO_COMMAND = Kinds[Message](UpgradeBegun, UpgradeEnded)

@@ -1,0 +1,71 @@
+"""A registered version of TorchServe's store, and what follows from its configuration. Pure; used in the supervisor."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ShoalError
+from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter
+from shoal.repository.found import FoundModel, FoundVersion
+from shoal.torchserve_errors import torchserve_fault
+
+#: A text that is, or begins with, a number and says no more: "2", "2.0".
+_NUMBER = re.compile(r"([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """A registered version."""
+
+    text: str  # TorchServe's version
+    number: int  # Shoal's
+    url: str
+    directory: Path  # unpacked, or the registered folder
+    modified_ns: int
+    archive: str  # the name of a download in the store; "" where the archive was there
+    config: Config
+    workers: int  # 0: registered, not loaded
+    most: int  # max_worker of the registration or the last scaling, for descriptions: nothing scales up to it
+    handler: str = ""  # as the registration named it; "": the archive's
+    workflow: str = ""  # of which the model is a node
+    request: dict[str, Any] = field(default_factory=dict)  # of the registration: the fields of StoreRequest
+
+
+def number_for(text: str, taken: Iterable[int]) -> int:
+    """The integer of a version: the number that its text is ("3", "3.0"), if that is free, else the first above all."""
+    numbers = set(taken)
+    found = _NUMBER.fullmatch(text)
+    if found is not None and int(found[1]) not in numbers:
+        return int(found[1])
+    return max(numbers, default=0) + 1
+
+
+def with_default(config: Config, *, is_default: bool) -> Config:
+    """A configuration with the parameter `ts_default` where its version is the default one, and without it
+    elsewhere."""
+    others = {key: value for key, value in config["parameters"].items() if key != "ts_default"}
+    return {**config, "parameters": {**others, "ts_default": {"string_value": "true"}} if is_default else others}
+
+
+def merged(name: str, rows: Iterable[Registration]) -> FoundModel:
+    """All versions of a model as one, each with its own configuration."""
+    versions = {row.number: FoundVersion(row.directory, row.modified_ns, row.config) for row in rows}
+    first = versions[min(versions)]
+    assert first.config is not None
+    return FoundModel(name, first.directory, first.config, {}, versions, 0)
+
+
+def said(config: Config, key: str) -> str:
+    """The text of a parameter that every registered version has."""
+    text = parameter(config, key)
+    assert text is not None, key
+    return text
+
+
+def readable(error: ShoalError) -> ShoalError:
+    """An error without TorchServe's status and type in front of its sentence."""
+    fault = torchserve_fault(str(error))
+    return error if fault is None else type(error)(fault.message)

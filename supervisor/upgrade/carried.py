@@ -1,0 +1,108 @@
+"""What a new server takes over from the old one: what requests have changed since the old one's start.
+
+Carried are models that were loaded and unloaded by request, with configurations and files that came with a load; the
+numbers of instances; registrations; log and trace settings; clients' regions of shared memory. Not carried are
+counters, the response cache, sequences under way, and models' own state (docs/operations.md). Runs in the supervisor:
+`models`, `settings` and `follow` in the old server's, the others in the new one's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.messages import upgrade as messages
+from shoal.supervisor.memory.client_regions import ClientRegions
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.models.model_control import ModelControl
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.registrations import Registrations
+from shoal.supervisor.models.scaling import Scaling
+from shoal.supervisor.models.workflows import Workflows
+from shoal.supervisor.processes.members import Member
+from shoal.supervisor.questions.log_settings import LogControl
+from shoal.supervisor.questions.trace_settings import TraceControl
+from shoal.supervisor.upgrade.predecessor import Predecessor
+
+
+class CarriedState:
+    """The parts of a server that requests change."""
+
+    def __init__(
+        self,
+        star: Star,
+        models: Models,
+        model_control: ModelControl,
+        scaling: Scaling,
+        registrations: Registrations,
+        workflows: Workflows,
+        regions: ClientRegions,
+        log_control: LogControl,
+        tracing: TraceControl,
+    ) -> None:
+        self._star = star
+        self._models = models
+        self._model_control = model_control
+        self._scaling = scaling
+        self._registrations = registrations
+        self._workflows = workflows
+        self._regions = regions
+        self._log_control = log_control
+        self._tracing = tracing
+
+    # --- the old server ---
+
+    def serving(self) -> list[tuple[str, int]]:
+        """The versions that serve, by name of the model and number."""
+        models = self._models.models.values()
+        return [(model.identifier.name, number) for model in models for number in model.serving]
+
+    def models(self) -> messages.ModelsCarried:
+        """What requests have changed of the models."""
+        names, given, repositories = self._model_control.carried()
+        return messages.ModelsCarried(
+            names,
+            given,
+            repositories,
+            self._scaling.carried(),
+            self._registrations.carried(),
+            self._workflows.carried(),
+            self._star.promised_nbytes,
+        )
+
+    def settings(self) -> messages.SettingsCarried:
+        """The log and trace settings of now."""
+        return messages.SettingsCarried(self._log_control.settings, self._tracing.layers)
+
+    def follow(self, member: Member) -> None:
+        """Send a new server all regions, and each change from now on."""
+        self._regions.follow(member)
+
+    def discard(self) -> None:
+        """Take back what was made for a new server, which has not taken over."""
+        self._regions.follow(None)
+        self._model_control.discard_copies()
+
+    # --- the new server ---
+
+    def registered(self, predecessor: Predecessor | None) -> Sequence[Mapping[str, Any]] | None:
+        """What the old server had registered of TorchServe's store; None without an old server."""
+        return None if predecessor is None else predecessor.models.registered
+
+    async def load_models(self, predecessor: Predecessor | None) -> None:
+        """Load what the old server, if there is one, had loaded by request, after the models of the start; returns when
+        each has loaded or failed, which is logged."""
+        if predecessor is None:
+            return
+        carried = predecessor.models
+        self._star.promised_elsewhere_nbytes = carried.promised_nbytes
+        await self._model_control.restore(carried.given, carried.repositories)
+        await self._workflows.restore(carried.workflows)
+        await self._scaling.restore(carried.scaled)
+
+    async def settle(self, predecessor: Predecessor | None) -> None:
+        """Report the versions that serve to the old server, if there is one; returns when that has agreed, and its log
+        and trace settings are in force."""
+        if predecessor is None:
+            return
+        carried = await predecessor.settle(self.serving())
+        await self._log_control.change({"changes": carried.log})
+        await self._tracing.restore(carried.traces)

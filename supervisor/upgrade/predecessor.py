@@ -1,0 +1,179 @@
+"""An upgrade as the new server sees it: the old server, its sockets, and what requests have changed there.
+
+    connect ─► the old server's state ─► models load ─► `settle`: the old server agrees ─► front ends listen
+    ─► `take_over`: this is the server now ─► the old one answers what it has accepted, and ends
+
+Until it has taken over, this process is the old server's child and dies with it; it may wait for the old server as
+long as that lets it: the old one's time limit ends it. Runs in the supervisor.
+"""
+
+import json
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
+
+from shoal import control
+from shoal.control import GONE, Channel
+from shoal.messages import upgrade as messages
+from shoal.messages.message import Handlers, Message, MessageError, on, table
+from shoal.messages.to_client import RegionRegistered, RegionUnregistered
+from shoal.options import ServerOptions
+from shoal.process import die_with_parent, outlive_parent
+from shoal.supervisor.event_loop import EventLoop, Future, first, resolve, shared
+from shoal.supervisor.upgrade.launch import DESCRIPTORS_VARIABLE, VARIABLE
+from shoal.version import __version__
+
+_log = logging.getLogger(__name__)
+
+#: The names of descriptors that are no endpoint's: the socket of shoal.Client, and the file with the server's pid.
+CLIENT_SOCKET, PID_FILE = "client-socket", "pid-file"
+#: How long the old server, whose loop is idle most of the time, may take to send its state (ours).
+FIRST_MESSAGE_S = 30.0
+
+
+class UpgradeFailedError(Exception):
+    """The old server does not go on with the upgrade."""
+
+
+class Predecessor:
+    """The old server's connection. Descriptors by name belong to those who take them (`take_socket`)."""
+
+    def __init__(
+        self, pid: int, channel: Channel, descriptors: Mapping[str, int], models: messages.ModelsCarried
+    ) -> None:
+        self.pid = pid
+        self.models = models
+        self._channel = channel
+        # Changed by take_socket, and as messages come.
+        self._descriptors = dict(descriptors)
+        self.has_ended = False
+        self._settings: Future[messages.SettingsCarried] | None = None
+        self._taken_over: Future[None] | None = None
+        self._named: Future[None] | None = None
+        self._gone: Future[None] | None = None
+        self._handlers: Handlers = {}
+
+    @classmethod
+    def take(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
+        """The old server whose place this process is to take, connected; None where there is none. Removes the
+        variables. Raises UpgradeFailedError."""
+        text, fds = environ.pop(VARIABLE, ""), environ.pop(DESCRIPTORS_VARIABLE, "")
+        if not text:
+            return None
+        said = json.loads(text)
+        die_with_parent(said["pid"])
+        descriptors = dict(zip(said["names"], map(int, filter(None, fds.split(","))), strict=True))
+        for fd in descriptors.values():
+            os.set_inheritable(fd, False)
+        try:
+            channel = control.join(messages.NewServerConnected(__version__), said["address"])
+            if not select.select([channel], [], [], FIRST_MESSAGE_S)[0]:
+                raise TimeoutError(f"it has sent nothing for {FIRST_MESSAGE_S:g} s")
+            models, _ = channel.receive(messages.FIRST_TO_NEW_SERVER)
+        except (*GONE, OSError, MessageError) as error:
+            raise UpgradeFailedError(f"the old server, process {said['pid']}, does not answer: {error}") from error
+        return cls(said["pid"], channel, descriptors, models)
+
+    def take_descriptor(self, name: str) -> int | None:
+        """The old server's descriptor of this name, which the caller owns from now on; None where it has none."""
+        return self._descriptors.pop(name, None)
+
+    def take_socket(self, name: str) -> socket.socket | None:
+        """The old server's socket of this name, which the caller owns from now on; None where it has none."""
+        fd = self.take_descriptor(name)
+        return None if fd is None else socket.socket(fileno=fd)
+
+    def take_endpoints(self) -> dict[str, socket.socket]:
+        """The old server's sockets for endpoints, by name, which the caller owns from now on."""
+        names = [name for name in self._descriptors if name not in (CLIENT_SOCKET, PID_FILE)]
+        return {name: socket.socket(fileno=self._descriptors.pop(name)) for name in names}
+
+    def with_models(self, options: ServerOptions) -> ServerOptions:
+        """The options for a start with the models that the old server serves, in control mode explicit."""
+        if self.models.names is None or options.model_control_mode != "explicit":
+            return options
+        return replace(options, load_model=tuple(self.models.names))
+
+    def watch(
+        self,
+        loop: EventLoop,
+        on_region: Callable[[RegionRegistered | RegionUnregistered], Future[None]],
+        lost: Future[None],
+    ) -> None:
+        """Receive the old server's messages from now on. `on_region` applies a change of clients' regions; `lost` is
+        resolved where the old server ends before this one has taken over."""
+        self._settings, self._taken_over, self._gone = loop.future(), loop.future(), loop.future()
+        self._named = loop.future()
+        settings, taken_over, named, gone = self._settings, self._taken_over, self._named, self._gone
+        self._channel.setblocking(False)
+        self._handlers = table(
+            on(messages.SettingsCarried, lambda message: resolve(settings, message)),
+            on(messages.TakeOver, lambda _message: self._on_take_over(taken_over)),
+            on(messages.MainProcessNamed, lambda _message: resolve(named, None)),
+        )
+
+        def receive() -> None:
+            try:
+                message, seq = self._channel.receive(messages.TO_NEW_SERVER)
+            except BlockingIOError:
+                return
+            except (*GONE, OSError, MessageError):
+                loop.forget(self._channel.fileno())
+                self._channel.close()
+                self.has_ended = True
+                resolve(gone, None)
+                if not taken_over.done():
+                    _log.error("the old server has ended before this one has taken over")
+                    resolve(lost, None)
+                return
+            if isinstance(message, (RegionRegistered, RegionUnregistered)):
+                loop.after(on_region(message), lambda: self._send(None, seq))
+            else:
+                self._handlers[type(message)](message)
+                self._send(None, seq)
+
+        loop.on_readable(self._channel.fileno(), receive)
+
+    def _on_take_over(self, taken_over: Future[None]) -> None:
+        outlive_parent()  # before the acknowledgement, after which the old server may end
+        resolve(taken_over, None)
+
+    def _send(self, message: Message | None, seq: int = 0) -> None:
+        if self.has_ended:
+            return
+        try:
+            if message is None:
+                self._channel.acknowledge(seq)
+            else:
+                self._channel.send(message)
+        except OSError:
+            return  # the connection's end is on the way
+
+    async def settle(self, serving: list[tuple[str, int]]) -> messages.SettingsCarried:
+        """Report the versions that this server could serve; returns the settings to begin with once the old server
+        agrees."""
+        assert self._settings is not None
+        self._send(messages.ModelsSettled(serving))
+        return await shared(self._settings)
+
+    async def take_over(self) -> None:
+        """Report that this server answers; returns when it has taken over, and is the service manager's main process.
+        It no longer dies with the old one then."""
+        assert self._taken_over is not None
+        assert self._named is not None
+        assert self._gone is not None
+        self._send(messages.NewServerServes())
+        await shared(self._taken_over)
+        await first(self._named, self._gone)
+
+    def fail(self, reason: str) -> None:
+        """Report why this server ends."""
+        self._send(messages.NewServerFails(reason))
+
+    async def await_end(self, limit_s: float) -> None:
+        """Return when the old server has ended, or after a while; at once where this one has not taken over."""
+        if self._gone is not None and self._taken_over is not None and self._taken_over.done():
+            await first(self._gone, limit_s=limit_s)
