@@ -12,7 +12,7 @@ from shoal.frontend.front_end import FrontEnd, join
 from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.lane_loop import GunicornHandle, Lane
 from shoal.frontend.tls import context
-from shoal.process import set_title, unblock_end_signals
+from shoal.process import ignore_supervisors_signals, set_title, unblock_end_signals
 
 
 class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
@@ -34,6 +34,7 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
     def init_signals(self) -> None:
         """Handle signals, those that came since the fork, too."""
         super().init_signals()
+        ignore_supervisors_signals()
         unblock_end_signals()
 
     def load_wsgi(self) -> None:

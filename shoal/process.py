@@ -16,6 +16,9 @@ EXIT_DEVICE_LOST = 70
 #: The signals that end a front end: at once, or when its requests are answered.
 END_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT})
 
+#: Signals that have a meaning for the supervisor alone, beside SIGUSR1, which gunicorn's processes handle.
+SUPERVISORS_SIGNALS = (signal.SIGHUP, signal.SIGUSR2)
+
 #: Blocks of the heap that are large (ours): with bodies of 1 MB of JSON the road has 42 MiB instead of 107.
 LARGE_BLOCK_BYTES = 512 * 1024
 
@@ -44,9 +47,16 @@ def outlive_parent() -> None:
 def ignore_group_signals() -> None:
     """Ignore SIGINT and SIGTERM: only the supervisor decides when a process has nothing left to answer.
 
-    A terminal and systemd send them to the whole group. SIGUSR1, for the supervisor's ledger, would end the process.
+    A terminal and systemd send them to the whole group, and systemd any other that is meant for the supervisor.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *SUPERVISORS_SIGNALS):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def ignore_supervisors_signals() -> None:
+    """Ignore the signals that ask the supervisor to read files again, and to be upgraded: they would end this
+    process."""
+    for number in SUPERVISORS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

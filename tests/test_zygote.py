@@ -130,7 +130,7 @@ def test_a_child_is_its_supervisors_and_like_one_that_was_execd(zygote: Zygote) 
     # The supervisor ends it and is asked for the ledger; SIGPIPE and SIGXFSZ are Python's own. What nohup or a shell's
     # `&` ignored before these tests began is inherited by every process.
     inherited = {number for number in range(1, 32) if signal.getsignal(number) is signal.SIG_IGN}
-    own = {signal.SIGINT, signal.SIGUSR1, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ}
+    own = {signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ}
     assert set(facts["ignored"]) == own | inherited
 
 

@@ -45,7 +45,7 @@ from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import Work, work_of
 from shoal.frontend.state import ServerState
 from shoal.frontend.unix_socket import with_addresses
-from shoal.process import return_large_blocks, set_title, unblock_end_signals
+from shoal.process import ignore_supervisors_signals, return_large_blocks, set_title, unblock_end_signals
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -83,6 +83,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def init_signals(self) -> None:
         """Handle signals, those that came since the fork, too."""
+        ignore_supervisors_signals()
         super().init_signals()
         unblock_end_signals()
 
