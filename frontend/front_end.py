@@ -43,6 +43,7 @@ class FrontEnd:
         return table(
             on(to_client.ModelsKnown, self._start),
             on(to_client.ServerStopping, self._stop),
+            on(to_client.ConnectionsEnding, self._drain),
             on(to_client.ExitTimeoutExpired, self._give_up),
             on(LogChanged, self._configure_log),
             on(to_client.TraceSettingsChanged, self._change_tracing),
@@ -62,6 +63,9 @@ class FrontEnd:
 
     def _stop(self, _message: to_client.ServerStopping) -> None:
         self.state.exiting = True
+
+    def _drain(self, _message: to_client.ConnectionsEnding) -> None:
+        self.state.is_draining = True
 
     def _give_up(self, _message: to_client.ExitTimeoutExpired) -> None:
         self.state.gives_up = True

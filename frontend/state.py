@@ -34,6 +34,7 @@ class ServerState(KnownServer):
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
     max_control_bytes: int = 1 << 20  # these two: ours, see shoal/options.py
     max_expansion: int = 100
+    is_draining: bool = False  # each connection ends with its next response; matters to the road alone
     gives_up: bool = False  # the time for open requests is over: they are refused, and this process ends
     upload_timeout_s: float = 60.0  # these two: ours, see shoal/options.py
     min_upload_rate: int = 1024

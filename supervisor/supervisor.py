@@ -362,6 +362,8 @@ class Supervisor:
         self._guests.close(keeps_socket=is_handed_over)
         # Front ends of a server that has been replaced answer whatever still reaches them: none of it need be refused.
         self._star.send_to_clients(to_client.ServerStopping(), only_guests=is_handed_over)
+        for front_end in self._star.front_ends:
+            front_end.member.send(to_client.ConnectionsEnding())
         await self._front_ends.stop()
         await self._registrations.save_last_snapshot()
         self._drained.set_result(None)

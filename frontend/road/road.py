@@ -11,7 +11,6 @@ this file corrects that, outside the application.
 # pyright: reportIncompatibleMethodOverride=false
 
 import os
-import select
 import selectors
 import socket
 from collections.abc import Callable, Mapping
@@ -38,7 +37,7 @@ from shoal.frontend.road.app import (
 )
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
 from shoal.frontend.road.connection import ParsedHead, RoadConnection, parsed
-from shoal.frontend.road.hang_ups import Caller, HangUps, events_of
+from shoal.frontend.road.hang_ups import Caller, HangUps
 from shoal.frontend.road.refusal_log import RefusalLog
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
@@ -83,14 +82,14 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def init_signals(self) -> None:
         """Handle signals, those that came since the fork, too."""
-        ignore_supervisors_signals()
         super().init_signals()
+        ignore_supervisors_signals()
         unblock_end_signals()
 
     def load_wsgi(self) -> None:
         """Join the supervisor and build the application; gunicorn calls this before the loop begins."""
         super().load_wsgi()
-        self._has_given_up = False
+        self._is_draining = self._has_given_up = False
         application: Any = self.wsgi
         self._application: RoadApplication = application
         self._uploads = Uploads(
@@ -177,11 +176,18 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def murder_pending(self) -> None:
         """Refuse requests that are late, and all when the server ends; gunicorn calls this in each pass of its loop."""
+        if self._application.state.is_draining and not self._is_draining:
+            self._drain()
         self._uploads.expire()
         if self._application.state.gives_up and not self._has_given_up:
             self._has_given_up = True
             self._uploads.refuse_all(self._application.state.no_answer(0.0))
             self._application.refuse_all()
+
+    def _drain(self) -> None:
+        """Keep lanes' connections from now on, which end with their next response: the lanes are about to end."""
+        self._is_draining = True
+        self._uploads.drain()
 
     def _flush_lanes(self, fd: int) -> None:
         self._lanes.flush()
@@ -195,7 +201,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self._uploads.end(conn)
         elif rest := conn.received.take_rest():
             self._uploads.add(conn, rest, self.cfg.keepalive)
-        elif conn.is_lent and self.alive:
+        elif conn.is_lent and not self._is_draining:
             self.nr_conns -= 1
             if isinstance(conn.sock, RelayedSocket):
                 conn.sock.give_back()
@@ -207,18 +213,19 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self._uploads.add(conn, b"", self.cfg.keepalive)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Close idle connections earlier when the worker is to end, also those that have sent nothing yet, which
-        gunicorn forgets."""
+        """Drain connections when the worker is to end, those of lanes that have ended, too."""
         super()._cap_keepalive(deadline)
+        self._drain()
         while self._take_over(self._incoming):
             pass  # what lanes handed over before they ended is still answered
-        while (returned := handover.receive(self._returned)) is not None:
-            # The road gave it back to lanes that had ended: its client may have sent a request meanwhile.
-            if events_of(returned[0].fileno(), select.POLLIN):
-                self._serve_lent(*returned)
-            else:
-                returned[0].close()
-        self._uploads.stop(deadline)
+        while returned := self._take_back():
+            # The response did not say that the connection ends, so that its client may be sending a request.
+            self._serve_lent(*returned)
+
+    def _take_back(self) -> tuple[socket.socket, bytes] | None:
+        """A connection that was given back to lanes, which have ended since; None if there is none."""
+        self._lanes.flush()  # those that had no room are received here, too
+        return handover.receive(self._returned)
 
 
 def create() -> "RoadApplication":
@@ -237,7 +244,7 @@ def create() -> "RoadApplication":
     def watched(caller: Caller) -> WatchedTransport:
         return WatchedTransport(transport, partial(hang_ups.watch, caller))
 
-    mended = mend(application, state.max_request_bytes, watched)
+    mended = mend(application, state, watched)
     return RoadApplication(mended, state, endpoints, transport.refuse_all)
 
 
@@ -272,14 +279,14 @@ class RoadApplication:
 
 
 def mend(
-    application: "WSGIApplication", max_request_bytes: int, watched: "Callable[[Caller], Transport]"
+    application: "WSGIApplication", state: ServerState, watched: "Callable[[Caller], Transport]"
 ) -> "WSGIApplication":
-    """The application, corrected for gunicorn: connections are closed where the response says so, chunked bodies are
-    bounded while they arrive, and a request is cancelled when its client hangs up."""
+    """The application, corrected for gunicorn: connections are closed where the response says so or the road drains,
+    chunked bodies are bounded while they arrive, and a request is cancelled when its client hangs up."""
 
     def mended(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         if "HTTP_TRANSFER_ENCODING" in environ:
-            bound_chunks(environ["wsgi.input"].reader, max_request_bytes)
+            bound_chunks(environ["wsgi.input"].reader, state.max_request_bytes)
         # gunicorn's own object for the response has the request, and says whether the response has begun.
         answer = start_response.__self__  # type: ignore[attr-defined]
         environ[HEAD_VARIABLE] = getattr(answer.req, "head", b"")
@@ -288,7 +295,7 @@ def mend(
         environ[TRANSPORT_VARIABLE] = watched(caller)
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            if ("Connection", "close") in headers:
+            if ("Connection", "close") in headers or state.is_draining:
                 # gunicorn drops the header, for it is hop by hop, and would keep the connection open.
                 answer.force_close()
             return start_response(status, headers, exc_info)

@@ -26,7 +26,8 @@ from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTooLargeErro
 
 #: Most bytes of one read: as chunks of one byte each they keep the loop for 60 ms (measured).
 READ_BYTES = 64 * 1024
-#: How long a connection that ends waits for its client to close it (gunicorn's).
+#: How long a connection that ends waits for its client to close it, and an idle one of a road that is to end for a
+#: request (gunicorn's).
 LINGER_S = 2.0
 #: How often deadlines are looked at.
 _TICK_S = 0.5
@@ -64,7 +65,7 @@ class Uploads:
         self._waiting: set[RoadConnection] = set()  # for a request, or the rest of one
         self._lingering: set[RoadConnection] = set()  # for the client to close it
         self._ticks_s = 0.0
-        self._ends_s = float("inf")  # no connection waits for its next request for longer
+        self._most_idle_s = float("inf")  # no connection waits for its next request for longer
 
     def add(self, connection: RoadConnection, data: bytes, idle_s: float) -> None:
         """Wait for the next request on a connection, of which `data` has come; `idle_s` for its first byte."""
@@ -72,7 +73,7 @@ class Uploads:
         connection.sock.setblocking(False)
         connection.arrival = Arrival(partial(self._judge, connection))
         connection.begun_s = 0.0
-        connection.deadline_s = min(now_s + idle_s, self._ends_s)
+        connection.deadline_s = now_s + min(idle_s, self._most_idle_s)
         self._waiting.add(connection)
         self._poller.register(connection.sock, selectors.EVENT_READ, partial(self._read, connection))
         if data:
@@ -88,12 +89,14 @@ class Uploads:
         connection.sock.setblocking(False)
         self._linger(connection)
 
-    def stop(self, deadline_s: float) -> None:
-        """Close connections on which no request has begun by then."""
-        self._ends_s = deadline_s
+    def drain(self) -> None:
+        """From now on a connection waits LINGER_S at most for its next request: its client may have sent one already,
+        since the last response did not say that the connection ends."""
+        self._most_idle_s = LINGER_S
+        ends_s = self._now_s() + LINGER_S
         for connection in self._waiting:
             if not connection.begun_s:
-                connection.deadline_s = min(connection.deadline_s, deadline_s)
+                connection.deadline_s = min(connection.deadline_s, ends_s)
 
     def refuse_all(self, error: ShoalError) -> None:
         """Refuse the requests that have not come whole, and close all connections."""

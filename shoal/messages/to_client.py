@@ -125,6 +125,11 @@ class ServerStopping(Message):
     """The server takes no more requests, and ends when it has answered those it has."""
 
 
+class ConnectionsEnding(Message):
+    """The front ends are about to end, lanes first: the road's connections end with their next response, or when they
+    have been idle for a while. Lanes are told by a signal."""
+
+
 class ExitTimeoutExpired(Message):
     """The time for answering accepted requests is over: front ends refuse those that are open, and end."""
 
@@ -182,6 +187,7 @@ ToClient: TypeAlias = (
     | ModelForgotten
     | ModelsKnown
     | ServerStopping
+    | ConnectionsEnding
     | ExitTimeoutExpired
     | QuestionAnswered
     | TraceSettingsChanged

@@ -188,12 +188,18 @@ def test_a_call_of_grpc_is_refused_as_its_lane_reads_it() -> None:
         assert (answer.status, answer.message, answer.response_nbytes) == (status, str(error), 0)
 
 
-def test_a_stopping_road_closes_what_has_not_begun(road: Road) -> None:
+def test_a_road_that_drains_closes_what_has_not_begun_for_two_seconds(road: Road) -> None:
     idle, begun = road.connect(), road.connect(POST)
-    road.uploads.stop(102.0)
+    road.uploads.drain()
+    road.at(101.9)
+    assert not road.closed
+    late = road.connect()  # its last response was sent after the draining had begun
     road.at(102.5)
     assert len(road.closed) == 1
-    assert begun.send(b"\r\n") == 2
-    road.step()
-    assert len(road.arrived) == 1
     assert received(idle) == b""
+    road.send(late, POST + b"\r\n")
+    road.send(begun, b"\r\n")
+    assert len(road.arrived) == 2
+    road.connect()
+    road.at(104.6)
+    assert len(road.closed) == 2

@@ -1,0 +1,129 @@
+"""frontend/road/road.py: a road that is to end serves what it has given back to lanes that have ended meanwhile."""
+
+import os
+import selectors
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+
+from shoal.frontend import handover
+from shoal.frontend.road.arrival import Framing
+from shoal.frontend.road.connection import RoadConnection, parsed
+from shoal.frontend.road.road import RoadWorker, mend
+from shoal.frontend.road.uploads import Uploads
+from shoal.frontend.state import ServerState
+
+#: More than the socket between road and lanes takes with the smallest buffer.
+NUM_CONNECTIONS = 40
+
+
+class Road:
+    """A road's process, its connections, and the requests that have arrived."""
+
+    def __init__(self) -> None:
+        made: Any = RoadWorker
+        self.worker: Any = made(0, os.getpid(), [], None, 30, Config(), None)
+        self.state = ServerState()
+        self.poller = selectors.DefaultSelector()
+        self.arrived: list[RoadConnection] = []
+        reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        incoming, self.lanes = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for each in (reading, writing, incoming, self.lanes):
+            each.setblocking(False)
+        writing.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        self.worker.poller = self.poller
+        self.worker._incoming, self.worker._returned = incoming, reading
+        self.worker._lanes = handover.Sender(writing)
+        self.worker._uploads = Uploads(self.poller, self.state, judge, self.arrived.append, lambda _connection: None)
+        self.worker._application = SimpleNamespace(state=self.state)
+        self.worker._is_draining = self.worker._has_given_up = False
+        self.clients: list[socket.socket] = []
+
+    def accepted(self) -> socket.socket:
+        """A new connection, whose client is the last of `clients`."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.clients.append(socket.create_connection(listener.getsockname()))
+            return listener.accept()[0]
+
+    def step(self) -> None:
+        for key, _ in self.poller.select(60.0):
+            key.data(key.fileobj)
+
+    def close(self) -> None:
+        for key in list(self.poller.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        for each in (*self.clients, self.lanes, *(connection.sock for connection in self.arrived)):
+            each.close()
+        for each in (self.worker._incoming, self.worker._returned, self.worker._lanes, self.worker.tmp):
+            each.close()
+        self.poller.close()
+
+
+def judge(connection: RoadConnection, head: bytes) -> Framing | None:
+    found = parsed(head, connection)
+    return None if found is None else Framing(found.length, 1000, found.expects_continue)
+
+
+@pytest.fixture
+def road() -> Iterator[Road]:
+    made = Road()
+    yield made
+    made.close()
+
+
+def test_what_no_lane_has_taken_is_served(road: Road) -> None:
+    """Those that had no room on the way, too; the clients of all may be about to send."""
+    for _ in range(NUM_CONNECTIONS):
+        road.worker._lanes.send(road.accepted(), b"")
+    assert road.worker._lanes.wants_to_write
+    handover.Sender(road.lanes).send(road.accepted(), b"GET /begun ")
+    road.worker._cap_keepalive(0.0)
+    assert not road.worker._lanes.wants_to_write
+    for client in road.clients[:-1]:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    road.clients[-1].sendall(b"HTTP/1.1\r\n\r\n")
+    while len(road.arrived) < NUM_CONNECTIONS + 1:
+        road.step()
+
+
+def test_a_connection_is_kept_once_lanes_are_about_to_end(road: Road) -> None:
+    road.state.is_draining = True
+    road.worker.murder_pending()
+    done: Any = SimpleNamespace(cancelled=lambda: False, exception=lambda: None, result=lambda: True)
+    accepted = road.accepted()
+    connection = RoadConnection(Config(), accepted, ("10.0.0.1", 5), accepted.getsockname(), is_lent=True)
+    road.worker.finish_request(connection, done)
+    assert handover.receive(road.worker._returned) is None
+    road.clients[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    road.step()
+    assert road.arrived == [connection]
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_response_of_a_draining_road_says_that_the_connection_ends(is_draining: bool) -> None:
+    class Answer:
+        """gunicorn's object for a response, whose method a WSGI application calls."""
+
+        req = SimpleNamespace(head=b"")
+        headers_sent = False
+        is_last = False
+
+        def force_close(self) -> None:
+            self.is_last = True
+
+        def start_response(self, _status: str, _headers: Any, _exc_info: Any = None) -> None:
+            """Nothing is sent."""
+
+    def application(_environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return []
+
+    answer = Answer()
+    environ = {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": None}
+    mended: Any = mend(application, ServerState(is_draining=is_draining), lambda _caller: None)  # type: ignore[arg-type,return-value]
+    mended(environ, answer.start_response)
+    assert answer.is_last is is_draining
