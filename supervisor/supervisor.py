@@ -364,7 +364,7 @@ class Supervisor:
         self._star.send_to_clients(to_client.ServerStopping(), only_guests=is_handed_over)
         for front_end in self._star.front_ends:
             front_end.member.send(to_client.ConnectionsEnding())
-        await self._front_ends.stop()
+        await self._front_ends.stop(keeps_files=is_handed_over)
         await self._registrations.save_last_snapshot()
         self._drained.set_result(None)
         await self._guests.see_off()  # the last front end has ended: no other request is open

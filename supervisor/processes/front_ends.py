@@ -225,15 +225,17 @@ class FrontEnds:
             _log.info("Started %s at %s", SERVICES[name], text_of(listener))
         self._all_started.set_result(None)
 
-    async def stop(self) -> None:
-        """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended."""
+    async def stop(self, *, keeps_files: bool = False) -> None:
+        """Accept no more requests; returns when the accepted ones have been answered and all front ends have ended.
+        With `keeps_files` a new server listens on the Unix sockets."""
         self._is_stopping = True
         paths = [str(each.getsockname()) for each in self._listeners.values() if each.family == socket.AF_UNIX]
         for listener in self._listeners.values():
             listener.close()
         if self._arbiter is not None:
             await shared(self._arbiter.stop())
-        remove(paths)
+        if not keeps_files:
+            remove(paths)
 
     def close(self) -> None:
         """Close the sockets between front ends: the last front end has ended."""

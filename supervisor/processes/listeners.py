@@ -142,13 +142,17 @@ def _is_served(path: str) -> bool:
 def _taken(
     endpoint: Endpoint, by_port: dict[int, socket.socket], by_name: dict[str, socket.socket]
 ) -> socket.socket | None:
-    """The socket that is there for an endpoint: systemd's or, unless the endpoint has another port now, the old
+    """The socket that is there for an endpoint: systemd's or, unless the endpoint has another port or path now, the old
     server's."""
     if endpoint.port in by_port:
         return by_port.pop(endpoint.port)
-    if endpoint.name in by_name and endpoint.port in (0, address_of(by_name[endpoint.name])[1]):
-        return by_name.pop(endpoint.name)
-    return None
+    inherited = by_name.get(endpoint.name)
+    if inherited is None:
+        return None
+    address, port = address_of(inherited)
+    if endpoint.address.startswith(UNIX) or address.startswith(UNIX):
+        return by_name.pop(endpoint.name) if endpoint.address == address else None
+    return by_name.pop(endpoint.name) if endpoint.port in (0, port) else None
 
 
 def _bind(endpoint: Endpoint) -> socket.socket:

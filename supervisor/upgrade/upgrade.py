@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -229,10 +228,6 @@ class Upgrade:
         old = self._origin.predecessor
         if old is not None and not old.has_ended:
             return f"process {old.pid}, whose place this server has taken, has not ended yet"
-        if any(each.family == socket.AF_UNIX for each in self._listeners.values()):
-            return (
-                "TorchServe's addresses are Unix sockets, which the old server removes at its end: restart the server"
-            )
         reason = self._why_not or why_not_replaceable(os.getpid(), os.getppid(), name_of_first())
         return reason or find_room(os.getpid())
 

@@ -158,3 +158,27 @@ def test_a_unix_socket_that_is_left_is_replaced_and_another_file_is_not(tmp_path
     with pytest.raises(OSError, match="Choose another --torchserve-inference-address"):
         bind(unix_options(path))
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_an_old_servers_unix_socket_is_kept_where_its_path_is(tmp_path: Path, has_moved: bool) -> None:
+    old, new = bind(unix_options(tmp_path / "a.sock")), tmp_path / ("b.sock" if has_moved else "a.sock")
+    inherited = {name: socket.socket(fileno=os.dup(each.fileno())) for name, each in old.items()}
+    listeners = bind(unix_options(new), inherited=inherited)
+    assert address_of(listeners["torchserve-inference"]) == (f"unix:{new}", 0)
+    is_kept = listeners["torchserve-inference"] is inherited["torchserve-inference"]
+    assert (is_kept, inherited["torchserve-inference"].fileno() == -1) == (not has_moved, has_moved)
+    for each in (*old.values(), *listeners.values()):
+        each.close()
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_an_old_servers_port_is_kept_where_its_number_is(has_moved: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as old, socket.create_server(("127.0.0.1", 0)) as other:
+        port = (other if has_moved else old).getsockname()[1]
+        inherited = {"http": old}
+        if has_moved:
+            other.close()
+        listeners = bind(only("http", SERVICE_port=port), inherited=inherited)
+        assert (listeners["http"] is old, listeners["http"].getsockname()[1]) == (not has_moved, port)
+        listeners["http"].close()
