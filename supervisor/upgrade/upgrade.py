@@ -190,11 +190,11 @@ class Upgrade:
 
     async def close(self) -> None:
         """Allow no upgrade any more, since the server stops; returns when a new server that was being brought up has
-        ended."""
+        ended, or has taken over in that very moment."""
         new, self._why_not = self._new, "this server is stopping"
         if new is not None and not self.handed_over.done():
             new.fail(self._why_not)
-            await first(new.child.exited, limit_s=self._options.exit_timeout_secs)
+            await first(new.child.exited, self.handed_over, limit_s=self._options.exit_timeout_secs)
 
     # --- the request ---
 
@@ -282,6 +282,8 @@ class Upgrade:
         new.member.send(messages.MainProcessNamed())
         send(messages.UpgradeEnded(pid, new.version, ""))
         self.handed_over.set_result(pid)
+        if self._why_not:  # this server was told to stop meanwhile, and that is meant for the one that serves now
+            new.child.signal(signal.SIGTERM)
 
     async def _bring_up(self, new: NewServer) -> None:
         await new.reported(messages.NewServerConnected, "read its command line")
