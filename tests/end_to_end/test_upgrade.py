@@ -4,15 +4,11 @@ servers end together until the new one has taken over."""
 import http.client
 import json
 import os
-import re
 import shlex
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from secrets import token_hex
@@ -20,11 +16,26 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import make_certificates
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, wait_for_deaths
 from tests.end_to_end.traffic import MODEL
-from tests.end_to_end.upgrades import Load, new_pid, upgrade
+from tests.end_to_end.upgrades import (
+    BROKEN,
+    HANGS,
+    PLAIN,
+    TLS,
+    WORKS,
+    Installation,
+    Load,
+    await_started,
+    doors_of,
+    new_pid,
+    tls_flags,
+    upgrade,
+    write_models,
+)
 
 #: Loads once its gate lets it pass.
 GATED = """
@@ -37,36 +48,6 @@ class TritonPythonModel:
     def execute(self, requests):
         return []
 """
-SCRIPT = """#!{python}
-import sys
-from shoal.cli import main
-raise SystemExit(main(sys.argv[1:]))
-"""
-BROKEN = "#!/bin/sh\necho 'the installation is broken' >&2\nexit 3\n"
-
-
-def write_script(path: Path, text: str) -> None:
-    """Replace the command `shoal` as an installation does: another file, not another text of the same one."""
-    fresh = path.with_suffix(".fresh")
-    fresh.write_text(text)
-    fresh.chmod(0o755)
-    fresh.rename(path)
-
-
-@contextmanager
-def serving(directory: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server of the models in `directory`, started by a script that the test may break."""
-    script = directory / "shoal"
-    write_script(script, SCRIPT.format(python=sys.executable))
-    command = [str(script), "serve", f"--model-repository={directory}/models", "--http-port=0", "--metrics-port=0"]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})}
-    process = subprocess.Popen(
-        [*command, *flags], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    with Server(process) as server:
-        assert server.read_log(b"Started Metrics Service"), server.log.decode()
-        server.http_port = server.port_of("HTTPService")
-        yield server
 
 
 @pytest.fixture
@@ -91,15 +72,6 @@ def mark(server: Server) -> int:
     """The end of the log as it is now."""
     server.read_on()
     return len(server.log)
-
-
-def await_started(server: Server, start: int) -> int:
-    """The pid of the new server that the log says is started, after `start`."""
-    said = b"is started beside this server, as process "
-    assert server.read_log(said, start=start)
-    server.read_log(b"\n", start=server.log.index(said, start))
-    (pid,) = re.findall(said + rb"(\d+)", server.log[start:])
-    return int(pid)
 
 
 def change_all(server: Server, region: SharedMemory) -> None:
@@ -144,21 +116,21 @@ def test_no_request_fails_and_what_was_changed_stays(tmp_path: Path, gate: Gate)
     flags += ["--allow-client-shm"]
     region = SharedMemory(create=True, size=64)
     gate.open()
-    with serving(tmp_path, *flags) as server:
-        server.grpc_port = server.port_of("GRPCInferenceService")
+    installation = Installation(tmp_path)
+    with installation.serving(tmp_path / "models", *flags) as server:
         change_all(server, region)
         region.close()
         region.unlink()  # the server has it open, and must hand that over
         before, old = state(server), server.process.pid
         assert before["models"] == ["gated", "given", "m"]
-        with Load(server) as load, ThreadPoolExecutor(1) as pool:
+        with Load(doors_of(server), PLAIN) as load, ThreadPoolExecutor(1) as pool:
             load.await_answers(5)
-            write_script(tmp_path / "shoal", BROKEN)
+            installation.install(BROKEN)
             done = upgrade(old)
             assert (done.returncode, server.process.poll()) == (2, None), done
             assert "exited with code 3 before it had read its command line" in done.stderr
             assert f"Process {old} goes on as before." in done.stderr
-            write_script(tmp_path / "shoal", SCRIPT.format(python=sys.executable))
+            installation.install(WORKS)
             # A new server that ends while it loads; meanwhile another upgrade is refused, as changes are.
             gate.close()
             start = mark(server)
@@ -194,7 +166,7 @@ def test_no_request_fails_and_what_was_changed_stays(tmp_path: Path, gate: Gate)
 
 def test_systemd_follows_the_new_server_and_ends_both(tmp_path: Path, gate: Gate) -> None:
     """The main process is named before the new server says that it is ready; SIGTERM while a new server loads ends
-    both."""
+    both. No request over TLS fails meanwhile."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as manager:
         name = f"shoal-{token_hex(8)}"
         manager.bind("\0" + name)
@@ -206,15 +178,21 @@ def test_systemd_follows_the_new_server_and_ends_both(tmp_path: Path, gate: Gate
                 said.extend(manager.recv(4096).decode().split("\n"))
 
         gate.open()
-        with serving(tmp_path, "--allow-grpc=false", environment={"NOTIFY_SOCKET": f"@{name}"}) as server:
+        certificates = make_certificates(tmp_path)
+        flags, environment = ["--grpc-port=0", *tls_flags(certificates)], {"NOTIFY_SOCKET": f"@{name}"}
+        with Installation(tmp_path).serving(tmp_path / "models", *flags, environment=environment) as server:
             read_until("READY=1")
             said.clear()
-            start, old = mark(server), server.process.pid
-            os.kill(old, signal.SIGUSR2)
-            new = await_started(server, start)
-            read_until("READY=1")
-            assert said[0] == f"MAINPID={new}"
-            assert server.process.wait(DEADLINE_S) == 0
+            with Load(doors_of(server, certificates), TLS) as load:
+                load.await_answers(5)
+                start, old = mark(server), server.process.pid
+                os.kill(old, signal.SIGUSR2)
+                new = await_started(server, start)
+                read_until("READY=1")
+                assert said[0] == f"MAINPID={new}"
+                assert server.process.wait(DEADLINE_S) == 0
+                load.await_answers(5)
+            assert load.faults == []
             gate.close()
             start = mark(server)
             os.kill(new, signal.SIGUSR2)
@@ -224,6 +202,26 @@ def test_systemd_follows_the_new_server_and_ends_both(tmp_path: Path, gate: Gate
             server.wait()
             assert wait_for_deaths([new, newest])
             assert said.count("STOPPING=1") == 1
+
+
+def test_a_new_server_that_hangs_is_ended(tmp_path: Path) -> None:
+    """Two signals begin one upgrade."""
+    installation = Installation(tmp_path)
+    models = write_models(tmp_path / "models")
+    with installation.serving(models, "--grpc-port=0", "--upgrade-timeout-secs=1") as server:
+        with Load(doors_of(server), PLAIN) as load:
+            load.await_answers(5)
+            installation.install(HANGS)
+            start = mark(server)
+            server.process.send_signal(signal.SIGUSR2)
+            new = await_started(server, start)
+            server.process.send_signal(signal.SIGUSR2)
+            assert server.read_log(b"upgrade: refused: an upgrade is under way", start=start)
+            assert server.read_log(b"within --upgrade-timeout-secs. This server goes on as before", start=start)
+            assert wait_for_deaths([new])
+            load.await_answers(5)
+        assert load.faults == []
+        assert server.stop() == 0
 
 
 def test_help_shows_how_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,21 +1,22 @@
-"""Upgrades and SIGHUPs of a real server under load: every answer over HTTP, gRPC and shared memory is verified.
+"""Verified load over every door, beside the upgrades of a server: HTTP on the lane and on the road, gRPC, TLS, shared
+memory.
 
-`scripts/upgrades` is the long form, test_upgrade.py the short one. Clients keep their connections, or make one for each
-request; none asks twice: what fails, fails.
+Each request carries numbers of its own, which its answer must have. Clients keep their connections, or make one for
+each request. None asks twice but where HTTP lets a client do so and no server can spare it that: see KeptConnection.
 """
 
-import argparse
 import http.client
 import json
 import os
+import re
 import signal
+import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +26,17 @@ import tritonclient.grpc
 import tritonclient.http
 
 from shoal import Client
+from shoal.frontend.lane_loop import LINGER_S
+from tests.certificates import Certificates
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, serving, wait_for_deaths
+from tests.end_to_end.server import DEADLINE_S, Server, wait_for_deaths
 from tests.end_to_end.traffic import MODEL
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
 #: One question of one client: a number in, and the four numbers that must come back.
 Ask = Callable[[int], list[int]]
+#: A field by which a lane hands a request over to the road.
+TO_ROAD = {"TE": "trailers"}
 
 
 def row(number: int) -> list[int]:
@@ -45,16 +50,64 @@ class Doors(NamedTuple):
     http_port: int
     grpc_port: int
     socket: str
+    certificates: Certificates | None = None
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection to HTTP's port, in plain text or over TLS; not open yet."""
+        if self.certificates is None:
+            return http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=DEADLINE_S)
+        context = ssl.create_default_context(cafile=self.certificates.root)
+        return http.client.HTTPSConnection("127.0.0.1", self.http_port, timeout=DEADLINE_S, context=context)
 
 
 # --- clients, each with a connection of its own ---
 
 
+class KeptConnection:
+    """A connection that is kept for as long as the server keeps it, as those of ordinary clients.
+
+    A server may close an idle connection at any time (RFC 9112, section 9.5). This one promises to keep it for LINGER_S
+    when it drains, and to say `Connection: close` with the answer to a request that comes by then. So only where this
+    client has sent nothing for longer may a request be sent again: once, and if nothing of a response has come.
+    """
+
+    def __init__(self, doors: Doors, fields: dict[str, str]) -> None:
+        self._doors = doors
+        self._fields = fields
+        # Changed by ask.
+        self._connection = doors.connect()
+        self._asked_s = time.monotonic()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(self, number: int) -> list[int]:
+        asked_s, self._asked_s = self._asked_s, time.monotonic()
+        try:
+            response = self._request(number)
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
+            self._connection.close()
+            if time.monotonic() - asked_s < LINGER_S:
+                raise
+            response = self._request(number)
+        return _row_of(response)
+
+    def _request(self, number: int) -> http.client.HTTPResponse:
+        return _request(self._connection, number, self._fields)
+
+
 @contextmanager
 def kept_http(doors: Doors) -> Iterator[Ask]:
-    """Requests over one connection of the standard library's, which a server may close after an answer."""
-    with closing(http.client.HTTPConnection("127.0.0.1", doors.http_port, timeout=DEADLINE_S)) as connection:
-        yield lambda number: _ask_http(connection, number)
+    """Requests over one connection, answered by a lane."""
+    with closing(KeptConnection(doors, {})) as connection:
+        yield connection.ask
+
+
+@contextmanager
+def road_http(doors: Doors) -> Iterator[Ask]:
+    """Requests over one connection that a lane hands over to the road, which gives it back."""
+    with closing(KeptConnection(doors, TO_ROAD)) as connection:
+        yield connection.ask
 
 
 @contextmanager
@@ -62,23 +115,19 @@ def fresh_http(doors: Doors) -> Iterator[Ask]:
     """Requests over a connection each."""
 
     def ask(number: int) -> list[int]:
-        with closing(http.client.HTTPConnection("127.0.0.1", doors.http_port, timeout=DEADLINE_S)) as connection:
-            return _ask_http(connection, number)
+        with closing(doors.connect()) as connection:
+            return _row_of(_request(connection, number, {}))
 
     yield ask
 
 
-@contextmanager
-def road_http(doors: Doors) -> Iterator[Ask]:
-    """Requests that a lane hands over to the road."""
-    with closing(http.client.HTTPConnection("127.0.0.1", doors.http_port, timeout=DEADLINE_S)) as connection:
-        yield lambda number: _ask_http(connection, number, {"TE": "trailers"})
-
-
-def _ask_http(connection: http.client.HTTPConnection, number: int, fields: dict[str, str] | None = None) -> list[int]:
+def _request(connection: http.client.HTTPConnection, number: int, fields: dict[str, str]) -> http.client.HTTPResponse:
     tensor = {"name": "A", "shape": [1, 4], "datatype": "INT32", "data": row(number)}
-    connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": [tensor]}), fields or {})
-    response = connection.getresponse()
+    connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": [tensor]}), fields)
+    return connection.getresponse()
+
+
+def _row_of(response: http.client.HTTPResponse) -> list[int]:
     body = response.read()
     assert response.status == 200, (response.status, body[:300])
     data: list[int] = json.loads(body)["outputs"][0]["data"]
@@ -97,7 +146,12 @@ def triton_grpc(doors: Doors) -> Iterator[Ask]:
     """Triton's own client over gRPC; connections are gRPC's own affair."""
     # Clients of one process would share a channel otherwise.
     options = [("grpc.use_local_subchannel_pool", 1)]
-    client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{doors.grpc_port}", channel_args=options)
+    url, roots = f"127.0.0.1:{doors.grpc_port}", None
+    if doors.certificates is not None:
+        roots = str(doors.certificates.root)
+    client = tritonclient.grpc.InferenceServerClient(
+        url, ssl=roots is not None, root_certificates=roots, channel_args=options
+    )
     with client:
         yield lambda number: _ask_triton(tritonclient.grpc, client, number)
 
@@ -128,15 +182,20 @@ def fresh_shared_memory(doors: Doors) -> Iterator[Ask]:
     yield ask
 
 
-KINDS = (kept_http, fresh_http, road_http, triton_http, triton_grpc, shared_memory, fresh_shared_memory)
+#: A client, as a context that yields how it asks.
+Kind = Callable[[Doors], Any]
+PLAIN: tuple[Kind, ...] = (
+    kept_http, fresh_http, road_http, triton_http, triton_grpc, shared_memory, fresh_shared_memory,
+)  # fmt: skip
+TLS: tuple[Kind, ...] = (kept_http, fresh_http, road_http, triton_grpc)
 
 
 class Load:
     """Clients of each kind, each in a thread, that ask one request after the other."""
 
-    def __init__(self, server: Server, copies: int = 1) -> None:
-        self._doors = Doors(server.http_port, server.grpc_port, server.client_socket)
-        self._kinds = [kind for kind in KINDS for _ in range(copies)]
+    def __init__(self, doors: Doors, kinds: Sequence[Kind]) -> None:
+        self._doors = doors
+        self._kinds = kinds
         self._is_over = threading.Event()
         self._threads: list[threading.Thread] = []
         # Changed by the threads: right answers by kind, and all that was not right.
@@ -145,7 +204,7 @@ class Load:
 
     def __enter__(self) -> "Load":
         for number, kind in enumerate(self._kinds):
-            thread = threading.Thread(target=self._run, args=(kind, number * 1_000_000))
+            thread = threading.Thread(target=self._run, args=(kind, number * 10_000_000))
             thread.start()
             self._threads.append(thread)
         return self
@@ -159,11 +218,12 @@ class Load:
         """Return when every kind has had so many more right answers, or one has failed."""
         before = self.num_right.copy()
         end = time.monotonic() + DEADLINE_S
-        while any(self.num_right[kind.__name__] < before[kind.__name__] + each for kind in KINDS) and not self.faults:
+        names = [kind.__name__ for kind in self._kinds]
+        while any(self.num_right[name] < before[name] + each for name in names) and not self.faults:
             assert time.monotonic() < end, self.num_right
             self._is_over.wait(0.01)
 
-    def _run(self, kind: Any, number: int) -> None:
+    def _run(self, kind: Kind, number: int) -> None:
         name = kind.__name__
         with ExitStack() as opened:
             ask = opened.enter_context(kind(self._doors))
@@ -183,6 +243,60 @@ class Load:
 
 
 # --- the server ---
+
+#: The command `shoal` as an installation has it, and three that do not come up.
+WORKS = """#!{python}
+import sys
+from shoal.cli import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+BROKEN = "#!/bin/sh\necho 'the installation is broken' >&2\nexit 3\n"
+HANGS = "#!/bin/sh\nexec sleep 3600\n"
+DIES = "#!/bin/sh\nkill -9 $$\n"
+
+
+class Installation:
+    """The command `shoal` in a directory, which an upgrade starts; it works at first."""
+
+    def __init__(self, directory: Path) -> None:
+        self._script = directory / "shoal"
+        self.install(WORKS)
+
+    def install(self, text: str) -> None:
+        """Replace the command as an installation does: by another file, not by another text of the same one."""
+        fresh = self._script.with_suffix(".fresh")
+        fresh.write_text(text.format(python=sys.executable))
+        fresh.chmod(0o755)
+        fresh.rename(self._script)
+
+    @contextmanager
+    def serving(self, repository: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+        """A server that answers, started by the command; killed afterwards if it is still the one that was started."""
+        command = [str(self._script), "serve", f"--model-repository={repository}", "--http-port=0", "--metrics-port=0"]
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})}
+        process = subprocess.Popen(
+            [*command, *flags], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        with Server(process) as server:
+            assert server.read_log(b"Started Metrics Service"), server.log.decode()
+            server.http_port = server.port_of("HTTPService")
+            if "--allow-grpc=false" not in flags:
+                server.grpc_port = server.port_of("GRPCInferenceService")
+            yield server
+
+
+def doors_of(server: Server, certificates: Certificates | None = None) -> Doors:
+    """Where clients find a server."""
+    return Doors(server.http_port, server.grpc_port, server.client_socket, certificates)
+
+
+def await_started(server: Server, start: int) -> int:
+    """The pid of the new server that the log says is started, after `start`."""
+    said = b"is started beside this server, as process "
+    assert server.read_log(said, start=start)
+    server.read_log(b"\n", start=server.log.index(said, start))
+    (pid,) = re.findall(said + rb"(\d+)", server.log[start:])
+    return int(pid)
 
 
 def upgrade(pid: int) -> "subprocess.CompletedProcess[str]":
@@ -207,56 +321,15 @@ def stop(server: Server, pid: int) -> None:
         os.close(pidfd)
 
 
+def tls_flags(files: Certificates) -> list[str]:
+    """Flags for a server whose HTTP and gRPC have TLS."""
+    kinds = [f"--{door}-server-{kind}={path}" for door in ("http", "grpc") for kind, path in (
+        ("cert", files.server_cert), ("key", files.server_key),
+    )]  # fmt: skip
+    return ["--http-use-ssl=true", "--grpc-use-ssl=true", *kinds]
+
+
 def write_models(repository: Path) -> Path:
     """One model that answers with what it was asked."""
     add_model(repository, "m", MODEL)
     return repository
-
-
-def main(argv: list[str]) -> int:
-    """Upgrade and hang up under load; returns 1 where a request has failed."""
-    parser = argparse.ArgumentParser(description="Upgrade a server under load again and again, and count answers.")
-    parser.add_argument("--upgrades", type=int, default=20)
-    parser.add_argument("--hups", type=int, default=50)
-    parser.add_argument("--answers", type=int, default=20, help="of each kind of client, between two events")
-    arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as directory:
-        flags = [f"--client-socket={directory}/socket", "--grpc-port=0"]
-        with serving(write_models(Path(directory, "models")), *flags) as server:
-            return _run(server, arguments)
-
-
-def _run(server: Server, arguments: argparse.Namespace) -> int:
-    pid, took_s = server.process.pid, []
-    load = Load(server)
-    drain = threading.Thread(target=lambda: server.read_log(b"\0never", 3600.0), daemon=True)
-    drain.start()
-    num_hups = 0
-    with load:
-        for number in range(arguments.upgrades):
-            while num_hups < arguments.hups * (number + 1) // arguments.upgrades:
-                load.await_answers(arguments.answers)
-                os.kill(pid, signal.SIGHUP)
-                num_hups += 1
-            load.await_answers(arguments.answers)
-            began_s = time.monotonic()
-            done = upgrade(pid)
-            took_s.append(time.monotonic() - began_s)
-            print(f"{number + 1}: {took_s[-1]:.1f} s, {sum(load.num_right.values())} right, {len(load.faults)} failed")
-            if done.returncode:
-                print(done.stdout, done.stderr, server.log.decode()[-5000:])
-                return 1
-            pid = new_pid(done.stdout)
-        load.await_answers(arguments.answers)
-    os.kill(pid, signal.SIGTERM)
-    wait_for_deaths([pid])
-    drain.join(DEADLINE_S)
-    for fault in load.faults[:50]:
-        print(fault)
-    print(f"{arguments.upgrades} upgrades of {sorted(took_s)[len(took_s) // 2]:.1f} s (median), {num_hups} SIGHUPs")
-    print(f"{sum(load.num_right.values())} right answers ({dict(load.num_right)}), {len(load.faults)} failed")
-    return 1 if load.faults else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -126,6 +126,21 @@ ROWS = (
         },
     ),
     Row(
+        "upgrades", "upgrades:run", 600, 100,
+        {
+            "failed": Line(
+                "20 upgrades, 50 SIGHUPs (short: 2, 5) under load over HTTP (lane and road), gRPC and shared memory",
+                "0 failed, 0 wrong",
+            ),
+            "tls": Line("5 upgrades (short: 1) under load over HTTPS (lane and road) and gRPC with TLS", "0 failed"),
+            "back": Line(
+                "new versions that end, hang or are killed at their start, under load",
+                "the old one goes on, 0 failed",
+            ),
+            "time": Line("an upgrade of a server with one small model", "≤ 10 s", FIGURE),
+        },
+    ),
+    Row(
         "systemd", "systemd:run", 30, 30,
         {
             "cpu": Line("systemd-analyze security of the unit", "≤ 1.1", FIGURE),
