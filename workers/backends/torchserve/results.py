@@ -11,7 +11,6 @@ Pure. Runs in a worker.
 """
 
 import io
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from ts.utils.util import PredictionException
 
 from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.request import Parameters
+from shoal.workers.backends.torchserve import pretty
 from shoal.workers.backends.torchserve.calls import PARAMETER
 from shoal.workers.sentences import text_of
 
@@ -103,7 +103,7 @@ def body_of(element: object) -> bytes:
         torch.save(element, buffer)
         return buffer.getvalue()
     try:
-        return json.dumps(element, indent=2).encode()
+        return pretty.dumps(element).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise WrongReturnError(
             UNSUPPORTED,
