@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,17 @@ from shoal.recorder.recorded import RecordedRequest, Recording, batches
 from shoal.recorder.segment_file import FILE_HEAD
 from tests.end_to_end.asking import fetch, infer
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, await_standby, only, samples, serving_to_the_end, title
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    SAMPLES,
+    Server,
+    await_standby,
+    only,
+    samples,
+    serving_to_the_end,
+    title,
+    wait_until,
+)
 
 BATCHED = """
 backend: "python"
@@ -69,11 +80,8 @@ class Recorded(NamedTuple):
     death: Path
 
 
-def await_(condition: Callable[[], bool]) -> None:
-    """Return once the condition holds."""
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end
+def has_recorded(folder: Path, ids: set[str]) -> bool:
+    return ids <= {each.id for each in Recording(folder)}
 
 
 def requests_in(folder: Path) -> list[RecordedRequest]:
@@ -120,12 +128,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
             assert len(list(client.stream("repeat_int32", inputs))) == 2
             texts = {"text": np.array([["school of fish"]], dtype=object)}
             client.infer("text_ensemble", texts)
-            await_(lambda: any(each.model == "text_ensemble" for each in requests_in(folder)))
+            wait_until(lambda: any(each.model == "text_ensemble" for each in requests_in(folder)))
             before = shutil.copytree(folder, folder.parent / "before")
             errors = together(client, 5.0, GUILTY, 6.0)
             assert all(isinstance(each, InternalError) for each in errors)
-        await_(lambda: bool(list(folder.glob("*died*"))))
-        await_(lambda: len(requests_in(next(folder.glob("*died*")))) >= 6)
+        wait_until(lambda: bool(list(folder.glob("*died*"))))
+        wait_until(lambda: len(requests_in(next(folder.glob("*died*")))) >= 6)
         yield Recorded(server, repository, folder, before, next(folder.glob("*died*")))
 
 
@@ -277,6 +285,4 @@ def test_deaths_of_the_recorder_and_of_the_batcher_lose_nothing_that_follows(rec
         ids = {f"after {name} {number}" for number in range(5)}
         for request_id in ids:
             infer(recorded.server, "simple", {"INPUT0": row, "INPUT1": row}, request_id=request_id)
-        end = time.monotonic() + DEADLINE_S
-        while not ids <= {each.id for each in Recording(recorded.folder)}:
-            assert time.monotonic() < end
+        wait_until(partial(has_recorded, recorded.folder, ids))
