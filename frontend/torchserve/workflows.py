@@ -53,7 +53,7 @@ def workflows(call: HandlerCall) -> Response:
 
 
 def describe(call: HandlerCall) -> Response:
-    """What is known of a workflow."""
+    """The description of a workflow."""
     rows = call.ask("ts_workflows", {"workflow": call.name})
     if not rows:
         raise refused(404, "WorkflowNotFoundException", f"Workflow not found: {call.name}")

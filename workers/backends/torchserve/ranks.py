@@ -134,7 +134,7 @@ class Ranks:
 
 
 def pack(value: object) -> bytes:
-    """What a worker and its companions send each other; `msgpack.unpackb` reads it."""
+    """A message between a worker and its companions; `msgpack.unpackb` reads it."""
     return msgpack.packb(value)  # type: ignore[no-any-return]
 
 
