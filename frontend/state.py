@@ -13,7 +13,7 @@ from shoal.frontend.access.key_limits import KeyUses
 from shoal.frontend.access.restrictions import Restrictions
 from shoal.frontend.regions import Regions
 from shoal.frontend.reused import Reused
-from shoal.frontend.upload_budget import UploadBudget
+from shoal.frontend.upload_budget import UploadBudget, UploadPace
 from shoal.grpc_settings import GrpcSettings
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CACHE_FIGURES
@@ -77,6 +77,11 @@ class ServerState(KnownServer):
         if self.gives_up:
             return UnavailableError("the server ends before there was an answer: --exit-timeout-secs is over")
         return UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")
+
+    @property
+    def upload_pace(self) -> UploadPace:
+        """How long a request's body may take."""
+        return UploadPace(self.upload_timeout_s, self.min_upload_rate)
 
     @property
     def allows_regions(self) -> bool:

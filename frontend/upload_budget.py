@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.errors import TooLargeError, UnavailableError
 
@@ -24,6 +25,30 @@ class NoUploadMemoryError(UnavailableError):
         super().__init__(
             f"the {limit} bytes that requests may take while they arrive and are read are used up. "
             "Send the request again later, or raise --max-upload-mib"
+        )
+
+
+class UploadTimeoutError(UnavailableError):
+    """A request did not arrive in time."""
+
+    http_status = 408
+
+
+class UploadPace(NamedTuple):
+    """How long the body of a request, or a message of gRPC, may take: --upload-timeout-secs and --min-upload-rate."""
+
+    timeout_s: float
+    min_rate: int  # bytes a second
+
+    def allowed_s(self, nbytes: int) -> float:
+        """Seconds that a body may take of which `nbytes` bytes have come."""
+        return self.timeout_s + nbytes / self.min_rate
+
+    def too_slow(self, what: str, nbytes: int, seconds: float) -> UploadTimeoutError:
+        """The error for a body ("the request body") of which `nbytes` bytes have come in so many seconds."""
+        return UploadTimeoutError(
+            f"{what} has not come in time: {nbytes} bytes in {seconds:.0f} s, where it may take {self.timeout_s:g} s "
+            f"(--upload-timeout-secs) and one more for each {self.min_rate} bytes (--min-upload-rate)"
         )
 
 

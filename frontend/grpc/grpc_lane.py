@@ -66,7 +66,7 @@ class GrpcLane(Lane[GrpcConnection]):
             keepalive_permit_without_calls=self._settings.keepalive_permit_without_calls,
             max_pings_without_data=self._settings.http2_max_pings_without_data,
         )
-        self.buffers = MessageBuffers(self._port)
+        self.buffers = MessageBuffers(self._port, self._state.upload_pace)
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port)
         self._triton = Service(METHODS, self.inference.submission)
@@ -371,7 +371,8 @@ class GrpcLane(Lane[GrpcConnection]):
             self.has_output(connection)
             connection.ends_s = now_s + LINGER_S
         for connection in list(self._connections.values()):
-            if 0.0 < connection.silent_until_s <= now_s or 0.0 < connection.ends_s <= now_s:
+            is_silent = 0.0 < connection.silent_until_s <= now_s or connection.http2.waits_since(now_s - HEAD_S)
+            if is_silent or 0.0 < connection.ends_s <= now_s:
                 self.close(connection)
                 continue
             for call in list(connection.calls.values()):

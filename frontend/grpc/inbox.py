@@ -15,6 +15,7 @@ from shoal.frontend.grpc.submission import message_offset
 from shoal.frontend.grpc.wire import first_raw_offset
 from shoal.frontend.http.submission import HEADER_BYTES
 from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.upload_budget import UploadPace, UploadTimeoutError
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
@@ -81,10 +82,11 @@ class MessageBuffer:
 
 
 class MessageBuffers:
-    """The blocks of all unfinished messages of a lane."""
+    """The blocks of all unfinished messages of a lane, and how long a message may take."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, pace: UploadPace) -> None:
         self._port = port
+        self.pace = pace
         self._max_nbytes = port.slab.largest_nbytes // 2
         self._largest_nbytes = port.slab.largest_nbytes // SLAB_PARTS
         #: Private memory that small unfinished messages take.
@@ -151,7 +153,10 @@ class UnfinishedMessages:
 class Inbox:
     """The incoming messages of one call; to be closed when no more are taken."""
 
-    __slots__ = ("_buffer", "_buffers", "_is_open", "_num_skipped", "_target", "_unfinished")
+    __slots__ = (
+        "_buffer", "_buffers", "_is_open", "_num_begun", "_num_seen", "_num_skipped", "_seen_s", "_target",
+        "_unfinished",
+    )  # fmt: skip
 
     def __init__(self, buffers: MessageBuffers, unfinished: UnfinishedMessages) -> None:
         self._buffers = buffers
@@ -161,6 +166,9 @@ class Inbox:
         self._target: MessageBuffer | None = None
         self._num_skipped = 0
         self._is_open = True
+        # Messages that did not come in one piece. Of the last one: when it was first looked at.
+        self._num_begun = self._num_seen = 0
+        self._seen_s = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -172,6 +180,21 @@ class Inbox:
         """The memory into which the next bytes may be received directly, followed by `landed`; None if there is
         none."""
         return None if self._target is None else self._target.rest
+
+    def late(self, now_s: float, *, is_held_up: bool = False) -> UploadTimeoutError | None:
+        """The error for a message whose rest has not come in time; None while there is time.
+
+        To be asked regularly: a message's time counts from the first question on, and anew once its client is no longer
+        held up by the stream's window.
+        """
+        target = self._target
+        if target is None and not self._buffer:
+            return None
+        if self._num_seen != self._num_begun or is_held_up:
+            self._num_seen, self._seen_s = self._num_begun, now_s
+        nbytes = len(self._buffer) if target is None else target.received
+        pace, seconds = self._buffers.pace, now_s - self._seen_s
+        return pace.too_slow("the message", nbytes, seconds) if seconds >= pace.allowed_s(nbytes) else None
 
     def received_into_target(self, nbytes: int) -> ReceivedMessage | None:
         """Note that `nbytes` bytes were received into `target`. Returns the message if they complete it."""
@@ -206,6 +229,8 @@ class Inbox:
             break
         if not self._is_open:
             return arrivals
+        if buffer and (arrivals or not self._buffer):
+            self._num_begun += 1
         if len(buffer) != len(self._buffer):
             self._unfinished.change(len(buffer) - len(self._buffer))
         self._buffer = bytes(buffer)
@@ -215,6 +240,7 @@ class Inbox:
         self._target = None if is_compressed else self._buffers.allocate(length, begun)
         if self._target is None:
             return [LargeMessage(length, bytes(begun), is_compressed)]
+        self._num_begun += 1
         self._target.take(begun)
         return []
 

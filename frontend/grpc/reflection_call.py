@@ -60,6 +60,8 @@ class ReflectionCall:
     def expire(self, now_s: float) -> None:
         if now_s >= self._deadline_s:
             self._finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        elif (late := self._inbox.late(now_s)) is not None:
+            self._finish(late.grpc_status, str(late))
 
     def recall(self, is_wanted: object) -> None:
         """Do nothing: answers lie in this process's own memory."""

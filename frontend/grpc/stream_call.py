@@ -334,6 +334,11 @@ class StreamCall:
             self._finish(*self._lane.too_late(self.opening))
             self._lane.has_output(self._connection)
             return
+        if (error := self._inbox.late(now_s, is_held_up=bool(self._backlog))) is not None:
+            self._stop()
+            self._finish(error.grpc_status, str(error))
+            self._lane.has_output(self._connection)
+            return
         late = [number for number, each in self._open.items() if now_s >= each.deadline_s]
         for number in late:
             self._expire_request(number)

@@ -229,6 +229,9 @@ class UnaryCall:
             self._end()
             self._connection.refuse(self._stream_id, *self._lane.too_late(self._opening))
             self._lane.has_output(self._connection)
+        elif self._inbox is not None and (late := self._inbox.late(now_s)) is not None:
+            self._refuse(late)
+            self._lane.has_output(self._connection)
 
     def give_up(self) -> None:
         _log.exception("a connection is closed, since answering a call on it failed")

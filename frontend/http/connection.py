@@ -43,7 +43,7 @@ class HttpConnection:
 
     __slots__ = (
         "api", "begun_s", "block", "body_start", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive",
-        "known", "last_head", "num_missed", "number", "received", "release", "socket", "stage", "target", "trace",
+        "known", "last_head", "num_counted", "num_missed", "number", "received", "release", "socket", "stage", "target", "trace",
         "unsent",
     )  # fmt: skip
 
@@ -54,6 +54,7 @@ class HttpConnection:
         # All changed by the lane.
         self.stage = READING
         self.buffer = b""  # bytes read and not used: the beginning of a request, or the next one
+        self.num_counted = 0  # bytes of `buffer` that are counted among those of unfinished requests
         self.begun_s = now_s  # when the first bytes of a request came
         self.deadline_s = deadline_s
         self.keep_alive = True

@@ -31,12 +31,14 @@ from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi, p
 from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.submission import response_head
 from shoal.frontend.http.templates import KnownRequest
+from shoal.frontend.http.unfinished import BODY_S, UnfinishedRequests
 from shoal.frontend.http.waiting_bodies import PATIENCE_S, WaitingBodies, WaitingBody
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short
 from shoal.frontend.torchserve.lane_api import TorchServeApi
 from shoal.frontend.tracing import or_untraced
+from shoal.frontend.upload_budget import UploadTimeoutError
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 
@@ -61,6 +63,7 @@ class HttpLane(Lane[HttpConnection]):
         }
         self._incoming = Incoming(self._port)
         self._waiting = WaitingBodies(self._begin_large)
+        self._unfinished = UnfinishedRequests()
         self._outgoing = outgoing = OutgoingResponses(self._port, self._poller, self._close)
         self._generations = Generations(
             self._state, self._port, self._poller, outgoing, self._resume, self._close, self._place.request_timeout_s
@@ -119,6 +122,7 @@ class HttpLane(Lane[HttpConnection]):
             self._waiting.forget(connection)
         if connection.trace is not None:
             connection.trace.end()
+        self._unfinished.release(connection)
         self._incoming.release(connection)
         self._outgoing.release(connection)
 
@@ -144,6 +148,7 @@ class HttpLane(Lane[HttpConnection]):
         elif connection.stage is READING:
             data = connection.read()
             if data and connection.buffer:
+                self._unfinished.release(connection)
                 self._process(connection, connection.buffer + data)
             elif data:
                 connection.begun_s = self.now_s  # the first bytes of a request
@@ -203,7 +208,7 @@ class HttpLane(Lane[HttpConnection]):
                 if has_bare_line_feed(data):
                     self._refuse_head(connection)
                 else:
-                    self._keep(connection, data, MAX_HEAD_BYTES)
+                    self._keep(connection, data, MAX_HEAD_BYTES, HEAD_S)
                 return
             head = connection.api.parse_head(data[:end])
             if head is None or connection.api.is_for_road(head):
@@ -226,17 +231,15 @@ class HttpLane(Lane[HttpConnection]):
         sentence = "a line of the request's head ends in LF, and not in CR LF (RFC 9112, section 2.2)"
         self._refuse(connection, InvalidArgumentError(sentence))
 
-    def _keep(self, connection: HttpConnection, data: bytes, limit: int) -> None:
-        if len(data) > limit:
+    def _keep(self, connection: HttpConnection, data: bytes, limit: int, patience_s: float) -> None:
+        if len(data) > limit or not self._unfinished.keep(connection, data, patience_s):
             self._hand_over(connection, data)
-            return
-        connection.buffer = data
 
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
         shared memory."""
         if head.content_length <= SMALL_BODY_BYTES:  # as of all requests that are neither infer nor generate
-            self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
+            self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES, BODY_S)
             return
         body = WaitingBody(connection, head, data, end, self.now_s)
         if self._waiting.begin(body):
@@ -450,8 +453,29 @@ class HttpLane(Lane[HttpConnection]):
                 self._time_out(connection)
             elif connection.stage is STREAMING:
                 self._generations.expire(connection, now_s)
-            elif not (connection.stage is SENDING and self._outgoing.hold_no_longer(connection, now_s)):
+            elif connection.stage is not SENDING:
+                self._be_late(connection)
+            elif not self._outgoing.hold_no_longer(connection, now_s):
                 self._close(connection)
+
+    def _be_late(self, connection: HttpConnection) -> None:
+        """End the wait for a request. A body may take longer on the road, which has a deadline and a memory for all
+        bodies; a head may not."""
+        begun = connection.buffer
+        if connection.stage is RECEIVING:
+            begun = self._incoming.take_back(connection)
+        if not begun:
+            self._close(connection)
+        elif self._stops_at_s:  # the road may have ended
+            self._refuse_late(connection, "the request has not come whole, and the server ends")
+        elif b"\r\n\r\n" in begun:
+            self._hand_over(connection, begun)
+        else:
+            self._refuse_late(connection, f"the head of the request has not come within {HEAD_S:g} s")
+
+    def _refuse_late(self, connection: HttpConnection, sentence: str) -> None:
+        connection.keep_alive = False
+        self._refuse(connection, UploadTimeoutError(sentence))
 
     def _time_out(self, connection: HttpConnection) -> None:
         self._pending[connection.number] = None

@@ -82,6 +82,17 @@ class Incoming:
         offset = connection.body_start
         return ReceivedBody(head, block, block.memory[offset : offset + connection.received])
 
+    def take_back(self, connection: HttpConnection) -> bytes:
+        """The bytes of a request whose body has not come whole, head included. Its block is freed."""
+        head, block = connection.head, connection.block
+        assert isinstance(head, Head)
+        assert isinstance(block, Block)
+        start = connection.body_start
+        begun = b"".join((head.raw, block.memory[start : start + connection.received]))
+        self.release(connection)
+        connection.stage = READING
+        return begun
+
     def release(self, connection: HttpConnection) -> None:
         """Free the block of a connection that ends, if it was receiving a body."""
         block = connection.block

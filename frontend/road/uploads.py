@@ -16,13 +16,13 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import quote
 
-from shoal.errors import ShoalError, UnavailableError
+from shoal.errors import ShoalError
 from shoal.frontend.lane_loop import HEAD_S
 from shoal.frontend.response import CONTINUE, error_response
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection
 from shoal.frontend.state import ServerState
-from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTooLargeError
+from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTimeoutError, UploadTooLargeError
 
 #: Most bytes of one read: as chunks of one byte each they keep the loop for 60 ms (measured).
 READ_BYTES = 64 * 1024
@@ -31,12 +31,6 @@ READ_BYTES = 64 * 1024
 LINGER_S = 2.0
 #: How often deadlines are looked at.
 _TICK_S = 0.5
-
-
-class UploadTimeoutError(UnavailableError):
-    """A request did not arrive in time."""
-
-    http_status = 408
 
 
 class Uploads:
@@ -59,8 +53,7 @@ class Uploads:
         self._closed = closed
         self._now_s = now_s
         self._budget = state.upload_budget
-        self._timeout_s = state.upload_timeout_s
-        self._min_rate = state.min_upload_rate
+        self._pace = state.upload_pace
         # Changed by every method.
         self._waiting: set[RoadConnection] = set()  # for a request, or the rest of one
         self._lingering: set[RoadConnection] = set()  # for the client to close it
@@ -124,23 +117,19 @@ class Uploads:
             return
         nbytes = connection.arrival.body_nbytes
         if not connection.arrival.head:
-            sentence = f"the head of the request has not come within {HEAD_S:g} s"
+            error = UploadTimeoutError(f"the head of the request has not come within {HEAD_S:g} s")
         elif now_s >= (deadline_s := self._body_deadline_s(connection)):
-            sentence = (
-                f"the request body has not come in time: {nbytes} bytes in {now_s - connection.begun_s:.0f} s, where "
-                f"it may take {self._timeout_s:g} s (--upload-timeout-secs) and one more for each {self._min_rate} "
-                "bytes (--min-upload-rate)"
-            )
+            error = self._pace.too_slow("the request body", nbytes, now_s - connection.begun_s)
         else:
             connection.deadline_s = deadline_s
             return
-        self._refuse(connection, UploadTimeoutError(sentence))
+        self._refuse(connection, error)
 
     def _body_deadline_s(self, connection: RoadConnection) -> float:
         if connection.is_tunnel:  # the lane watches over the call's
             return float("inf")
         assert connection.arrival is not None, "it waits for a request"
-        return connection.begun_s + self._timeout_s + connection.arrival.body_nbytes / self._min_rate
+        return connection.begun_s + self._pace.allowed_s(connection.arrival.body_nbytes)
 
     # --- bytes come in ---
 

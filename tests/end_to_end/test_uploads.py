@@ -15,6 +15,7 @@ import pytest
 from tests.end_to_end.raw_client import Client, number_in, numbers
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server, samples, serving_to_the_end
+from tests.end_to_end.window_client import WindowClient
 
 MIB = 1 << 20
 NUM_UPLOADS = 300
@@ -34,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         output { name: "B" data_type: TYPE_FP32 dims: [ 1, 1 ] }
         """,
     )
-    flags = ["--http-process-count=1", "--http-thread-count=1", "--max-upload-mib=16"]
+    flags = ["--http-process-count=1", "--http-thread-count=1", "--max-upload-mib=16", "--grpc-port=0"]
     with serving_to_the_end(repository, *flags, "--upload-timeout-secs=2", "--min-upload-rate=1") as running:
         yield running
     assert b"Traceback" not in running.log, running.log.decode()
@@ -61,29 +62,47 @@ def ask_all(server: Server) -> None:
 
 
 def test_slow_uploads_take_no_thread_and_all_finish(server: Server) -> None:
-    """Many more than threads; half in chunks, half with a length that the lane leaves to the road."""
+    """Many more than threads: in chunks, with a length that the lane leaves to the road, and small ones that the lane
+    begins to receive."""
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(server)) for _ in range(NUM_UPLOADS)]
         sent = [body(number, 2000) for number in range(NUM_UPLOADS)]
         for number, client in enumerate(clients):
-            if number % 2:
+            if number % 3 == 0:
                 client.send(CHUNKED + chunk(sent[number][:1000]) + b"3e8\r\n")
             else:
-                client.send(HEAD + b"Content-Length: 2000\r\nTE: trailers\r\n\r\n" + sent[number][:1000])
+                fields = b"TE: trailers\r\n" if number % 3 == 1 else b""
+                client.send(HEAD + b"Content-Length: 2000\r\n" + fields + b"\r\n" + sent[number][:1000])
         ask_all(server)
         for number, client in enumerate(clients):
-            client.send(sent[number][1000:] + b"\r\n0\r\nX-Sum: 1\r\n\r\n" if number % 2 else sent[number][1000:])
+            client.send(sent[number][1000:] + (b"" if number % 3 else b"\r\n0\r\nX-Sum: 1\r\n\r\n"))
         assert [number_in(client.reply()) for client in clients] == list(range(NUM_UPLOADS))
         assert [number_in(client.ask(numbers("grid", 3))) for client in clients[:4]] == [3] * 4
 
 
-@pytest.mark.parametrize("begun", [CHUNKED + b"5\r\nabc", HEAD + b"TE: trailers\r\nContent-Length: 99\r\n\r\nabc"])
+@pytest.mark.parametrize(
+    "begun",
+    [
+        CHUNKED + b"5\r\nabc",
+        HEAD + b"TE: trailers\r\nContent-Length: 99\r\n\r\nabc",
+        HEAD + b"Content-Length: 99\r\n\r\nabc",  # which the lane waits for first
+    ],
+)
 def test_a_body_that_does_not_come_is_refused(server: Server, begun: bytes) -> None:
     with Client(server).send(begun) as client:
         reply = client.reply()
         assert (reply.status, reply.headers["connection"]) == (408, "close")
         assert "3 bytes in 5 s" in json.loads(reply.body)["error"] or "--upload-timeout-secs" in reply.body.decode()
         assert client.finish().socket.recv(1) == b""
+
+
+def test_a_message_of_grpc_that_does_not_come_is_refused(server: Server) -> None:
+    with WindowClient(server.grpc_port, 1 << 16) as client:
+        for rpc in ("ModelInfer", "ModelStreamInfer"):
+            call = client.call(f"/inference.GRPCInferenceService/{rpc}")
+            client.send(call, b"\0\0\0\0\x09")
+            ended = client.trailers(call)
+            assert (ended["grpc-status"], "--upload-timeout-secs" in ended["grpc-message"]) == ("14", True)
 
 
 def test_a_request_larger_than_the_memory_for_all_is_refused(server: Server) -> None:

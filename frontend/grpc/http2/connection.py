@@ -93,6 +93,10 @@ class Http2Connection(Sending):
         self._receiving.is_between_frames = not data_frames.is_within_frame
         return events
 
+    def waits_since(self, then_s: float) -> bool:
+        """Whether the rest of a frame other than DATA, or of a header list, has been missing since `then_s`."""
+        return self._receiving.waits_since(then_s)
+
     def credit(self, stream_id: int, nbytes: int) -> None:
         """Note that `nbytes` bytes of a stream's data are consumed: its client may send as many more."""
         stream = self.streams.open.get(stream_id)

@@ -76,6 +76,7 @@ class Receiving:
         "_sending",
         "_stream_window",
         "_streams",
+        "_waits_since_s",
         "_wanted",
         "data_frames",
         "has_begun",
@@ -101,7 +102,6 @@ class Receiving:
             frames.PRIORITY: (self._priority, 5, 5),
             frames.RST_STREAM: (self._rst_stream, 4, 4),
             frames.SETTINGS: (self._settings, 0, limits.max_settings * 6),
-            frames.PUSH_PROMISE: (self._push_promise, 0, limits.max_frame),
             frames.PING: (self._ping, 8, 8),
             frames.GOAWAY: (self._go_away, 8, 8 + limits.max_debug_bytes),
             frames.WINDOW_UPDATE: (self._window_update, 4, 4),
@@ -113,6 +113,7 @@ class Receiving:
         self._expected = SETTINGS  # the only kind of frame that may come next, or _ANY
         self._partial = bytearray()  # the beginning of a frame, which is handled once there are `_wanted` bytes
         self._wanted = 0
+        self._waits_since_s = now_s  # when the beginning of a frame, or of a header list, came
         #: Whether the next byte begins a frame, of any kind. Changed by the connection, too.
         self.is_between_frames = False
         self._block = bytearray()  # a header list of which more is to come
@@ -138,8 +139,13 @@ class Receiving:
         position = self._frames(data, position, events)
         if position < len(data):
             self._partial += memoryview(data)[position:]
+            self._waits_since_s = now_s
         self._abuse.unread()
         self.is_between_frames = not (self._partial or self.data_frames.is_within_frame) and self._expected == _ANY
+
+    def waits_since(self, then_s: float) -> bool:
+        """Whether the rest of a frame other than DATA, or of a header list, has been missing since `then_s`."""
+        return bool(self._partial or self._block) and self._waits_since_s <= then_s
 
     def _begin(self, data: bytes) -> int:
         if not PREFACE.startswith(data[: len(PREFACE)]):
@@ -174,6 +180,8 @@ class Receiving:
                 self.data_frames.skip(length)
                 position = self.data_frames.go_on(data, position + HEAD_BYTES, events)
                 continue
+            if kind == frames.PUSH_PROMISE:  # before its payload comes, which would have to be kept
+                raise BrokenError(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
             handler, least, most = self._kinds[kind]
             if not least <= length <= most:
                 # A frame that is too small breaks the RFC; one that is too large may only exceed our limits.
@@ -222,6 +230,7 @@ class Receiving:
             self._header_list(flags, number, payload, events)
         else:
             self._block += payload
+            self._waits_since_s = self._abuse.now_s
             self._block_stream_id, self._block_flags, self._num_continuations = number, flags, 0
             self._expected = CONTINUATION
 
@@ -336,10 +345,6 @@ class Receiving:
             raise BrokenError(FLOW_CONTROL_ERROR, "illegal SETTINGS_INITIAL_WINDOW_SIZE")
         if not self._sending.apply(values):
             raise BrokenError(FLOW_CONTROL_ERROR, "a stream's window beyond 2^31-1")
-
-    def _push_promise(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        del flags, number, payload, events
-        raise BrokenError(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
 
     def _ping(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         if number != 0:

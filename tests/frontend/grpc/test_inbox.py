@@ -16,9 +16,11 @@ from shoal.frontend.grpc.inbox import (
     UnfinishedMessages,
 )
 from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.upload_budget import UploadPace
 from tests.frontend.lane_star import Star
 
 LARGE = SMALL_BYTES + 1000
+PACE = UploadPace(60.0, 100)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def taken(star: Star, arrivals: list[ReceivedMessage | LargeMessage]) -> list[by
 def test_messages_come_whole_however_they_are_cut(star: Star, sizes: list[int], cuts: list[int]) -> None:
     messages = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
     data = framed(*messages)
-    inbox = Inbox(MessageBuffers(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
     found: list[bytes] = []
     for start, end in pairwise(sorted({0, len(data), *[cut for cut in cuts if cut < len(data)]})):
         found += taken(star, inbox.feed(data[start:end]))
@@ -63,7 +65,7 @@ def test_messages_come_whole_however_they_are_cut(star: Star, sizes: list[int], 
 
 
 def test_a_large_message_is_received_into_a_block_and_what_follows_is_not(star: Star) -> None:
-    inbox = Inbox(MessageBuffers(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
     message = bytes(range(256)) * (LARGE // 256)
     data = framed(message, b"next")
     assert inbox.feed(data[:1000]) == []
@@ -82,7 +84,7 @@ def test_a_large_message_is_received_into_a_block_and_what_follows_is_not(star: 
 
 
 def test_a_message_that_lands_directly_is_complete_with_its_last_byte(star: Star) -> None:
-    inbox = Inbox(MessageBuffers(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
     assert inbox.feed(prefix(LARGE)) == []
     target = inbox.target
     assert target is not None
@@ -93,7 +95,7 @@ def test_a_message_that_lands_directly_is_complete_with_its_last_byte(star: Star
 
 
 def test_unfinished_messages_take_at_most_half_of_the_slab(star: Star) -> None:
-    buffers = MessageBuffers(star.port)
+    buffers = MessageBuffers(star.port, PACE)
     free = star.port.counts["blocks_acquired"] - star.port.counts["blocks_released"]
     inboxes = [Inbox(buffers, unfinished()) for _ in range(20)]
     refused = [inbox for inbox in inboxes if inbox.feed(prefix(LARGE) + b"begun")]
@@ -107,7 +109,7 @@ def test_unfinished_messages_take_at_most_half_of_the_slab(star: Star) -> None:
 
 
 def test_a_message_without_a_place_is_named_once_and_its_rest_passed_over(star: Star) -> None:
-    inbox = Inbox(MessageBuffers(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
     nbytes = star.port.slab.largest_nbytes
     (large,) = inbox.feed(prefix(nbytes) + b"begun")
     assert large == LargeMessage(nbytes, b"begun", is_compressed=False)
@@ -120,7 +122,7 @@ def test_a_message_without_a_place_is_named_once_and_its_rest_passed_over(star: 
 
 
 def test_a_compressed_message_says_so(star: Star) -> None:
-    inbox = Inbox(MessageBuffers(star.port), unfinished())
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
     (received,) = inbox.feed(prefix(3, is_compressed=True) + b"abc")
     assert isinstance(received, ReceivedMessage)
     assert received.is_compressed
@@ -129,7 +131,7 @@ def test_a_compressed_message_says_so(star: Star) -> None:
 
 
 def test_unfinished_small_messages_take_a_share_of_private_memory_then_blocks_then_nothing(star: Star) -> None:
-    kept, told, buffers = KeptMemory(2 << 20), list[int](), MessageBuffers(star.port)
+    kept, told, buffers = KeptMemory(2 << 20), list[int](), MessageBuffers(star.port, PACE)
     connection = unfinished(kept, told)
     inboxes = [Inbox(buffers, connection) for _ in range(60)]
     found = [inbox.feed(prefix(20_000) + bytes([number]) * 15_000) for number, inbox in enumerate(inboxes)]
@@ -148,3 +150,39 @@ def test_unfinished_small_messages_take_a_share_of_private_memory_then_blocks_th
     for inbox in (*inboxes, another):
         inbox.close()
     assert kept.nbytes == sum(told) == 0
+
+
+@pytest.mark.parametrize("nbytes", [2000, LARGE])
+def test_a_message_has_a_deadline_and_more_time_for_each_byte(star: Star, nbytes: int) -> None:
+    """Private memory and a block alike; 1000 bytes take ten seconds at the slowest."""
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
+    assert inbox.late(0.0) is None
+    assert inbox.feed(prefix(nbytes) + bytes(1000 - 5)) == []
+    assert inbox.late(100.0) is None
+    assert inbox.late(169.9) is None
+    assert inbox.feed(bytes(500)) == []
+    assert inbox.late(174.9) is None
+    error = inbox.late(176.0)
+    assert (error is not None, "the message has not come in time: 1" in str(error)) == (True, True)
+    inbox.close()
+    assert inbox.late(1000.0) is None
+
+
+def test_messages_that_are_always_in_part_are_not_late_while_they_become_whole(star: Star) -> None:
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
+    data = framed(*[b"x" * 100] * 50)
+    inbox.feed(data[:50])
+    for number in range(49):
+        assert inbox.late(50.0 * number) is None
+        assert len(taken(star, inbox.feed(data[50 + 105 * number : 50 + 105 * (number + 1)]))) == 1
+    inbox.close()
+
+
+def test_a_client_that_is_held_up_by_its_window_is_not_late(star: Star) -> None:
+    inbox = Inbox(MessageBuffers(star.port, PACE), unfinished())
+    inbox.feed(prefix(2000) + bytes(10))
+    assert inbox.late(0.0) is None
+    assert inbox.late(500.0, is_held_up=True) is None
+    assert inbox.late(559.0) is None
+    assert inbox.late(561.0) is not None
+    inbox.close()

@@ -15,8 +15,9 @@ from shoal.frontend.grpc.service import find
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.wire import stream_error
 from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.upload_budget import UploadPace
 from tests.frontend.grpc.connection_pair import OPENING, Pair
-from tests.frontend.grpc.http2.peer import DATA, frames_in
+from tests.frontend.grpc.http2.peer import DATA, HEADERS, frames_in
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 #: The block that a result lies in.
@@ -41,7 +42,7 @@ class Lane:
             ends_with_error=lambda *_: False,
         )  # fmt: skip
         self.parking = SimpleNamespace(must_wait=lambda _received, _protocol: 0, leave=lambda *_: None)
-        self.buffers = None
+        self.buffers = SimpleNamespace(pace=UploadPace(60.0, 1000))
 
     def _ask(self, *_: Any, is_stream: bool) -> tuple[int, Any]:
         assert is_stream
@@ -149,6 +150,19 @@ def test_a_model_that_is_silent_for_too_long_is_told_of_and_the_stream_goes_on(s
         answer = service.ModelStreamInferResponse.FromString(message)
         assert (answer.error_message, answer.infer_response.id) == ("no answer in time", number)
         assert answer.infer_response.model_name == "slow"
+
+
+def test_a_message_of_which_the_rest_does_not_come_ends_its_stream(stream: Stream) -> None:
+    stream.call.take(prefix(100) + b"begun")
+    stream.call.expire(0.0)
+    stream.call.expire(59.9)
+    assert 1 in stream.pair.connection.calls
+    stream.call.expire(60.1)
+    assert 1 not in stream.pair.connection.calls
+    assert stream.pair.connection.flush(0.0)
+    (ended,) = [each for each in frames_in(stream.pair.read()) if each.kind == HEADERS]
+    assert b"grpc-status\x0214" in ended.payload
+    assert b"10 bytes in 60 s" in ended.payload
 
 
 def split(sent: bytes) -> list[bytes]:

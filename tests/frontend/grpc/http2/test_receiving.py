@@ -131,6 +131,21 @@ def test_what_means_nothing_is_ignored(said: bytes) -> None:
         calling(connection, 11)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [frame(HEADERS, 5, 11, PLAIN_CALL)[:20], frame(HEADERS, 1, 11, PLAIN_CALL), frame(PING, 0, 0, b"12345678")[:8]],
+)
+def test_the_rest_of_a_frame_or_of_a_head_is_missing_since_its_beginning(said: bytes) -> None:
+    connection = busy()
+    assert not connection.waits_since(1e9)
+    connection.receive(frame(DATA, 0, 1, b"1234")[:-2], 5.0)  # which nobody keeps here
+    assert not connection.waits_since(1e9)
+    connection.receive(b"34" + said[:4], 10.0)
+    connection.receive(said[4:], 10.0)
+    connection.receive(b"", 11.0)
+    assert (connection.waits_since(9.9), connection.waits_since(10.0)) == (False, True)
+
+
 def test_settings_in_force() -> None:
     connection = busy()
     said = frame(SETTINGS, 0, 0, setting(4, 3) + setting(5, 20_000) + setting(99, 5) + setting(4, 30_000))
