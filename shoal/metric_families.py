@@ -266,18 +266,28 @@ CERTIFICATE_EXPIRY = _gauge(
     ("protocol",),
     "When the server's certificate for http or grpc expires, in seconds since 1970",
 )
+HANDSHAKES_FAILED = _counter(
+    "shoal_tls_handshakes_failed_total",
+    ("protocol",),
+    "TLS handshakes that failed at listeners of http, metrics included, or grpc",
+)
 #: Figures of the server.
 SERVER_FAMILIES = _figures(
     (),
     ("shoal_shared_memory_bytes", "shared_bytes", "Shared memory of all processes together", 1),
     ("shoal_batcher_takeovers_total", "num_takeovers", "How often a batcher took a dead one's place", 1),
+    (
+        "shoal_requests_abandoned_total",
+        "num_abandoned",
+        "Requests that were dropped before they were begun, because their clients had gone",
+        1,
+    ),
 )
 
 _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
     *POISON, *RECORDING, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES,
-    FRONT_END_RINGS,
-    *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, *SERVER_FAMILIES,
+    FRONT_END_RINGS, *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, HANDSHAKES_FAILED, *SERVER_FAMILIES,
 )  # fmt: skip
 ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])

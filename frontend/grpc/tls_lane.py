@@ -9,6 +9,7 @@ from shoal.frontend.grpc.grpc_lane import GrpcLane
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
+from shoal.shm.layout import GRPC_HANDSHAKES_FAILED
 
 
 class GrpcTlsLane(GrpcLane):
@@ -23,8 +24,13 @@ class GrpcTlsLane(GrpcLane):
     ) -> None:
         """`context` and `read_context` are those of Handshakes."""
         super().__init__(front_end, gunicorn)
-        self._handshakes = Handshakes(self._poller, context, read_context, "h2", self._greet, "gRPC's clients")
+        self._handshakes = Handshakes(
+            self._poller, context, read_context, "h2", self._greet, "gRPC's clients", self._count_failed
+        )
         self._handshakes.limit(self._max_connections)
+
+    def _count_failed(self) -> None:
+        self._port.noted[GRPC_HANDSHAKES_FAILED] += 1
 
     def _renew_certificates(self) -> None:
         self._handshakes.renew_certificates()

@@ -43,8 +43,8 @@ class HttpConnection:
 
     __slots__ = (
         "api", "begun_s", "block", "body_start", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive",
-        "known", "last_head", "num_counted", "num_missed", "number", "received", "release", "socket", "stage", "target", "trace",
-        "unsent",
+        "known", "last_head", "num_counted", "num_missed", "number", "received", "release", "socket", "stage", "target",
+        "trace", "unsent",
     )  # fmt: skip
 
     def __init__(self, connection: Socket, now_s: float, deadline_s: float, api: Any = None) -> None:

@@ -15,6 +15,7 @@ from shoal.frontend.http.tls_connection import TlsHttpConnection
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, GunicornHandle
 from shoal.frontend.tls.handshakes import Handshakes
 from shoal.frontend.tls.tls_socket import TlsSocket
+from shoal.shm.layout import HTTP_HANDSHAKES_FAILED
 
 #: For this many connections that a lane may have, one may be relayed (ours): each takes three descriptors of the
 #: process, and two of a road that has as many as three lanes.
@@ -34,7 +35,9 @@ class HttpTlsLane(HttpLane):
     ) -> None:
         """`context` and `read_context` are those of Handshakes."""
         super().__init__(front_end, gunicorn)
-        self._handshakes = Handshakes(self._poller, context, read_context, "", self._greet, "HTTP's clients")
+        self._handshakes = Handshakes(
+            self._poller, context, read_context, "", self._greet, "HTTP's clients", self._count_failed
+        )
         self._handshakes.limit(self._max_connections)
         self._https = frozenset(https)
         self._relays = Relays(
@@ -127,6 +130,9 @@ class HttpTlsLane(HttpLane):
     def _begin_to_stop(self) -> None:
         super()._begin_to_stop()
         self._handshakes.end_by(self.now_s + LINGER_S)
+
+    def _count_failed(self) -> None:
+        self._port.noted[HTTP_HANDSHAKES_FAILED] += 1
 
     def _renew_certificates(self) -> None:
         self._handshakes.renew_certificates()

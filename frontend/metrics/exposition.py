@@ -151,6 +151,8 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.BUILD_INFO, [((("version", __version__),), 1)])
     expiries = seen.get("certificates", {}).items()
     yield from _plain(families.CERTIFICATE_EXPIRY, [((("protocol", name),), value) for name, value in expiries])
+    failed = seen.get("handshakes_failed", {}).items()
+    yield from _plain(families.HANDSHAKES_FAILED, [((("protocol", name),), value) for name, value in failed])
     for figure in families.SERVER_FAMILIES:
         yield from _figures(figure, [((), seen)])
 

@@ -106,6 +106,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.arrival: Arrival | None = None
         self.begun_s = 0.0  # when the first byte of the request came
         self.deadline_s = 0.0
+        self.queued_s = 0.0  # when its request to a model came, whole or cut short; 0: it is another request
         self.init()
         self.parser.unreader = self.received
         self.parser.mesg_class = SpelledRequest

@@ -88,6 +88,15 @@ class HangUps:
                         notify(None if event & _GONE else caller)
 
 
+def has_left(caller: Caller) -> bool:
+    """Whether a caller has gone: its connection was reset, by now or upon an interim response."""
+    event = events_of(caller.fileno(), select.POLLRDHUP)
+    if event and not event & _GONE:
+        caller.ask()
+        event = events_of(caller.fileno(), select.POLLRDHUP)
+    return bool(event & _GONE)
+
+
 def events_of(fd: int, events: int) -> int:
     """Those of `events` that hold for a descriptor now, and its errors: flags of poll, which, unlike select, takes
     descriptors above 1023."""

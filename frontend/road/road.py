@@ -13,6 +13,7 @@ this file corrects that, outside the application.
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,7 +38,7 @@ from shoal.frontend.road.app import (
 )
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
 from shoal.frontend.road.connection import ParsedHead, RoadConnection, parsed
-from shoal.frontend.road.hang_ups import Caller, HangUps
+from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
 from shoal.frontend.road.refusal_log import RefusalLog
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
@@ -57,6 +58,9 @@ NICE = 10
 #: Threads for what is not a request to a model (ours): answers at once; what waits for the supervisor, which loads
 #: --model-load-thread-count models at a time while others wait for their turn.
 NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32}
+#: A client that has closed its half of the connection is probed before its request is begun if that has waited for so
+#: long (ours: patient clients close their half, too, and most requests do not wait).
+PROBED_S = 1.0
 #: For all chunks of a body together (ours). Clients send no extensions; zeros in front of a chunk's size count, too.
 MAX_CHUNK_EXTENSION_BYTES = 256
 
@@ -162,6 +166,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Give a request that has come to a thread for its kind of work."""
         assert connection.arrival is not None, "a request has come on it"
         work = work_of(connection.arrival.head, is_tunnel=connection.is_tunnel)
+        connection.queued_s = time.monotonic() if work is Work.REQUEST else 0.0
         pool: Any = self._pools.get(work, self.tpool)
         future = pool.submit(self.handle, connection)
         future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, connection, done))
@@ -170,7 +175,14 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self.nr_conns -= 1
 
     def handle(self, conn: Any) -> bool:
-        """Answer a request, in one of the threads. True if the connection goes on."""
+        """Answer a request, in one of the threads. True if the connection goes on.
+
+        A request to a model whose client has gone while it waited for the thread is dropped: the road would work
+        through answers that no client waits for.
+        """
+        if conn.queued_s and has_left(_caller(conn)):
+            self._application.count_abandoned()
+            return False
         is_kept = super().handle(conn) is True
         return is_kept and not conn.received.is_short
 
@@ -228,6 +240,16 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return handover.receive(self._returned)
 
 
+def _caller(connection: RoadConnection) -> Caller:
+    """The client of a request that a thread is about to begin."""
+    arrival = connection.arrival
+    assert arrival is not None, "a request has come on it"
+    has_waited = time.monotonic() >= connection.queued_s + PROBED_S
+    is_whole = has_waited and arrival.is_complete and not connection.is_tunnel
+    can_be_asked = is_whole and arrival.head.split(b"\r\n", 1)[0].endswith(b" HTTP/1.1")
+    return Caller(connection.sock, lambda: can_be_asked)
+
+
 def create() -> "RoadApplication":
     """Connect to the supervisor and build the application."""
     set_title("road")
@@ -245,7 +267,7 @@ def create() -> "RoadApplication":
         return WatchedTransport(transport, partial(hang_ups.watch, caller))
 
     mended = mend(application, state, watched)
-    return RoadApplication(mended, state, endpoints, transport.refuse_all)
+    return RoadApplication(mended, state, endpoints, transport.refuse_all, transport.count_abandoned)
 
 
 class RoadApplication:
@@ -257,11 +279,13 @@ class RoadApplication:
         state: ServerState,
         endpoints: Mapping[str, Endpoint],
         refuse_all: Callable[[], None],
+        count_abandoned: Callable[[], None],
     ) -> None:
         self._application = application
         self.state = state
         self._endpoints = endpoints
         self.refuse_all = refuse_all  # refuses the requests that wait for a model
+        self.count_abandoned = count_abandoned  # counts a request whose client has gone before it was begun
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         """Answer a request, see PEP 3333."""

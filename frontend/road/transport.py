@@ -21,7 +21,7 @@ from shoal.frontend.road.held_answers import HeldAnswers
 from shoal.frontend.road.streamed_replies import KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest
 from shoal.request import InferResponse
-from shoal.shm.layout import NO_DIGEST
+from shoal.shm.layout import ABANDONED, NO_DIGEST
 from shoal.shm.port import Reply
 from shoal.star.refusal import answered
 from shoal.star.request_digest import request_digest
@@ -230,6 +230,11 @@ class PortTransport:
         """Count a response of TorchServe's protocol."""
         with self._lock:
             self._port.answered[status // 100] += 1
+
+    def count_abandoned(self) -> None:
+        """Count a request that was not begun, since its client had gone."""
+        with self._lock:
+            self._port.noted[ABANDONED] += 1
 
     def _abandon(self, number: int, waiter: Waiter) -> None:
         """Cancel a request whose thread waits no more, and drop its replies: those that have come, and those that come

@@ -36,17 +36,20 @@ class Handshakes:
         alpn: str,
         completed: Callable[[TlsSocket], None],
         clients: str,
+        failed: Callable[[], None],
     ) -> None:
         """`context` is for handshakes until `read_context`, which reads the files again, returns another.
 
         `completed` is called with the socket of a client whose handshake is complete, which `poller` no longer watches;
         the handshake fails unless it has agreed on the protocol `alpn` ("": any). `clients` names them in the log.
+        `failed` is called for each handshake that has failed, but for those of clients that never said anything.
         """
         self._poller = poller
         self._read_context = read_context
         self._alpn = alpn
         self._max_num = 1  # changed by limit
         self._completed = completed
+        self._failed = failed
         self.context = context  # changed by renew_certificates
         # Changed by every method.
         self._open: dict[int, TlsSocket] = {}  # by descriptor, the oldest first
@@ -106,6 +109,7 @@ class Handshakes:
         """Close the connection of a client whose handshake has failed; one that never sent anything is not logged."""
         self._forget(client)
         if client.has_spoken:
+            self._failed()
             self._failures.add(client, reason, now_s)
         client.close()
 

@@ -203,13 +203,14 @@ HTTP = (
     honour(
         "max-upload-mib",
         integer(0),
-        "memory for HTTP requests that lanes do not take, while they arrive and are decompressed; 0: a quarter of what "
-        "is available at the start, at least 64",
+        "memory for HTTP requests that lanes do not take, or do not get whole in time, while they arrive and are "
+        "decompressed; 0: a quarter of what is available at the start, at least 64",
     ),
     honour(
         "upload-timeout-secs",
         integer(1),
-        "seconds for a request's body, and one more for each --min-upload-rate bytes of it; then 408",
+        "seconds for a request's body, or a message of gRPC, and one more for each --min-upload-rate bytes of it; "
+        "then 408, or UNAVAILABLE",
     ),
     honour("min-upload-rate", integer(1), "bytes a second, see --upload-timeout-secs"),
     honour(

@@ -51,6 +51,11 @@ class Participant:
         raw = os.pread(self.read_only_fd, layout.ANSWERED_WORDS * layout.WORD, layout.ANSWERED_WORD * layout.WORD)
         return list(memoryview(raw).cast("Q"))
 
+    def noted(self) -> list[int]:
+        """What a front end has counted beside its requests, from layout.HTTP_HANDSHAKES_FAILED on."""
+        raw = os.pread(self.read_only_fd, layout.NOTED_WORDS * layout.WORD, layout.NOTED_WORD * layout.WORD)
+        return list(memoryview(raw).cast("Q"))
+
     def close(self) -> None:
         """Close all descriptors of this client or worker; other processes' mappings stay until they unmap."""
         for fd in (self.segment_fd, self.read_only_fd, self.link_fd):

@@ -69,6 +69,8 @@ class Star(Participants):
     promised_elsewhere_nbytes: int = 0
     #: What front ends that have ended had answered of TorchServe's protocol (layout.ANSWERED_WORD).
     answered_before: list[int] = field(default_factory=lambda: [0] * layout.ANSWERED_WORDS)
+    #: What they had counted beside requests (layout.NOTED_WORD).
+    noted_before: list[int] = field(default_factory=lambda: [0] * layout.NOTED_WORDS)
     owner_ids: OwnerIds = field(default_factory=OwnerIds)
     batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
@@ -269,6 +271,7 @@ class Star(Participants):
         self.payloads.release_all(client)
         if client.is_front_end:
             self.answered_before = [sum(each) for each in zip(self.answered_before, client.answered(), strict=True)]
+            self.noted_before = [sum(each) for each in zip(self.noted_before, client.noted(), strict=True)]
         client.close()
 
     # --- workers ---

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
+from shoal.shm import layout
 from shoal.shm.layout import HEAD_WORD, TAIL_WORD, LayoutError
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import taken_nbytes
@@ -49,6 +50,7 @@ def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int
     for figures in sorted((_instance(each, now_ns) for each in instances), key=lambda figures: bool(figures["is_up"])):
         by_name[tuple(figures[label] for label in ("model", "version", "model_instance", "device"))] = figures
     answered = [client.answered() for client in star.front_ends]
+    noted = [sum(each) for each in zip(star.noted_before, *[each.noted() for each in star.front_ends], strict=True)]
     return {
         "instances": list(by_name.values()),
         "front_ends": [
@@ -56,6 +58,11 @@ def gauges(instances: Iterable[ObservedInstance], star: Star, num_takeovers: int
             for client in star.front_ends
         ],
         "answered": [sum(each) for each in zip(star.answered_before, *answered, strict=True)],
+        "handshakes_failed": {
+            "http": noted[layout.HTTP_HANDSHAKES_FAILED],
+            "grpc": noted[layout.GRPC_HANDSHAKES_FAILED],
+        },
+        "num_abandoned": noted[layout.ABANDONED],
         "shared_bytes": shared_bytes(),
         "num_takeovers": num_takeovers,
     }

@@ -4,6 +4,7 @@ server with one lane, whose ledger balances in the end."""
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -209,6 +210,11 @@ def test_curl(server: Server, files: Certificates, keys: Keys) -> None:
     assert json.loads(lines[4])["name"] == "simple"
 
 
+def metrics(server: Server, context: ssl.SSLContext, keys: Keys) -> bytes:
+    with Caller(server, context, keys.everything, server.metrics_port) as scraper:
+        return scraper.ask("GET", "/metrics")[1]
+
+
 def test_metrics(server: Server, context: ssl.SSLContext, keys: Keys) -> None:
     with Caller(server, context, keys.everything, server.metrics_port) as scraper:
         for _ in range(2):
@@ -288,7 +294,9 @@ def test_keys_are_as_in_the_clear(server: Server, context: ssl.SSLContext, keys:
             assert caller.ask("POST", path, "{}")[0] == 401
 
 
-def test_certificates_that_are_not_let_in(server: Server, files: Certificates, tmp_path: Path) -> None:
+def test_certificates_that_are_not_let_in(
+    server: Server, context: ssl.SSLContext, files: Certificates, keys: Keys, tmp_path: Path
+) -> None:
     others = make_certificates(tmp_path)
     start = len(server.log)
     for shows in (None, others):
@@ -296,6 +304,9 @@ def test_certificates_that_are_not_let_in(server: Server, files: Certificates, t
         with sock, pytest.raises(ssl.SSLError, match="alert"):
             sock.recv(1)
     assert server.read_log(b"TLS handshakes of HTTP's clients that failed: ", start=start)
+    failed = re.search(rb'shoal_tls_handshakes_failed_total\{protocol="http"\} (\d+)', metrics(server, context, keys))
+    assert failed
+    assert int(failed[1]) >= 1
 
 
 def test_old_versions_are_refused(server: Server, context: ssl.SSLContext) -> None:

@@ -154,6 +154,30 @@ def test_who_waits_on_the_road_takes_no_thread_from_metrics_and_administration(s
         client.reset()
 
 
+def test_requests_whose_clients_have_gone_are_not_worked_on(server: Server) -> None:
+    """Those that wait for one of the road's eight threads; a later request tells that all of them do."""
+    before, many = samples(server.metrics_port), 20
+    waiting, leaving = [Client(server) for _ in range(8)], [Client(server) for _ in range(many)]
+    with held(server, "slow"), Client(server) as other:
+        for number, client in enumerate(waiting):
+            client.send(numbers("slow", number, b"TE: trailers"))
+        wait_for_queued(server, "slow", 8)
+        for client in leaving:
+            client.send(numbers("idle", 1, b"TE: trailers"))
+        assert other.ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nTE: trailers\r\n\r\n").took_the_road
+        for client in leaving:
+            client.reset()
+    for number, client in enumerate(waiting):
+        with client:
+            assert number_in(client.reply()) == number
+    with Client(server) as last:
+        assert number_in(last.ask(numbers("idle", 3, b"TE: trailers"))) == 3
+    after = samples(server.metrics_port)
+    idle = 'nv_inference_request_success{model="idle",version="1"}'
+    assert after["shoal_requests_abandoned_total"] - before["shoal_requests_abandoned_total"] == many
+    assert after[idle] - before[idle] == 1
+
+
 def sockets(pid: int) -> set[str]:
     """The names of a process's sockets; those that it closes meanwhile are left out."""
     found = set()

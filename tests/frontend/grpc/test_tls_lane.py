@@ -135,6 +135,7 @@ def test_who_stalls_is_shut_out_in_time_and_costs_one_line_at_most_a_second(
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     start = "TLS handshakes of gRPC's clients that failed: 1, the last from 127.0.0.1: it was not complete in time"
     assert lines == [start, start]  # who has never said anything is no handshake that failed
+    assert list(lane.lane._port.noted) == [0, 2, 0]
 
 
 def test_the_oldest_handshake_makes_room(lane: Lane) -> None:

@@ -1,5 +1,5 @@
-"""Requests that a lane has in part: generated beginnings on a clock that is handed in, and a lane with real sockets whose
-loop and clock are the test's."""
+"""Requests that a lane has in part: generated beginnings on a clock that is handed in, and a lane with real sockets
+whose loop and clock are the test's."""
 
 import socket
 from collections.abc import Iterator
@@ -181,4 +181,3 @@ def test_a_stopping_lane_refuses_what_has_not_come(lane: Lane) -> None:
         assert b"the server ends" in answer
     assert idle.recv(10) == b""
     assert (lane.on_the_road(), lane.connections, lane.port.slab.num_taken) == ([], [], 0)
-

@@ -40,6 +40,8 @@ GAUGES: dict[str, Any] = {
     ],
     "shared_bytes": 99,
     "num_takeovers": 3,
+    "num_abandoned": 6,
+    "handshakes_failed": {"http": 7, "grpc": 8},
     "certificates": {"http": 1_800_000_000, "grpc": 1_900_000_000},
 }
 GPU = {
@@ -238,6 +240,9 @@ def test_what_the_supervisor_tells_is_printed(state: ServerState) -> None:
         'shoal_front_end_ring_used_ratio{process="http"} 0.5',
         "shoal_shared_memory_bytes 99",
         "shoal_batcher_takeovers_total 3",
+        "shoal_requests_abandoned_total 6",
+        'shoal_tls_handshakes_failed_total{protocol="http"} 7',
+        'shoal_tls_handshakes_failed_total{protocol="grpc"} 8',
         'shoal_certificate_expiry_timestamp_seconds{protocol="http"} 1800000000',
         'shoal_certificate_expiry_timestamp_seconds{protocol="grpc"} 1900000000',
     ):

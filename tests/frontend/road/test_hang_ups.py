@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from shoal.errors import CancelledError
-from shoal.frontend.road.hang_ups import Caller, HangUps
+from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
 from shoal.frontend.road.transport import Waiter, WatchedTransport
 from tests.frontend.transport_harness import TransportHarness, harness, rung
 
@@ -78,6 +78,21 @@ def test_who_is_gone_resets_when_it_is_asked(line: Line) -> None:
         hang_ups.step(DEADLINE_S)
         assert line.waiter.get_nowait() is None
         line.caller.ask()  # it is gone: nothing happens
+
+
+def test_a_client_has_left_when_its_connection_is_reset_by_now_or_when_it_is_asked(line: Line) -> None:
+    assert not has_left(line.caller)
+    line.client.shutdown(socket.SHUT_WR)
+    assert not has_left(line.caller)  # it waits, though it sends nothing more
+    assert line.client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    line.client.close()
+    assert has_left(line.caller)
+
+
+def test_a_client_that_has_closed_its_side_and_may_not_be_asked_has_not_left(line: Line) -> None:
+    line.has_begun = True
+    line.client.close()
+    assert not has_left(line.caller)
 
 
 def test_whose_answer_has_begun_is_not_asked(line: Line) -> None:

@@ -110,6 +110,18 @@ def test_responses_of_torchserves_protocol_are_added_up_and_outlive_their_front_
     assert gauges([], rig.star, 0, 0)["answered"] == [0, 0, 21, 0, 0, 1]
 
 
+def test_what_front_ends_count_beside_requests_outlives_them(rig: StarRig) -> None:
+    processes = [rig.join_client() for _ in range(2)]
+    for number, (process, _) in enumerate(processes):
+        words = Segment.attach(os.dup(process.fds[0])).words
+        words[80], words[81], words[82] = 10 + number, number, 5
+    for _ in range(2):
+        told = gauges([], rig.star, 0, 0)
+        assert (told["handshakes_failed"], told["num_abandoned"]) == ({"http": 21, "grpc": 1}, 10)
+        rig.star.leave_client(processes[1][1])
+        rig.settle()
+
+
 def test_a_worker_that_overwrites_the_head_of_its_segment_is_left_out(rig: StarRig) -> None:
     worker, words = join_worker(rig)
     words[4] = 0
