@@ -92,16 +92,10 @@ def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], mo
 
 
 def check_lane(key: ApiKey, *, is_stream: bool) -> None:
-    """Raise RoadOnlyError for a call by a key with limits, which only the road counts, and PermissionDeniedError for a
-    call in a stream, which the road does not serve."""
-    if not key.is_limited:
-        return
-    if is_stream:
-        raise PermissionDeniedError(
-            f"API key '{key.name}' has limits, which are not counted in streams of gRPC: call ModelInfer, or stream "
-            "over HTTP"
-        )
-    raise RoadOnlyError(f"API key '{key.name}' has limits")
+    """Raise RoadOnlyError for a call by a key with limits, which only the road counts. A request in a stream has been
+    counted there before (frontend/grpc/admissions.py)."""
+    if key.is_limited and not is_stream:
+        raise RoadOnlyError(f"API key '{key.name}' has limits")
 
 
 def credential(headers: Mapping[str, str]) -> str:

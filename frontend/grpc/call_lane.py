@@ -1,35 +1,27 @@
 """The interface of a gRPC lane to its calls: its requests, its memory, its clock, its ways to the road."""
 
-import socket
 from typing import Protocol
 
 from shoal.errors import UnavailableError
+from shoal.frontend.grpc.admissions import Admissions
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
+from shoal.frontend.grpc.lane_sockets import LaneSockets
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.service import GrpcCall
 from shoal.shm.slab import Block
 
 
-class CallSocket(Protocol):
-    """An object with a socket of its own that the lane waits for."""
-
-    fd: int
-
-    def serve(self, event: int) -> None:
-        """Handle an event of the listener's descriptor."""
-        ...
-
-
-class CallLane(Protocol):
+class CallLane(LaneSockets, Protocol):
     """The lane, as its calls use it."""
 
     buffers: MessageBuffers
     inference: Inference
     parking: Parking
-    now_s: float  # monotonic time of this pass
+
+    admissions: Admissions
 
     def has_output(self, connection: GrpcConnection) -> None:
         """Note that a connection has bytes to send at the end of this pass."""
@@ -63,18 +55,6 @@ class CallLane(Protocol):
         """The error for a request that no model has answered in time."""
         ...
 
-    def hand_over(self, theirs: socket.socket, data: bytes) -> None:
-        """Give the road its end of a call's socket pair."""
-        ...
-
-    def listen(self, listener: CallSocket) -> None:
-        """Call the listener's `serve` whenever its descriptor can be read."""
-        ...
-
     def watch(self, fd: int, events: int) -> None:
         """Wait for other events of a listener's descriptor."""
-        ...
-
-    def forget(self, listener: CallSocket) -> None:
-        """Stop listening to a descriptor that is about to be closed."""
         ...

@@ -13,8 +13,8 @@ from collections.abc import Container, Mapping, Sequence
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc import reflection
+from shoal.frontend.grpc.admissions import Admissions
 from shoal.frontend.grpc.call import OpenCall
-from shoal.frontend.grpc.call_lane import CallSocket
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.deadlines import Deadlines
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
@@ -24,6 +24,7 @@ from shoal.frontend.grpc.idle_connections import longest_idle
 from shoal.frontend.grpc.inbox import MessageBuffers
 from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
+from shoal.frontend.grpc.lane_sockets import CallSocket
 from shoal.frontend.grpc.opening import Opening, RefusedCall, Service, open_call
 from shoal.frontend.grpc.parking import Parking
 from shoal.frontend.grpc.recall import Recall
@@ -69,6 +70,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self.buffers = MessageBuffers(self._port, self._state.upload_pace)
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port)
+        self.admissions = Admissions(self)
         self._triton = Service(METHODS, self.inference.submission)
         predictions = TorchServePredictions(self._state, self._port)
         self._services = {
@@ -366,6 +368,7 @@ class GrpcLane(Lane[GrpcConnection]):
         now_s = self.now_s
         self._recall.given_up.log(now_s)
         self._deadlines.forget_ended()
+        self.admissions.expire(now_s)
         for connection in longest_idle(self._connections.values(), self._max_connections, now_s):
             connection.go_away()
             self.has_output(connection)

@@ -99,6 +99,11 @@ class Inference:
         self._wait(asker, number, asked, opening, begun_s)
         return number
 
+    @property
+    def is_exiting(self) -> bool:
+        """Whether the server ends, so that requests are refused."""
+        return self._state.exiting
+
     def asked(self, number: int) -> AskedMessage | None:
         """The kept part of a request that waits; None if no request of that number does."""
         waiting = self._waiting.get(number)

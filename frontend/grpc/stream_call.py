@@ -12,6 +12,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
+from shoal.api_keys import ApiKey
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.grpc.call_lane import CallLane
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
@@ -47,6 +48,7 @@ class PendingRequest(NamedTuple):
 
     ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
     deadline_s: float
+    admission: int  # see Admissions; 0: its key has no limits
 
 
 class RefusedMessage(NamedTuple):
@@ -60,9 +62,9 @@ class StreamCall:
     """A call of ModelStreamInfer, until both sides have ended it."""
 
     __slots__ = (
-        "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
-        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_order", "_protocol", "_stream_id", "_waits_for",
-        "opening",
+        "_admission", "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
+        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_order", "_protocol", "_question", "_refusal",
+        "_stream_id", "_waits_for", "opening",
     )  # fmt: skip
 
     def __init__(self, lane: CallLane, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
@@ -84,6 +86,9 @@ class StreamCall:
         self._has_ended = False  # whether the client sends nothing more
         self._is_over = False
         self._waits_for = 0  # the model that has no room for the next message
+        # Of the next message, by a key with limits: whether it may begin is asked, granted (not 0), or refused.
+        self._question = self._admission = 0
+        self._refusal: ShoalError | None = None
 
     # --- requests come in ---
 
@@ -141,10 +146,14 @@ class StreamCall:
         while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
             arrival = backlog[0]
             if isinstance(arrival, RefusedMessage):
+                self._forget_admission()
                 self._refuse(*arrival, self._order.enter())
             elif isinstance(arrival, LargeMessage):
                 error = _too_large(arrival) if self._lane.buffers.is_too_large(arrival.nbytes) else _no_room()
                 self._refuse(self._protocol.refused_message(error, arrival.begun), error, self._order.enter())
+            elif (key := self.opening.key) is not None and key.is_limited and not self._is_admitted(key, arrival):
+                if self._question:
+                    return 0
             elif model := (0 if is_our_turn else parking.must_wait(arrival, self._protocol)) or self._ask(arrival):
                 return model
             is_our_turn = False
@@ -156,6 +165,39 @@ class StreamCall:
             self._connection.http2.credit(self._stream_id, self._num_uncredited)
             self._num_uncredited = 0
         return 0
+
+    def _is_admitted(self, key: ApiKey, received: ReceivedMessage) -> bool:
+        """Whether the next message may be submitted. If not, the road is being asked, or has refused it: then it is
+        answered with the error here."""
+        error, self._refusal = self._refusal, None
+        if error is not None:
+            message = self._protocol.refused_message(error, received.data)
+            if received.block is not None:
+                self._lane.free(received.block)
+                self._backlog[0] = received._replace(data=b"", block=None)
+            self._refuse(message, error, self._order.enter())
+        elif self._lane.inference.is_exiting:  # it is refused for that
+            return True
+        elif not (self._admission or self._question):
+            self._question = self._lane.admissions.ask(self, key)
+        return self._admission > 0
+
+    def judged(self, number: int, error: ShoalError | None) -> None:
+        self._question, self._refusal = 0, error
+        if error is None:
+            self._admission = number
+        self._work_off()
+        self._end_if_done()
+        self._lane.has_output(self._connection)
+
+    def _end_admission(self, admission: int) -> None:
+        if admission:
+            self._lane.admissions.end(admission)
+
+    def _forget_admission(self) -> None:
+        """Give up that of the next message, which is not submitted."""
+        self._end_admission(self._admission or self._question)
+        self._admission = self._question = 0
 
     def _keep_backlog(self) -> None:
         """Move waiting messages out of the memory that all models share. In the memory for waiting messages they
@@ -190,10 +232,12 @@ class StreamCall:
         except ShoalError as error:
             if isinstance(error, NoRoomError) and lane.parking.may_wait(error.model, received):
                 return error.model
+            self._forget_admission()
             self._refuse(self._protocol.refused_message(error, received.data), error, self._order.enter())
             return 0
         ticket = None if asked.found.entry.is_decoupled else self._order.enter()
-        self._open[number] = PendingRequest(ticket, lane.answer_by_s())
+        self._open[number] = PendingRequest(ticket, lane.answer_by_s(), self._admission)
+        self._admission = 0
         return 0
 
     # --- answers go out ---
@@ -203,6 +247,7 @@ class StreamCall:
         inference = self._lane.inference
         if reply.is_final:
             del self._open[number]
+            self._end_admission(waiting.admission)
         else:
             self._open[number] = waiting._replace(deadline_s=self._lane.answer_by_s())
         token = None if reply.block is None else (number, reply.part)
@@ -353,6 +398,7 @@ class StreamCall:
             return
         inference = self._lane.inference
         waiting, asked = self._open.pop(number), inference.asked(number)
+        self._end_admission(waiting.admission)
         inference.forget(number)
         if asked is not None:
             error = self._lane.no_answer()
@@ -367,9 +413,11 @@ class StreamCall:
         self._is_over = True
         self._inbox.close()
         inference = self._lane.inference
-        for number in self._open:
+        for number, waiting in self._open.items():
             inference.forget(number)
+            self._end_admission(waiting.admission)
         self._open.clear()
+        self._forget_admission()
         for answer in self._order.drain():
             if answer is not None and answer.token is not None:
                 inference.release(*answer.token)

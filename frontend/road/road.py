@@ -28,6 +28,7 @@ from shoal.frontend import handover
 from shoal.frontend.front_end import join
 from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.response import error_json
+from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.app import (
     HEAD_VARIABLE,
     TRANSPORT_VARIABLE,
@@ -96,6 +97,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._is_draining = self._has_given_up = False
         application: Any = self.wsgi
         self._application: RoadApplication = application
+        self._admissions = Admissions(self.poller, self._application.state.key_uses)
         self._uploads = Uploads(
             self.poller, self._application.state, self._framing_of, self._answer, self._count_closed
         )
@@ -131,6 +133,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return True
 
     def _serve_lent(self, accepted: socket.socket, data: bytes) -> None:
+        if self._admissions.take_over(accepted, data):
+            return
         try:
             connection = RoadConnection(
                 self.cfg, accepted, accepted.getpeername(), accepted.getsockname(), is_lent=True

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import queue
 import re
 import socket
 import subprocess
@@ -63,7 +64,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     made.make("deploy", "--scope=admin")
     made.make("deploy-simple", "--scope=admin", "--model=simple")
     made.make("prometheus", "--scope=metrics")
-    for name, limits in (("trial", ("--rate=0.001", "--burst=3")), ("narrow", ("--max-in-flight=1",))):
+    trial = ("--rate=0.001", "--burst=3")
+    for name, limits in (("trial", trial), ("streaming", trial), ("narrow", ("--max-in-flight=1",))):
         made.limited[name] = made.make(name, *limits)
         del made.texts[name]
     return made
@@ -398,10 +400,55 @@ def test_a_rate_holds_for_all_protocols_together_and_for_inference_alone(server:
     assert not key_figures(server, keys, "all")
 
 
+def streamed(server: Server, text: str, count: int) -> list[str]:
+    """What each of so many requests in one stream is answered: "", or the error."""
+    inputs = [
+        triton_grpc.InferInput(each, [1, 16], "INT32").set_data_from_numpy(np.zeros((1, 16), np.int32))
+        for each in ("INPUT0", "INPUT1")
+    ]
+    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+    found = []
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        client.start_stream(
+            lambda _result, error: answers.put("" if error is None else str(error)), headers={"x-api-key": text}
+        )
+        for _ in range(count):
+            client.async_stream_infer("simple", inputs)
+            found.append(answers.get(timeout=DEADLINE_S))
+        client.stop_stream()
+    return found
+
+
+def test_a_rate_counts_each_request_of_a_stream(server: Server, keys: Keys) -> None:
+    """Beside those of other protocols; the stream goes on after a refusal."""
+    text = keys.limited["streaming"]
+    assert ask(server.http_port, "POST", f"{SIMPLE}/infer", BODY, bearer(text))[0] == 200
+    first, second, *refused = streamed(server, text, 5)
+    assert (first, second, len(refused)) == ("", "", 3)
+    for error in refused:
+        assert "API key 'streaming' may begin 0.001 requests in a second, 3 at once. Try again in" in error
+    assert grpc_infer(server, text) == 8
+    (again,) = streamed(server, text, 1)
+    assert "API key 'streaming' may begin" in again
+    figures = {"requests_total": 3, "refused_total": 5, "in_flight": 0}
+    wait_until(
+        lambda: key_figures(server, keys, "streaming") == figures, lambda: key_figures(server, keys, "streaming")
+    )
+
+
+def test_requests_of_a_stream_are_in_flight_until_they_are_answered(server: Server, keys: Keys) -> None:
+    text = keys.limited["narrow"]
+    before = key_figures(server, keys, "narrow").get("requests_total", 0)
+    assert streamed(server, text, 20) == [""] * 20
+    figures = {"requests_total": before + 20, "refused_total": 0, "in_flight": 0}
+    wait_until(lambda: key_figures(server, keys, "narrow") == figures, lambda: key_figures(server, keys, "narrow"))
+
+
 def test_requests_in_flight_end_with_their_answers(server: Server, keys: Keys) -> None:
     text = keys.limited["narrow"]
+    before = key_figures(server, keys, "narrow").get("requests_total", 0)
     for _ in range(5):
         assert ask(server.http_port, "POST", f"{SIMPLE}/infer", BODY, bearer(text))[0] == 200
         assert ask(server.http_port, "POST", f"{SIMPLE}/infer", {"inputs": []}, bearer(text))[0] == 400
         assert grpc_infer(server, text) == 0
-    assert key_figures(server, keys, "narrow") == {"requests_total": 15, "refused_total": 0, "in_flight": 0}
+    assert key_figures(server, keys, "narrow") == {"requests_total": before + 15, "refused_total": 0, "in_flight": 0}

@@ -1,0 +1,110 @@
+"""The admission of requests in streams by keys with limits: a lane asks the road, which counts for all lanes.
+
+One thread, the lane's, which never waits: the answer is brought to the stream that asked.
+"""
+
+import socket
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from shoal.api_keys import ApiKey
+from shoal.errors import ShoalError, UnavailableError
+from shoal.frontend.access.admission_words import GREETING, MAX_BYTES, Question, pack_question, unpack_verdict
+from shoal.frontend.access.key_limits import KeyLimitError
+from shoal.frontend.grpc.lane_sockets import LaneSockets
+
+#: How long a request waits for the road's answer (ours: a road that was killed is there again within a second).
+ANSWER_S = 10.0
+
+
+class Asking(Protocol):
+    """A stream with a request that asks to begin."""
+
+    def judged(self, number: int, error: ShoalError | None) -> None:
+        """Take the answer to the question of this number: admitted, or refused with an error."""
+        ...
+
+
+class _Asked(NamedTuple):
+    stream: Asking
+    deadline_s: float
+
+
+class Admissions:
+    """The questions of one lane."""
+
+    def __init__(self, lane: LaneSockets) -> None:
+        self._lane = lane
+        self.fd = -1
+        # Changed by every method.
+        self._socket: socket.socket | None = None
+        self._numbers = count(1)
+        self._asked: dict[int, _Asked] = {}
+
+    def ask(self, stream: Asking, key: ApiKey) -> int:
+        """Ask for a request by this key. Returns the question's number, which is the admission's if there is one."""
+        number = next(self._numbers)
+        self._asked[number] = _Asked(stream, self._lane.now_s + ANSWER_S)
+        self._send(Question(number, key))
+        return number
+
+    def end(self, number: int) -> None:
+        """Note that an admitted request has ended, or that nobody waits for the answer to a question any more."""
+        self._asked.pop(number, None)
+        if self._socket is not None:
+            self._send(Question(number, None))
+
+    def _send(self, question: Question) -> None:
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._socket.setblocking(False)
+            self.fd = self._socket.fileno()
+            self._lane.listen(self)
+            self._lane.hand_over(theirs, GREETING)
+        try:
+            self._socket.send(pack_question(question))
+        except OSError:  # full, since the road does not read for long, or closed
+            self._lose()
+
+    def _lose(self) -> None:
+        """Begin anew with the next question: what was admitted has ended for the road, which did not read, or has
+        ended. What has asked is refused at the next tick."""
+        if self._socket is not None:
+            self._lane.forget(self)
+            self._socket.close()
+            self._socket = None
+        self._asked = {number: asked._replace(deadline_s=0.0) for number, asked in self._asked.items()}
+
+    def serve(self, event: int) -> None:
+        """Bring answers to their streams; see CallSocket."""
+        del event
+        ours = self._socket
+        while ours is not None and ours is self._socket:
+            try:
+                data = ours.recv(MAX_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lose()
+                return
+            number, sentence, retry_after_s = unpack_verdict(data)
+            asked = self._asked.pop(number, None)
+            if asked is None:  # its stream has ended, and has said so
+                continue
+            error = None
+            if sentence:
+                error = KeyLimitError(sentence)
+                error.retry_after_s = retry_after_s
+            asked.stream.judged(number, error)
+
+    def expire(self, now_s: float) -> None:
+        """Refuse the requests for which no answer has come, or will come; called at each tick."""
+        for number, asked in list(self._asked.items()):
+            if asked.deadline_s <= now_s:
+                self.end(number)
+                error = UnavailableError(
+                    "the front end that counts the requests of API keys with limits has not answered"
+                )
+                asked.stream.judged(number, error)
