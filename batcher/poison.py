@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable, Mapping
 
 from shoal.batcher.blocks import Blocks
+from shoal.batcher.compared_parameters import compared_parameters
 from shoal.batcher.peers import OpenRequest, ScheduledModel
 from shoal.batcher.scheduling.suspects import Content, Suspect, Suspects
 from shoal.batcher.scheduling.trials import TrialScheduler
@@ -82,7 +83,8 @@ class Poison:
         offset, nbytes = unpack_span(span)
         try:
             header = own[offset : offset + nbytes].tobytes()
-            return request_content(header, open_block, b"" if client.is_front_end else _FOREIGN)
+            sender = b"" if client.is_front_end else _FOREIGN
+            return request_content(header, open_block, sender, compared_parameters)
         except InternalError:
             return None
 

@@ -7,9 +7,9 @@ it, and the batcher for steps of ensembles: no process that runs users' code dec
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -101,10 +101,13 @@ def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | 
 
 
 def request_content(
-    header: bytes, open_block: Callable[[int], memoryview | None], sender: bytes = b""
+    header: bytes,
+    open_block: Callable[[int], memoryview | None],
+    sender: bytes = b"",
+    compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> RequestContent | None:
     """The content of a request by its header; None for a request of a sequence. Only contents with the same `sender`
-    are equal.
+    are equal. `compared` makes of its parameters those that are compared.
 
     `open_block` returns the memory of a block that the header names, None if it is gone; 0 is the header's own. Raises
     InternalError for a header that is damaged, or a block that is gone.
@@ -121,6 +124,8 @@ def request_content(
     request, refs = unpack_lent_request(header, nbytes_of)
     if request.sequence != NO_SEQUENCE:
         return None
+    if compared is not None:
+        request = request._replace(parameters=dict(compared(request.parameters)))
     inputs = tuple(sorted(refs))
     words = sender + _words(request, [(each.name, each.datatype, each.shape, each.nbytes) for each in inputs])
     tensors = [blocks[each.ref][each.offset : each.offset + each.nbytes] for each in inputs if each.nbytes]

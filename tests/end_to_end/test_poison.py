@@ -1,6 +1,7 @@
 """A model that ends its process on a certain input and takes long to load, among clients of every kind: how many
 instances one client's poison costs, and that all others are answered."""
 
+import http.client
 import os
 import re
 import signal
@@ -18,7 +19,8 @@ from tests.end_to_end.asking import infer
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import Server, descendants, samples, serving_to_the_end, title
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving_to_the_end, title
+from tests.end_to_end.torchserve_models import add_handler
 
 POISON = -7
 MODEL = """
@@ -45,6 +47,15 @@ CONFIG = """
     input { name: "X" data_type: TYPE_INT32 dims: [ 2000 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 2000 ] }
     instance_group { count: 1 kind: KIND_CPU }
 """
+HANDLER = """
+import os
+
+
+def handle(data, context):
+    if data is not None and any(bytes(row["body"]) == b"poison" for row in data):
+        os._exit(3)
+    return None if data is None else ["right"] * len(data)
+"""
 RESTARTS = 'shoal_instance_restarts_total{device="CPU",model="brittle",model_instance="brittle_0_0",version="1"}'
 LABELS = '{model="brittle",version="1"}'
 
@@ -59,10 +70,16 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 def server(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     add_model(repository, "brittle", CONFIG, MODEL.format(gate=str(gate.path), poison=POISON))
+    add_handler(repository, "frail", HANDLER)
     socket = tmp_path_factory.mktemp("socket") / "shoal"
     gate.open()
     with serving_to_the_end(
-        repository, f"--client-socket={socket}", "--allow-grpc=true", "--poison-refusal-secs=86400"
+        repository,
+        f"--client-socket={socket}",
+        "--allow-grpc=true",
+        "--poison-refusal-secs=86400",
+        "--allow-torchserve",
+        *[f"--torchserve-{api}-port=0" for api in ("inference", "management", "metrics")],
     ) as server:
         yield server
 
@@ -135,3 +152,33 @@ def test_a_client_in_shared_memory_costs_two_instances_of_its_own(server: Server
         assert (client.infer("brittle", {"X": tensor(5)})["Y"] == 5).all()
     assert outcomes == [500, 500, 422, 422, 422, 422]
     assert samples(server.metrics_port)[RESTARTS] == 4
+
+
+def predict(server: Server, body: bytes, number: int) -> int:
+    """The status of a prediction by TorchServe's protocol, with headers that no other has."""
+    port = server.port_of("TorchServe Inference")
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "X-Request-Id": f"mine-{number}",
+        "Traceparent": f"00-{number:032x}-{number:016x}-01",
+        "User-Agent": f"client/{number}",
+    }
+    connection.request("POST", "/predictions/frail", body, headers)
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response.status
+
+
+def test_a_handler_of_torchserves_costs_two_workers(server: Server) -> None:
+    """Each request has an id, a trace and a caller of its own."""
+    restarts = 'shoal_instance_restarts_total{device="CPU",model="frail",model_instance="frail_0_0",version="1"}'
+    outcomes = [predict(server, b"poison", number) for number in range(1, 7)]
+    assert outcomes[2:] == [422] * 4, outcomes
+    assert all(status >= 500 for status in outcomes[:2]), outcomes
+    assert [predict(server, b"other", 7), predict(server, b"poison", 8)] == [200, 422]
+    figures = samples(server.metrics_port)
+    assert figures[restarts] == 2
+    assert figures['shoal_poison_found_total{model="frail",version="1"}'] == 1
+    assert figures['shoal_poison_refused_total{model="frail",version="1"}'] == 5
