@@ -1,4 +1,4 @@
-"""The parameters by which requests are compared where they may be poison: what a model is asked for, not who asks. Pure.
+"""The parameters by which requests are compared where they may be poison: what is asked of a model, not who asks. Pure.
 
 A request of TorchServe's protocol has one parameter, `ts`, with all that a handler may know of it as JSON
 (frontend/torchserve/predictions.py): an id that no other request has, and all header fields. So without those that say
@@ -15,7 +15,8 @@ _TORCHSERVE = "ts"
 _FIELDS = frozenset(
     {
         "accept-encoding", "authorization", "b3", "baggage", "connection", "content-length", "content-type", "cookie",
-        "date", "expect", "forwarded", "grpc-accept-encoding", "grpc-encoding", "grpc-timeout", "grpc-trace-bin", "host",
+        "date", "expect", "forwarded", "grpc-accept-encoding", "grpc-encoding", "grpc-timeout", "grpc-trace-bin",
+        "host",
         "keep-alive", "origin", "proxy-authorization", "referer", "sentry-trace", "te", "traceparent", "tracestate",
         "transfer-encoding", "true-client-ip", "uber-trace-id", "user-agent", "via", "x-api-key", "x-real-ip",
     }
