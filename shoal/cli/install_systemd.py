@@ -7,11 +7,13 @@ that `shoal serve` would refuse are refused here, before a service fails to star
 import argparse
 import os
 import pwd
+import re
 import shlex
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from ipaddress import ip_network
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser, parse
@@ -25,6 +27,9 @@ INSTANCES = UNIT.with_name("shoal@.service")
 FLAGS_DIRECTORY = Path("/etc/shoal")
 #: Seconds beside --exit-timeout-secs: after it processes have 2 s to end, and freeing much memory takes time (ours).
 STOP_MARGIN_S = 15
+#: What systemd.exec(5) says that ProtectHome= hides, and what systemd.resource-control(5) calls addresses.
+_HOMES = ("/home", "/root", "/run/user")
+_NAMED_ADDRESSES = frozenset({"any", "localhost", "link-local", "multicast"})
 
 
 def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
@@ -92,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"write the template {INSTANCES.name}: each instance adds SHOAL_FLAGS of {FLAGS_DIRECTORY}/<instance>.env",
     )
+    parser.add_argument(
+        "--clients",
+        default="",
+        metavar="<addresses>",
+        help="exchange packets with these alone, name servers included: networks, or localhost, separated by commas",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite a unit that is there already")
     parser.add_argument("--help", "-h", action="help", help="print this and exit")
     return parser
@@ -111,7 +122,10 @@ def render(
         "USER": _user(arguments.user, environ),
         "COMMAND": f"{command} $SHOAL_FLAGS" if arguments.instances else command,
         "TIMEOUT_STOP_S": str(options.exit_timeout_secs + STOP_MARGIN_S),
+        "ADDRESSES": _addresses(arguments.clients),
     }
+    needed = [sys.prefix, sys.base_prefix, pwd.getpwnam(values["USER"]).pw_dir, *_paths(served)]
+    values["PROTECT_HOME"] = "read-only" if any(map(_is_in_a_home, needed)) else "yes"
     service = _template("shoal.service", values)
     if arguments.instances:
         flags = f"EnvironmentFile=-{FLAGS_DIRECTORY}/%i.env\nExecStart="
@@ -136,6 +150,32 @@ def _address(endpoint: Endpoint) -> str:
     """An endpoint's address in the syntax of systemd.socket(5)."""
     host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
     return f"{host}:{endpoint.port}"
+
+
+def _addresses(text: str) -> str:
+    """The lines that leave a service the packets of these addresses alone; all, for none. Raises CommandLineError."""
+    if not text:
+        return "# Packets of all addresses: `shoal install-systemd --clients` leaves those of some."
+    found = []
+    for word in filter(None, re.split(r"[\s,]+", text)):
+        if word not in _NAMED_ADDRESSES:
+            try:
+                ip_network(word)
+            except ValueError as error:
+                named = ", ".join(sorted(_NAMED_ADDRESSES))
+                raise CommandLineError(f"--clients: {error}; give addresses, networks, or one of {named}") from None
+        found.append(word)
+    return f"IPAddressDeny=any\nIPAddressAllow={' '.join(found)}"
+
+
+def _paths(served: Sequence[str]) -> list[str]:
+    """What may be paths among the arguments of a server."""
+    return [word for argument in served for word in argument.split("=") if word.startswith("/")]
+
+
+def _is_in_a_home(path: str) -> bool:
+    """Whether a path lies where ProtectHome= hides it, itself or by a link."""
+    return any(each.is_relative_to(home) for each in (Path(path).absolute(), Path(path).resolve()) for home in _HOMES)
 
 
 def _repository(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
-from shoal.cli.install_systemd import install, quote
+from shoal.cli.install_systemd import _is_in_a_home, install, quote
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -69,6 +69,52 @@ def test_what_follows_from_how_the_server_works(tmp_path: Path, capsys: pytest.C
     # gunicorn replaces a front end that hangs after 30 s: systemd must not end the server before.
     assert int(unit["WatchdogSec"]) > 30
     assert int(unit["LimitNOFILE"]) > 10_000
+
+
+def test_the_addresses_of_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model-repository", str(tmp_path), "--user", ME, "--output", "-"]
+    assert run(*given) == 0
+    assert "IPAddressDeny" not in settings(capsys.readouterr().out)
+    assert run(*given, "--clients=localhost, 10.0.0.0/8,fd00::1") == 0
+    unit = settings(capsys.readouterr().out)
+    assert (unit["IPAddressDeny"], unit["IPAddressAllow"]) == ("any", "localhost 10.0.0.0/8 fd00::1")
+    sentence = refusal(capsys, *given, "--clients=10.0.0.1/8")
+    named = "any, link-local, localhost, multicast"
+    assert sentence == f"--clients: 10.0.0.1/8 has host bits set; give addresses, networks, or one of {named}"
+
+
+@pytest.mark.parametrize(
+    ("home", "flags", "expected"),
+    [
+        ("/nonexistent", [], "yes"),
+        ("/home/me", [], "read-only"),
+        ("/nonexistent", ["--log-file=/home/me/log"], "read-only"),
+        ("/nonexistent", ["--log-file", "/root/log"], "read-only"),
+        ("/nonexistent", ["--log-file=/homes/log"], "yes"),
+    ],
+)
+def test_homes_are_hidden_where_nothing_of_the_service_lies_in_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    home: str,
+    flags: list[str],
+    expected: str,
+) -> None:
+    user = pwd.getpwnam(ME)
+    monkeypatch.setattr(pwd, "getpwnam", lambda _name: pwd.struct_passwd((*user[:5], home, user[6])))
+    for name in ("prefix", "base_prefix"):  # this checkout may lie in a home
+        monkeypatch.setattr(sys, name, "/usr")
+    repository = Path("/usr") if tmp_path.is_relative_to("/home") else tmp_path
+    assert run("--model-repository", str(repository), "--user", ME, "--output", "-", "--", *flags) == 0
+    assert settings(capsys.readouterr().out)["ProtectHome"] == expected
+
+
+def test_a_repository_in_a_home_is_readable(tmp_path: Path) -> None:
+    link = tmp_path / "models"
+    link.symlink_to("/root")
+    for path, is_hidden in ((str(link), True), ("/home/me/models", True), ("/srv/home/models", False)):
+        assert _is_in_a_home(path) is is_hidden, path
 
 
 def test_it_writes_once_and_says_what_to_type_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,8 +143,8 @@ ROWS = (
     Row(
         "systemd", "systemd:run", 30, 30,
         {
-            "cpu": Line("systemd-analyze security of the unit", "≤ 1.1", FIGURE),
-            "gpu": Line("systemd-analyze security of the unit with GPUs", "≤ 1.3", FIGURE),
+            "cpu": Line("systemd-analyze security of the unit, with `--clients`", "≤ 1.1", FIGURE),
+            "gpu": Line("systemd-analyze security of the unit with GPUs, with `--clients`", "≤ 1.3", FIGURE),
         },
     ),
 )  # fmt: skip

@@ -19,7 +19,7 @@ def run(course: Course) -> None:
     for key, (bar, flags) in BARS.items():
         unit = course.directory / key / "shoal.service"
         unit.parent.mkdir()
-        given = ["--model-repository", str(SAMPLES), "--user", "daemon", "--output", str(unit)]
+        given = ["--model-repository", str(SAMPLES), "--user", "daemon", "--output", str(unit), "--clients=localhost"]
         assert main(["install-systemd", *given, *flags]) == 0
         command = [analyze, "security", "--offline=true", "--no-pager", str(unit)]
         told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout
