@@ -42,7 +42,7 @@ class TooLargeError(Exception):
 class HeaderBlocks:
     """The decoder of one connection, and its known blocks."""
 
-    __slots__ = ("_decoder", "_max_bytes", "_memo", "known")
+    __slots__ = ("_decoder", "_max_bytes", "_memo", "known", "nbytes")
 
     def __init__(self, limits: Limits) -> None:
         self._max_bytes = limits.max_header_bytes
@@ -50,6 +50,8 @@ class HeaderBlocks:
         #: Headers of requests' blocks that decode to equal headers until the table changes. Changed by `_decode`.
         self._memo: Memo[bytes, Mapping[str, str]] = Memo("header_block", _MAX_KNOWN)
         self.known = self._memo.entries
+        #: Bytes of the list that was decoded last, as RFC 9113 10.5.1 counts. Changed by `_decode`.
+        self.nbytes = 0
 
     def request(self, block: bytes) -> Mapping[str, str]:
         """The headers of a request. Raises MalformedError or TooLargeError for its stream, BrokenError for a block
@@ -84,7 +86,8 @@ class HeaderBlocks:
         )
         if changes_table:
             self.known.clear()
-        if sum(32 + len(name) + len(value) for name, value in fields) > self._max_bytes:
+        self.nbytes = sum(32 + len(name) + len(value) for name, value in fields)
+        if self.nbytes > self._max_bytes:
             raise TooLargeError
         return fields, changes_table
 

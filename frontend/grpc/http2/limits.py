@@ -6,11 +6,14 @@ from shoal.frontend.grpc.http2 import frames
 
 
 class Limits(NamedTuple):
-    """Bounds of one connection. The first five are announced to the client in SETTINGS."""
+    """Bounds of one connection. Some are announced to the client in SETTINGS, see `greeting`."""
 
     #: Bytes of one header list: decoded as RFC 9113 10.5.1 counts (32 bytes beside each field) and encoded, with its
     #: CONTINUATIONs. gRPC's own limit for metadata is 16 KiB, too.
     max_header_bytes: int = 16 * 1024
+    #: Bytes of the header lists of all open streams together, so counted; of lists that are large, and not repeated.
+    #: Ours: 250 tokens of 4 KiB.
+    max_open_header_bytes: int = 1024 * 1024
     #: Streams open at one time. Ours: h2load's 100 per connection and perf_analyzer's concurrency with a margin.
     max_streams: int = 1024
     #: Bytes that a client may send on a stream beyond what was credited. Ours: a 4 MiB tensor without waiting.

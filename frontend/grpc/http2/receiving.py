@@ -54,6 +54,8 @@ _ANY = -1
 _SETTINGS_COST = 10.0
 
 _Handler = Callable[[int, int, bytes, list[Event]], None]
+#: A header list from this size on counts (ours: all streams of a connection together have a megabyte of smaller ones).
+_LARGE_HEADER_BYTES = 1024
 
 
 class Receiving:
@@ -70,6 +72,7 @@ class Receiving:
         "_max_continuations",
         "_max_frame",
         "_max_header_bytes",
+        "_max_open_header_bytes",
         "_max_streams",
         "_num_continuations",
         "_partial",
@@ -89,6 +92,7 @@ class Receiving:
         self._max_streams = limits.max_streams
         self._stream_window = limits.stream_window
         self._max_header_bytes = limits.max_header_bytes
+        self._max_open_header_bytes = limits.max_open_header_bytes
         self._max_continuations = limits.max_continuations
         self._streams = sending.streams
         self._sending = sending
@@ -253,16 +257,19 @@ class Receiving:
             self._trailers(number, block, is_last, events)
             return
         headers = self._blocks.known.get(block)
-        error_code = 0
+        error_code = header_nbytes = 0
         if headers is None:
             try:
                 headers = self._blocks.request(block)
+                header_nbytes = self._blocks.nbytes if self._blocks.nbytes >= _LARGE_HEADER_BYTES else 0
             except MalformedError:
                 error_code = PROTOCOL_ERROR
             except TooLargeError:
                 error_code = ENHANCE_YOUR_CALM
         self._streams.last_id = number
         if self.is_going_away or len(self._streams.open) >= self._max_streams:
+            error_code = REFUSED_STREAM
+        if header_nbytes and header_nbytes + self._open_header_nbytes() > self._max_open_header_bytes:
             error_code = REFUSED_STREAM
         if headers is None or error_code:
             self._refuse(number, error_code, is_last)
@@ -275,8 +282,12 @@ class Receiving:
                 return
         stream = Stream(number, self._sending.initial_window, self._stream_window, is_last)
         stream.body_left = body_left
+        stream.header_nbytes = header_nbytes
         self._streams.open[number] = stream
         events.append(new(RequestStarted, (number, headers, is_last)))
+
+    def _open_header_nbytes(self) -> int:
+        return sum([stream.header_nbytes for stream in self._streams.open.values()])
 
     def _refuse(self, number: int, error_code: int, is_last: bool) -> None:
         """Refuse a stream that was never opened."""

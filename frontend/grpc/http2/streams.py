@@ -58,7 +58,10 @@ class Queue:
 class Stream:
     """One stream, open until the server has ended or reset it, or its client has reset it."""
 
-    __slots__ = ("body_left", "is_ended_by_peer", "number", "queue", "receive_window", "send_window", "uncredited")
+    __slots__ = (
+        "body_left", "header_nbytes", "is_ended_by_peer", "number", "queue", "receive_window", "send_window",
+        "uncredited",
+    )  # fmt: skip
 
     def __init__(self, number: int, send_window: int, receive_window: int, is_ended_by_peer: bool) -> None:
         self.number = number
@@ -67,6 +70,7 @@ class Stream:
         self.uncredited = 0  # consumed bytes for which no WINDOW_UPDATE has been sent yet
         self.body_left = -1  # bytes of the Content-Length that have not come; -1: there was no Content-Length
         self.is_ended_by_peer = is_ended_by_peer
+        self.header_nbytes = 0  # of a large header list that the stream has for itself
         # Changed by the sending side. The window may be negative (RFC 9113, 6.9.2).
         self.send_window = send_window
         self.queue: Queue | None = None  # most responses need none

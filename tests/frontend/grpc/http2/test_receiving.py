@@ -210,6 +210,19 @@ def test_more_streams_than_allowed_are_refused_and_may_be_tried_again() -> None:
     calling(connection, 9)
 
 
+def test_large_heads_of_open_streams_are_bounded_together() -> None:
+    connection = opened(LIMITS._replace(max_open_header_bytes=11_000))
+    large = PLAIN_CALL + b"\0\1x\x7f\x81\x17" + b"y" * (0x7F + 0x81 - 0x80 + (0x17 << 7))
+    for stream_id in (1, 3, 5, 7):
+        connection.receive(frame(HEADERS, 4, stream_id, large), 0.0)
+    assert list(connection.streams.open) == [1, 3, 5]
+    assert fault_of(connection) == ("RST_STREAM", 7)
+    calling(connection, 9)  # a small one
+    connection.respond(1, STATUS_200, [b"x"], TRAILERS)
+    connection.receive(frame(RST_STREAM, 0, 3, number(8)) + frame(HEADERS, 4, 11, large), 0.0)
+    assert 11 in connection.streams.open
+
+
 def test_known_calls_stop_at_the_last_allowed_stream() -> None:
     connection = opened(Limits(max_streams=3))
     said = b"".join(frame(HEADERS, 4, at, PLAIN_CALL) + frame(DATA, 1, at, b"x") for at in range(1, 13, 2))
