@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.frontend import handover
 from shoal.frontend.http.connection import HttpConnection
+from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.http.incoming import BODY_S_PER_MIB
 from shoal.frontend.http.unfinished import BODY_S, UnfinishedRequests
@@ -43,6 +44,12 @@ def test_bytes_are_bounded_and_time_is_counted_from_the_first(pieces: list[tuple
         assert not reader.buffer or reader.deadline_s == reader.begun_s + BODY_S
 
 
+def nbytes_in_block(connection: HttpConnection) -> int:
+    """Bytes of a request, its head included, whose body is being received into a block."""
+    head = connection.head
+    return len(head.raw) + connection.received if isinstance(head, Head) and connection.block is not None else 0
+
+
 class Lane:
     """A lane, its clients, and the road's end of what it hands over."""
 
@@ -65,12 +72,12 @@ class Lane:
     def send(self, client: socket.socket, data: bytes) -> None:
         """Have the lane read these bytes."""
         client.sendall(data)
-        num_read = 0
-        while num_read < len(data):
-            before = self.num_kept
-            for fd, event in self.lane._poller.poll(60.0):
+        wanted = self.num_kept + len(data)
+        while self.num_kept < wanted:
+            events = self.lane._poller.poll(60.0)
+            assert events, "the lane waits for nothing"
+            for fd, event in events:
                 self.lane._serve(self.lane._connections[fd], event)
-            num_read += max(self.num_kept - before, 0)
 
     @property
     def connections(self) -> list[HttpConnection]:
@@ -79,7 +86,7 @@ class Lane:
     @property
     def num_kept(self) -> int:
         """Bytes of requests that are in the lane."""
-        return sum([len(each.buffer) + (each.received if each.block else 0) for each in self.connections])
+        return sum([len(each.buffer) + nbytes_in_block(each) for each in self.connections])
 
     def at(self, now_s: float) -> None:
         self.lane.now_s = now_s
