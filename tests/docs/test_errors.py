@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from shoal import errors
-from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTooLargeError
+from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTimeoutError, UploadTooLargeError
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ["shoal", "supervisor", "frontend", "batcher", "workers", "shm"]
@@ -89,5 +89,5 @@ def test_the_source_raises_this_sentence_with_these_statuses(row: Row) -> None:
 
 def kind_of(name: str) -> type[errors.ShoalError] | None:
     """The class of that name; None for one that is translated before a client sees it."""
-    others = {kind.__name__: kind for kind in (NoUploadMemoryError, UploadTooLargeError)}
+    others = {kind.__name__: kind for kind in (NoUploadMemoryError, UploadTimeoutError, UploadTooLargeError)}
     return others.get(name) or getattr(errors, name, None)
