@@ -3,8 +3,8 @@ ones, ones at the bounds, and ones that break a rule.
 
     scripts/openapi-check [--examples 50] [--seed 1]
 
-An answer that is no JSON of the documented form, an error without a sentence, a status 5xx other than a model's own or
-one that is not documented, and a server that logs a traceback or does not end in order, are failures: it exits with 1.
+An answer that is not of the documented form, an error of any status without a sentence, no answer within ten seconds,
+and a server that logs a traceback or does not end in order, are failures: it exits with 1 then.
 """
 
 import argparse
@@ -19,10 +19,12 @@ from tests.end_to_end.server import SAMPLES, only, serving
 PROGRAM = Path(__file__).parents[1] / ".venv-schemathesis" / "bin" / "schemathesis"
 #: One model of each kind of operation: tensors of numbers, of text, decoupled, with sequences.
 MODELS = ("simple", "simple_string", "simple_identity", "repeat_int32", "simple_sequence")
-CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+#: Not `not_a_server_error`: a body that is no JSON gets 500 with Triton's sentence, as from Triton.
+CHECKS = "status_code_conformance,content_type_conformance,response_schema_conformance"
 FLAGS = (
     "--phases=examples,coverage,fuzzing", "--workers=1", "--suppress-health-check=all", "--continue-on-failure",
     "--no-color",
+    "--exclude-path-regex=repeat_int32/generate_stream",  # which waits for as many ms as a request says
 )  # fmt: skip
 #: Between two looks at the server's log, which must not fill its pipe.
 PAUSE_S = 0.5

@@ -66,7 +66,7 @@ def describe(state: ServerState) -> dict[str, Any]:
         "tags": [{"name": "server"}, *({"name": name} for name in sorted(names) if _is_text(name))],
         "paths": paths,
         "components": {
-            "schemas": {"Error": _object({"error": {"type": "string"}}, ["error"])},
+            "schemas": {"Error": _object({"error": {"type": "string", "minLength": 1}}, ["error"])},
             "responses": {
                 "Error": {
                     "description": "What is wrong, in one sentence",
@@ -120,7 +120,8 @@ def _model_paths(path: str, entry: ModelEntry, version: str) -> dict[str, Any]:
     if all(spec.datatype.name not in _BINARY_ONLY for spec in signature.inputs.values()):
         one = _operation(tag, named("generate"), f"Ask {which} in plain JSON", _generate_response(signature))
         many = _operation(tag, named("generate_stream"), f"Ask {which} and get each answer as it comes", None)
-        many["responses"]["200"]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        # Without a schema: OpenAPI 3.1 has none for events, and readers differ in what one would be of.
+        many["responses"]["200"]["content"] = {"text/event-stream": {}}
         request = _body(_generate_request(signature))
         if not entry.is_decoupled:
             paths[f"{path}/generate"] = {"post": one | request}

@@ -11,9 +11,9 @@ from gunicorn.config import Config
 from shoal.frontend.grpc.tunnel import unpack_head
 from shoal.frontend.road.arrival import Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
-from shoal.frontend.road.uploads import Uploads, UploadTimeoutError, refusal
+from shoal.frontend.road.uploads import Uploads, refusal
 from shoal.frontend.state import ServerState
-from shoal.frontend.upload_budget import NoUploadMemoryError, UploadBudget, UploadTooLargeError
+from shoal.frontend.upload_budget import NoUploadMemoryError, UploadBudget, UploadTimeoutError, UploadTooLargeError
 
 LIMIT = 4000
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"

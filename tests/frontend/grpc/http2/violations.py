@@ -101,7 +101,7 @@ OF_THE_CONNECTION = [
     ),
     # 6.6, 6.7, 6.8
     _connection("PUSH_PROMISE", PROTOCOL_ERROR, frame(PUSH_PROMISE, 4, 1, number(2) + PLAIN_CALL)),
-    _connection("the head of a PUSH_PROMISE", PROTOCOL_ERROR, frame(PUSH_PROMISE, 4, 1, bytes(1 << 20))[:9]),
+    _connection("the head of a PUSH_PROMISE", PROTOCOL_ERROR, frame(PUSH_PROMISE, 4, 1, bytes(60_000))[:9]),
     _connection("PING of a stream", PROTOCOL_ERROR, frame(PING, 0, 1, b"12345678")),
     _connection("PING too short", FRAME_SIZE_ERROR, frame(PING, 0, 0, b"1234567")),
     _connection("GOAWAY of a stream", PROTOCOL_ERROR, frame(GOAWAY, 0, 1, b"\0" * 8)),
