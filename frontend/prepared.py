@@ -69,7 +69,7 @@ class PreparedRequest:
     def pack_header(self, inputs: Iterable[TensorRef]) -> bytes:
         """The packed header of the request's block; `inputs` says where in the block the tensors lie."""
         requested = tuple([output.name for output in self.outputs])
-        sequence = self.correlation_id, self.flags
+        sequence = self.correlation_id or 0, self.flags
         return pack_request(InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence))
 
 

@@ -410,7 +410,7 @@ def streamed(server: Server, text: str, count: int) -> list[str]:
     found = []
     with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         client.start_stream(
-            lambda _result, error: answers.put("" if error is None else str(error)), headers={"x-api-key": text}
+            lambda result, error: answers.put("" if result else str(error)), headers={"x-api-key": text}
         )
         for _ in range(count):
             client.async_stream_infer("simple", inputs)
