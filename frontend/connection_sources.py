@@ -122,6 +122,11 @@ class ConnectionSources:
         """Whether a connection is still on its way to the road."""
         return self._road.wants_to_write
 
+    @property
+    def waiting_nbytes(self) -> int:
+        """Bytes of connections that are still on their way to the road."""
+        return self._road.waiting_nbytes
+
     def hand_over(self, connection: socket.socket, data: bytes) -> None:
         """Hand a connection over to the road, with the bytes that were read from it."""
         connection.setblocking(True)

@@ -37,6 +37,8 @@ class Sender:
         self._channel = channel
         # Changed by send and flush.
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()
+        #: Bytes that wait here along with their connections.
+        self.waiting_nbytes = 0
 
     def fileno(self) -> int:
         """The channel's descriptor, for selectors."""
@@ -54,6 +56,7 @@ class Sender:
     def send(self, connection: socket.socket, data: bytes) -> None:
         """Give `connection` away, which is closed here. `data` are bytes that were read from it and not used."""
         self._waiting.append((connection, data))
+        self.waiting_nbytes += len(data)
         self.flush()
 
     def flush(self) -> None:
@@ -67,6 +70,7 @@ class Sender:
             except OSError as error:  # the connection is dropped: it would block all others for ever
                 _log.error("a connection is closed, since it cannot be handed over: %s", error)
             self._waiting.popleft()
+            self.waiting_nbytes -= len(data)
             connection.close()
 
 

@@ -31,14 +31,14 @@ from shoal.frontend.http.lane_api import SMALL_BODY_BYTES, LaneApi, TritonApi, p
 from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.submission import response_head
 from shoal.frontend.http.templates import KnownRequest
-from shoal.frontend.http.unfinished import BODY_S, UnfinishedRequests
+from shoal.frontend.http.unfinished import BODY_S, MAX_UNFINISHED_BYTES, UnfinishedRequests
 from shoal.frontend.http.waiting_bodies import PATIENCE_S, WaitingBodies, WaitingBody
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short
 from shoal.frontend.torchserve.lane_api import TorchServeApi
 from shoal.frontend.tracing import or_untraced
-from shoal.frontend.upload_budget import UploadTimeoutError
+from shoal.frontend.upload_budget import NoUploadMemoryError, UploadTimeoutError
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 
@@ -232,8 +232,10 @@ class HttpLane(Lane[HttpConnection]):
         self._refuse(connection, InvalidArgumentError(sentence))
 
     def _keep(self, connection: HttpConnection, data: bytes, limit: int, patience_s: float) -> None:
-        if len(data) > limit or not self._unfinished.keep(connection, data, patience_s):
+        if len(data) > limit:
             self._hand_over(connection, data)
+        elif not self._unfinished.keep(connection, data, patience_s):
+            self._pass_on(connection, data)
 
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
         """Begin to receive an incomplete body: a small one is collected, a large one is received straight into
@@ -469,9 +471,17 @@ class HttpLane(Lane[HttpConnection]):
         elif self._stops_at_s:  # the road may have ended
             self._refuse_late(connection, "the request has not come whole, and the server ends")
         elif b"\r\n\r\n" in begun:
-            self._hand_over(connection, begun)
+            self._pass_on(connection, begun)
         else:
             self._refuse_late(connection, f"the head of the request has not come within {HEAD_S:g} s")
+
+    def _pass_on(self, connection: HttpConnection, begun: bytes) -> None:
+        """Have the road receive the rest of a request; what waits while the road takes nothing is bounded."""
+        if self._sources.waiting_nbytes + len(begun) <= MAX_UNFINISHED_BYTES:
+            self._hand_over(connection, begun)
+            return
+        connection.keep_alive = False
+        self._refuse(connection, NoUploadMemoryError(MAX_UNFINISHED_BYTES))
 
     def _refuse_late(self, connection: HttpConnection, sentence: str) -> None:
         connection.keep_alive = False

@@ -167,6 +167,27 @@ def test_beginnings_beyond_the_lanes_memory_take_the_road_at_once(lane: Lane) ->
     assert len(lane.connections) == 2
 
 
+def test_what_the_road_does_not_take_is_bounded_too(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket is full with a few; one more waits here, and the next is refused."""
+    monkeypatch.setattr("shoal.frontend.http.http_lane.MAX_UNFINISHED_BYTES", len(SMALL))
+    lane.lane._unfinished = UnfinishedRequests(most_bytes=0)
+    answers = []
+    while not answers:
+        client = lane.connect()
+        client.sendall(SMALL[:-1])
+        ((fd, event),) = lane.lane._poller.poll(60.0)
+        lane.lane._serve(lane.lane._connections[fd], event)
+        if lane.lane._sources.waiting_nbytes and not lane.connections:
+            client.setblocking(False)
+            try:
+                answers.append(client.recv(65536))
+            except BlockingIOError:
+                continue
+    assert answers[0].startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nRetry-After: 1\r\n" in answers[0]
+    assert lane.lane._sources.waiting_nbytes == len(SMALL) - 1
+
+
 def test_a_client_that_leaves_gives_its_memory_back(lane: Lane) -> None:
     client = lane.connect()
     lane.send(client, SMALL[:-1])
