@@ -31,7 +31,7 @@ HEAD_BYTES = SMALL.index(b"\r\n\r\n") + 4
 def test_bytes_are_bounded_and_time_is_counted_from_the_first(pieces: list[tuple[int, int, float]]) -> None:
     """Pieces of requests on ten connections: one that finds no room leaves the lane."""
     unfinished, now_s = UnfinishedRequests(most_bytes=100), START_S
-    readers = [SimpleNamespace(buffer=b"", num_counted=0, begun_s=0.0, deadline_s=0.0) for _ in range(10)]
+    readers: list[Any] = [SimpleNamespace(buffer=b"", num_counted=0, begun_s=0.0, deadline_s=0.0) for _ in range(10)]
     for index, nbytes, later_s in pieces:
         now_s += later_s
         reader = readers[index]
@@ -115,6 +115,10 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lane]:
             client.close()
         for connection in lane.connections:
             lane.lane._close(connection)
+        while lane.lane._sources.is_busy:
+            lane.on_the_road()
+            lane.lane._sources._road.flush()
+        lane.on_the_road()
         lane.lane._sources.end()
     lane.lane._poller.close()
 
@@ -171,7 +175,7 @@ def test_what_the_road_does_not_take_is_bounded_too(lane: Lane, monkeypatch: pyt
     """Its socket is full with a few; one more waits here, and the next is refused."""
     monkeypatch.setattr("shoal.frontend.http.http_lane.MAX_UNFINISHED_BYTES", len(SMALL))
     lane.lane._unfinished = UnfinishedRequests(most_bytes=0)
-    answers = []
+    answers: list[bytes] = []
     while not answers:
         client = lane.connect()
         client.sendall(SMALL[:-1])
