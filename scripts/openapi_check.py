@@ -10,6 +10,7 @@ and a server that logs a traceback or does not end in order, are failures: it ex
 import argparse
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +40,10 @@ def main(argv: Sequence[str]) -> int:
     with serving(SAMPLES, *only(*MODELS)) as server:
         address = f"http://{server.url}/openapi.json"
         asked = [f"--checks={CHECKS}", f"--max-examples={given.examples}", f"--seed={given.seed}", *FLAGS]
-        with subprocess.Popen([str(PROGRAM), "run", address, *asked]) as running:
+        with (
+            tempfile.TemporaryDirectory(prefix="openapi-check-") as folder,  # it keeps its findings where it runs
+            subprocess.Popen([str(PROGRAM), "run", address, *asked], cwd=folder) as running,
+        ):
             while running.poll() is None:
                 server.read_on()
                 with suppress(subprocess.TimeoutExpired):

@@ -227,9 +227,8 @@ class HttpLane(Lane[HttpConnection]):
 
     def _refuse_head(self, connection: HttpConnection) -> None:
         """Refuse at once a head whose lines end in bare line feeds: its empty line would never come."""
-        connection.keep_alive = False
         sentence = "a line of the request's head ends in LF, and not in CR LF (RFC 9112, section 2.2)"
-        self._refuse(connection, InvalidArgumentError(sentence))
+        self._refuse_last(connection, InvalidArgumentError(sentence))
 
     def _keep(self, connection: HttpConnection, data: bytes, limit: int, patience_s: float) -> None:
         if len(data) > limit:
@@ -295,8 +294,7 @@ class HttpLane(Lane[HttpConnection]):
                 self._resume(connection)
             return
         self._port.slab.free(block.ref)
-        connection.keep_alive = False
-        self._refuse(connection, body_cut_short(len(body), head.content_length))
+        self._refuse_last(connection, body_cut_short(len(body), head.content_length))
 
     # --- requests go in, responses out ---
 
@@ -359,6 +357,11 @@ class HttpLane(Lane[HttpConnection]):
         """Respond with an error. True if the connection can go on at once."""
         response = connection.api.refusal(connection, error)
         return self._outgoing.respond(connection, response, self.now_s)
+
+    def _refuse_last(self, connection: HttpConnection, error: ShoalError) -> None:
+        """Respond with an error, and end the connection: what follows on it cannot be told from the request."""
+        connection.keep_alive = False
+        self._refuse(connection, error)
 
     def _wait(self, connection: HttpConnection, head: Head, number: int, asked: Any) -> None:
         connection.stage = WAITING
@@ -469,23 +472,19 @@ class HttpLane(Lane[HttpConnection]):
         if not begun:
             self._close(connection)
         elif self._stops_at_s:  # the road may have ended
-            self._refuse_late(connection, "the request has not come whole, and the server ends")
+            self._refuse_last(connection, UploadTimeoutError("the request has not come whole, and the server ends"))
         elif b"\r\n\r\n" in begun:
             self._pass_on(connection, begun)
         else:
-            self._refuse_late(connection, f"the head of the request has not come within {HEAD_S:g} s")
+            error = UploadTimeoutError(f"the head of the request has not come within {HEAD_S:g} s")
+            self._refuse_last(connection, error)
 
     def _pass_on(self, connection: HttpConnection, begun: bytes) -> None:
         """Have the road receive the rest of a request; what waits while the road takes nothing is bounded."""
         if self._sources.waiting_nbytes + len(begun) <= MAX_UNFINISHED_BYTES:
             self._hand_over(connection, begun)
-            return
-        connection.keep_alive = False
-        self._refuse(connection, NoUploadMemoryError(MAX_UNFINISHED_BYTES))
-
-    def _refuse_late(self, connection: HttpConnection, sentence: str) -> None:
-        connection.keep_alive = False
-        self._refuse(connection, UploadTimeoutError(sentence))
+        else:
+            self._refuse_last(connection, NoUploadMemoryError(MAX_UNFINISHED_BYTES))
 
     def _time_out(self, connection: HttpConnection) -> None:
         self._pending[connection.number] = None
