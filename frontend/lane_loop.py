@@ -35,6 +35,7 @@ RESERVE = 4096
 LINGER_S = 2.0
 #: How long a client may take for its first bytes, and for a head from its first byte.
 HEAD_S = 10.0
+HEAD_LATE = f"the head of the request has not come within {HEAD_S:g} s"
 #: How often the loop looks at deadlines, where nothing happens.
 TICK_S = 0.5
 

@@ -33,7 +33,7 @@ from shoal.frontend.http.submission import response_head
 from shoal.frontend.http.templates import KnownRequest
 from shoal.frontend.http.unfinished import BODY_S, MAX_UNFINISHED_BYTES, UnfinishedRequests
 from shoal.frontend.http.waiting_bodies import PATIENCE_S, WaitingBodies, WaitingBody
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
+from shoal.frontend.lane_loop import HEAD_LATE, HEAD_S, LINGER_S, TICK_S, GunicornHandle, Lane
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short
 from shoal.frontend.torchserve.lane_api import TorchServeApi
@@ -188,8 +188,7 @@ class HttpLane(Lane[HttpConnection]):
     def _set_quiet(self, connection: HttpConnection, quiet: bool) -> None:
         if quiet != connection.is_quiet:
             connection.is_quiet = quiet
-            wanted = _OUT if connection.unsent else 0
-            self._poller.modify(connection.fd, wanted if quiet else wanted | _IN)
+            self._poller.modify(connection.fd, _OUT * bool(connection.unsent) | _IN * (not quiet))
 
     def _process(self, connection: HttpConnection, data: bytes) -> None:
         """Use received bytes: whole requests are answered, the beginning of one is kept."""
@@ -231,9 +230,7 @@ class HttpLane(Lane[HttpConnection]):
         self._refuse_last(connection, InvalidArgumentError(sentence))
 
     def _keep(self, connection: HttpConnection, data: bytes, limit: int, patience_s: float) -> None:
-        if len(data) > limit:
-            self._hand_over(connection, data)
-        elif not self._unfinished.keep(connection, data, patience_s):
+        if len(data) > limit or not self._unfinished.keep(connection, data, patience_s):
             self._pass_on(connection, data)
 
     def _begin_body(self, connection: HttpConnection, head: Head, data: bytes, end: int) -> None:
@@ -464,11 +461,8 @@ class HttpLane(Lane[HttpConnection]):
                 self._close(connection)
 
     def _be_late(self, connection: HttpConnection) -> None:
-        """End the wait for a request. A body may take longer on the road, which has a deadline and a memory for all
-        bodies; a head may not."""
-        begun = connection.buffer
-        if connection.stage is RECEIVING:
-            begun = self._incoming.take_back(connection)
+        """End the wait for a request. A body may take longer on the road, where all share a memory; a head may not."""
+        begun = self._incoming.take_back(connection) if connection.stage is RECEIVING else connection.buffer
         if not begun:
             self._close(connection)
         elif self._stops_at_s:  # the road may have ended
@@ -476,8 +470,7 @@ class HttpLane(Lane[HttpConnection]):
         elif b"\r\n\r\n" in begun:
             self._pass_on(connection, begun)
         else:
-            error = UploadTimeoutError(f"the head of the request has not come within {HEAD_S:g} s")
-            self._refuse_last(connection, error)
+            self._refuse_last(connection, UploadTimeoutError(HEAD_LATE))
 
     def _pass_on(self, connection: HttpConnection, begun: bytes) -> None:
         """Have the road receive the rest of a request; what waits while the road takes nothing is bounded."""

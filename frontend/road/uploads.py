@@ -17,7 +17,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from shoal.errors import ShoalError
-from shoal.frontend.lane_loop import HEAD_S
+from shoal.frontend.lane_loop import HEAD_LATE, HEAD_S
 from shoal.frontend.response import CONTINUE, error_response
 from shoal.frontend.road.arrival import Arrival, Framing
 from shoal.frontend.road.connection import RoadConnection
@@ -117,7 +117,7 @@ class Uploads:
             return
         nbytes = connection.arrival.body_nbytes
         if not connection.arrival.head:
-            error = UploadTimeoutError(f"the head of the request has not come within {HEAD_S:g} s")
+            error = UploadTimeoutError(HEAD_LATE)
         elif now_s >= (deadline_s := self._body_deadline_s(connection)):
             error = self._pace.too_slow("the request body", nbytes, now_s - connection.begun_s)
         else:
