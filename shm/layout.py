@@ -41,11 +41,9 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            TorchServe's protocol, by
                            the first digit of their
                            status
-    640         24         noted: handshakes of TLS  number    front end → supervisor
-                           that failed, of HTTP and
-                           of gRPC; requests whose
-                           clients had gone before
-                           they were begun
+    640         24         noted: TLS handshakes     number    front end → supervisor
+                           that failed (HTTP, gRPC);
+                           requests of clients gone
     4096        128 × n    records of the small ring           owner → the ring's reader
     …           8 × units  generation table                    owner → readers of its blocks
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → readers of its blocks
@@ -87,10 +85,8 @@ WIDENED_WORD: Final = 64
 ANSWERED_WORD: Final = 72
 #: Words from there on: digits 0 to 5.
 ANSWERED_WORDS: Final = 6
-NOTED_WORD: Final = 80
-NOTED_WORDS: Final = 3
-#: Indices of the words from there on.
-HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED, ABANDONED = range(3)
+NOTED_WORD, NOTED_WORDS = 80, 3
+HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED, ABANDONED = range(NOTED_WORDS)  # indices of the words from there on
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
