@@ -462,10 +462,13 @@ class HttpLane(Lane[HttpConnection]):
 
     def _be_late(self, connection: HttpConnection) -> None:
         """End the wait for a request. A body may take longer on the road, where all share a memory; a head may not."""
+        if self._stops_at_s and connection.buffer and self.now_s < connection.begun_s + HEAD_S:
+            connection.deadline_s = connection.begun_s + HEAD_S  # the road, where it had longer, may have ended
+            return
         begun = self._incoming.take_back(connection) if connection.stage is RECEIVING else connection.buffer
         if not begun:
             self._close(connection)
-        elif self._stops_at_s:  # the road may have ended
+        elif self._stops_at_s:
             self._refuse_last(connection, UploadTimeoutError("the request has not come whole, and the server ends"))
         elif b"\r\n\r\n" in begun:
             self._pass_on(connection, begun)
