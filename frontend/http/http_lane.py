@@ -356,7 +356,6 @@ class HttpLane(Lane[HttpConnection]):
         return self._outgoing.respond(connection, response, self.now_s)
 
     def _refuse_last(self, connection: HttpConnection, error: ShoalError) -> None:
-        """Respond with an error, and end the connection: what follows on it cannot be told from the request."""
         connection.keep_alive = False
         self._refuse(connection, error)
 
@@ -462,18 +461,16 @@ class HttpLane(Lane[HttpConnection]):
 
     def _be_late(self, connection: HttpConnection) -> None:
         """End the wait for a request. A body may take longer on the road, where all share a memory; a head may not."""
-        if self._stops_at_s and connection.buffer and self.now_s < connection.begun_s + HEAD_S:
-            connection.deadline_s = connection.begun_s + HEAD_S  # the road, where it had longer, may have ended
-            return
         begun = self._incoming.take_back(connection) if connection.stage is RECEIVING else connection.buffer
         if not begun:
             self._close(connection)
-        elif self._stops_at_s:
-            self._refuse_last(connection, UploadTimeoutError("the request has not come whole, and the server ends"))
-        elif b"\r\n\r\n" in begun:
+        elif self._stops_at_s and self.now_s < connection.begun_s + HEAD_S:
+            connection.deadline_s = connection.begun_s + HEAD_S  # the road, where it had longer, may have ended
+        elif not self._stops_at_s and b"\r\n\r\n" in begun:
             self._pass_on(connection, begun)
         else:
-            self._refuse_last(connection, UploadTimeoutError(HEAD_LATE))
+            sentence = "the request has not come whole, and the server ends" if self._stops_at_s else HEAD_LATE
+            self._refuse_last(connection, UploadTimeoutError(sentence))
 
     def _pass_on(self, connection: HttpConnection, begun: bytes) -> None:
         """Have the road receive the rest of a request; what waits while the road takes nothing is bounded."""
