@@ -11,6 +11,7 @@ import pytest
 from gunicorn.config import Config
 
 from shoal.frontend import handover
+from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import Framing
 from shoal.frontend.road.connection import RoadConnection, parsed
 from shoal.frontend.road.road import RoadWorker, mend
@@ -38,6 +39,7 @@ class Road:
         self.worker.poller = self.poller
         self.worker._incoming, self.worker._returned = incoming, reading
         self.worker._lanes = handover.Sender(writing)
+        self.worker._admissions = Admissions(self.poller, self.state.key_uses)
         self.worker._uploads = Uploads(self.poller, self.state, judge, self.arrived.append, lambda _connection: None)
         self.worker._application = SimpleNamespace(state=self.state)
         self.worker._is_draining = self.worker._has_given_up = False
