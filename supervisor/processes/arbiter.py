@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 HUNG_S = 30.0
 #: Between two checks of that (ours).
 LOOK_S = 1.0
+#: The longest pause before an arbiter is started again (ours): no request is answered meanwhile, and a start takes half
+#: a second of a core.
+MAX_PAUSE_S = 2.0
 
 #: Variables by which gunicorn would take settings that are not meant for it. (systemd's are gone already: notify.py.)
 FOREIGN_VARIABLES = ("GUNICORN_CMD_ARGS", "GUNICORN_FD", "GUNICORN_PID", "WEB_CONCURRENCY")
@@ -190,6 +193,6 @@ class Arbiter:
         """Log why the process is started again; returns the pause before that."""
         has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
         self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
-        pause_s = backoff_s(self._num_deaths)
+        pause_s = min(backoff_s(self._num_deaths), MAX_PAUSE_S)
         _log.error("%s; it is started again in %g s", what_happened, pause_s)
         return pause_s

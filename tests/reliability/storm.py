@@ -89,6 +89,8 @@ VICTIMS = {
     "zygote": Victims(("shoal zygote",), 2.0),
     "poller": Victims(("shoal repository poller",), 2.0),
 }
+#: Models that wait for another's answer: they reach the execution limit while it has no worker, too.
+CALLERS = {"inner": ("caller",)}
 #: Kinds that are spared for so long after a blow are killed and stopped in turns.
 RARE_S = 3.0
 #: What a storm does; `Phase.blows` counts it.
@@ -254,7 +256,7 @@ class Storm:
                 os.kill(pid, number)
                 phase.blows[kind, number] += 1
                 self._spared_s[kind] = time.monotonic() + VICTIMS[kind].pause_s
-                struck = (model_of(name),) if kind == "worker" else VICTIMS[kind].proofs
+                struck = concerned(name) if kind == "worker" else VICTIMS[kind].proofs
                 self._answered.difference_update(struck)
                 self._struck_s.update(dict.fromkeys(struck, time.monotonic()))
 
@@ -269,7 +271,7 @@ class Storm:
         if kind == "batcher":
             found = [pid for pid in found if titles[pid] == "shoal batcher"]
         if kind == "worker":
-            found = [pid for pid in found if model_of(titles[pid]) in self._answered]
+            found = [pid for pid in found if self._answered.issuperset(concerned(titles[pid]))]
         return [] if kind == "lane" and len(found) < NUM_LANES else found
 
 
@@ -291,6 +293,12 @@ def is_ahead(phase: Phase, kind: str, number: signal.Signals) -> bool:
 def model_of(worker: str) -> str:
     """The model of a worker with this title; nothing of one that has ended."""
     return worker.removeprefix("shoal worker ").partition(" ")[0].rpartition("_0_")[0]
+
+
+def concerned(worker: str) -> tuple[str, ...]:
+    """The models that a blow to the worker with this title concerns: its own, and those that call it."""
+    model = model_of(worker)
+    return (model, *CALLERS.get(model, ()))
 
 
 @contextmanager
