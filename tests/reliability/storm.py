@@ -188,13 +188,11 @@ class Storm:
         # Lines of the log that are not read are lost once the pipe is full.
         assert self._server.process.stdout is not None
         log_fd = self._server.process.stdout.fileno()
-        asyncio.get_running_loop().add_reader(log_fd, self._read_log, log_fd)
+        # A client that looks for a port reads it, too: none may wait for what the other has read.
+        asyncio.get_running_loop().add_reader(log_fd, self._server.read_on)
         await asyncio.gather(*tasks)
         phase.seconds = time.monotonic() - start
         return phase
-
-    def _read_log(self, log_fd: int) -> None:
-        self._server.log += os.read(log_fd, 65536)
 
     async def _client(self, phase: Phase, is_over: Callable[[], bool], kind: Kind) -> None:
         while not is_over():
