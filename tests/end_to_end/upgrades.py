@@ -85,7 +85,13 @@ class KeptConnection:
         asked_s, self._asked_s = self._asked_s, time.monotonic()
         try:
             response = self._request(number)
-        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
+        except (
+            http.client.RemoteDisconnected,
+            ConnectionResetError,
+            BrokenPipeError,
+            ssl.SSLEOFError,
+            ssl.SSLZeroReturnError,
+        ):
             self._connection.close()
             if time.monotonic() - asked_s < LINGER_S:
                 raise
