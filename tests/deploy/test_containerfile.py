@@ -42,7 +42,7 @@ def pyproject() -> str:
 
 
 def test_only_known_instructions_are_used() -> None:
-    assert [word for word, _ in BUILD] == ["FROM", "ARG", "RUN", "WORKDIR", *["COPY"] * 11, "RUN"]
+    assert [word for word, _ in BUILD] == ["FROM", "ARG", "RUN", "WORKDIR", *["COPY"] * 12, "RUN"]
     assert [word for word, _ in IMAGE] == ["FROM", "COPY", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "CMD"]
 
 

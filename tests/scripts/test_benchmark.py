@@ -381,7 +381,7 @@ def test_flat_takes_all_comparisons_or_the_named_ones() -> None:
     [
         (["--workload", "jsno"], "no workload is called 'jsno'; there are json-c1, json-c10, "),
         (["--rounds", "0"], "--seconds and --rounds are at least 1"),
-        (["--peer", "torchserve"], "invalid choice: 'torchserve'"),
+        (["--peer", "bentoml"], "invalid choice: 'bentoml'"),
         (["--flat", "modles"], "no comparison is called 'modles'; there are idle, models, "),
         (["--flat", "--peer", "shoal"], "--flat has comparisons of its own"),
     ],
