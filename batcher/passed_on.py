@@ -25,6 +25,7 @@ from shoal.model_config.ensemble import fits
 from shoal.model_config.signature import Signature, client_dims
 from shoal.request import (
     NO_OPTIONS,
+    ON_GPU,
     InferRequest,
     Parameters,
     split_header,
@@ -107,6 +108,8 @@ class EnsembleRequests:
             return nbytes_of(lender) if lender else nbytes
 
         refs, outputs = unpack_lent_layout(layout, nbytes_there)
+        if any(each.ref == ON_GPU for each in refs):  # front ends refuse it
+            raise InternalError("an ensemble's input lies in CUDA shared memory")
         inputs = [
             (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))
             for name, wire, shape, offset, size, lender in refs

@@ -50,7 +50,8 @@ class FrontEnd:
             on(to_client.ApiKeysChanged, self._change_api_keys),
             on(to_client.CertificatesChanged, lambda _message: None),  # a lane with TLS reads them (lane_loop.py)
             on(to_client.RegionRegistered, state.regions.add),
-            on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name)),
+            on(to_client.CudaRegionRegistered, state.regions.add_cuda),
+            on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name, message.kind)),
             # only the acknowledgement matters, which comes from this process's own loop
             on(Ping, lambda _message: None),
         )
@@ -111,7 +112,9 @@ def join(name: str) -> FrontEnd:
     are_allowed = settings.pop("allow_client_shm")
     keys = settings["api_keys"]
     settings["api_keys"] = None if keys is None else key_ring(keys)
-    settings["regions"] = Regions(are_allowed=are_allowed, max_string_bytes=settings["http_max_input_size"])
+    settings["regions"] = Regions(
+        are_allowed=are_allowed, has_gpus=settings.pop("has_gpus"), max_string_bytes=settings["http_max_input_size"]
+    )
     table = CounterTableView(SegmentView.attach(welcome.counters))
     state = ServerState(**settings, log_settings=welcome.log, counters=table, models=place.models)
     if state.timing_share:

@@ -8,15 +8,24 @@ request's block, and which of a model's outputs the client gets. Pure. Front-end
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
 from shoal.frontend.v2.classification import classify
 from shoal.options import SLAB_PARTS
-from shoal.request import InferRequest, InferResponse, Parameters, TensorRef, pack_request
+from shoal.request import (
+    CudaTarget,
+    CudaTensorRef,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    TensorRef,
+    pack_request,
+)
 from shoal.shm.client_regions import RegionSlice
+from shoal.shm.cuda_regions import PLACE_NBYTES, CudaSlice
 from shoal.shm.layout import NO_DIGEST, pack_span
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
@@ -27,6 +36,8 @@ from shoal.star.validation import ParsedInput, PreparedInput, log_prefix, valida
 
 _MAX_ID_LENGTH = 1024  # ours: every error text and log line about the request contains it
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
+#: The most bytes of a header that name a tensor's place on a GPU, beside its name: the place, two numbers, msgpack's.
+_CUDA_NBYTES = PLACE_NBYTES + 32
 
 
 class RequestedOutput(NamedTuple):
@@ -35,7 +46,9 @@ class RequestedOutput(NamedTuple):
     name: str
     binary: bool  # whether it is wanted in binary, over HTTP; gRPC's always are
     classification: int  # how many classes are wanted in place of the values; 0 = the values
-    region: RegionSlice | None = None  # where the client wants the values; the response only says that they are there
+    region: RegionSlice | CudaSlice | None = (
+        None  # where the client wants the values; the response only says that they are there
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +75,41 @@ class PreparedRequest:
     def has_regions(self) -> bool:
         """Whether some tensors lie in the client's shared memory: then nothing may be kept of the request that its
         regions do not forget (region_tensors.py)."""
-        return any(isinstance(each.data, RegionSlice) for each in self.inputs) or any(
+        return any(isinstance(each.data, (RegionSlice, CudaSlice)) for each in self.inputs) or any(
             output.region is not None for output in self.outputs
         )
 
+    @property
+    def uses_cuda(self) -> bool:
+        """Whether some tensors lie in a client's memory on a GPU: then its answer depends on what no front end reads,
+        or is written where no cache can."""
+        return any(isinstance(each.data, CudaSlice) for each in self.inputs) or any(
+            isinstance(output.region, CudaSlice) for output in self.outputs
+        )
+
     def pack_header(self, inputs: Iterable[TensorRef]) -> bytes:
-        """The packed header of the request's block; `inputs` says where in the block the tensors lie."""
+        """The packed header of the request's block; `inputs` says where in the block the tensors lie. Raises
+        InvalidArgumentError for an ensemble's output in CUDA shared memory."""
         requested = tuple([output.name for output in self.outputs])
         sequence = self.correlation_id or 0, self.flags
-        return pack_request(InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence))
+        targets = [
+            CudaTarget(output.name, output.region.place, output.region.offset, output.region.nbytes)
+            for output in self.outputs
+            if isinstance(output.region, CudaSlice)
+        ]
+        if targets:
+            _refuse_ensembles(self.entry, f"output '{targets[0].name}'")
+        return pack_request(InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence, tuple(targets)))
+
+
+def _refuse_ensembles(entry: ModelEntry, tensor: str) -> None:
+    """Raise InvalidArgumentError for a tensor in CUDA shared memory if the model is an ensemble, whose steps share
+    host memory alone."""
+    if "ensemble_scheduling" in entry.config:
+        raise InvalidArgumentError(
+            f"{tensor} of ensemble '{entry.name}' cannot lie in CUDA shared memory: this server passes an ensemble's "
+            "tensors on in host memory; use system shared memory, or request the steps' models"
+        )
 
 
 class RoadOnlyError(UnavailableError):
@@ -131,28 +170,39 @@ def validated(
 
 def block_nbytes(prepared: PreparedRequest) -> int:
     """The size of the block that `write_block` needs; at most a few hundred bytes more than it uses."""
-    tensors = [(name, len(shape), len(data)) for name, _, shape, data in prepared.inputs]
+    tensors = [
+        (name, len(shape), _CUDA_NBYTES if isinstance(data, CudaSlice) else len(data))
+        for name, _, shape, data in prepared.inputs
+    ]
     outputs = [output.name for output in prepared.outputs]
-    return outgoing.block_nbytes(prepared.id, prepared.correlation_id, tensors, outputs, prepared.parameters)
+    nbytes = outgoing.block_nbytes(prepared.id, prepared.correlation_id, tensors, outputs, prepared.parameters)
+    for output in prepared.outputs:
+        if isinstance(output.region, CudaSlice):
+            nbytes += _CUDA_NBYTES + 4 * len(output.name)
+    return nbytes
 
 
 def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
     """Write the tensors and, after them, the header into `memory`; returns the header's span, a word that says where it
     is.
 
-    Raises InvalidArgumentError if a client's region has been truncated.
+    Raises InvalidArgumentError if a client's region has been truncated, or is on a GPU and the model an ensemble.
     """
     offset = 0
-    refs = []
+    refs: list[TensorRef | CudaTensorRef] = []
     for name, datatype, shape, data in prepared.inputs:
         nbytes = len(data)
         if isinstance(data, RegionSlice):
             data.read_into(memory[offset : offset + nbytes])
+        elif isinstance(data, CudaSlice):
+            _refuse_ensembles(prepared.entry, f"input '{name}'")
+            refs.append(CudaTensorRef(name, datatype.wire, shape, data.offset, nbytes, data.place))
+            continue
         else:
             memory[offset : offset + nbytes] = data
         refs.append(TensorRef(name, datatype.wire, shape, offset, nbytes))
         offset += outgoing.aligned(nbytes)
-    header = prepared.pack_header(refs)
+    header = prepared.pack_header(cast("list[TensorRef]", refs))
     memory[offset : offset + len(header)] = header
     return pack_span(offset, len(header))
 
@@ -163,7 +213,8 @@ def submit_block(
 ) -> int:  # fmt: skip
     """Submit a filled block, whose header is at `span`, to the batcher; with `wishes` in place of the request's own
     settings. Returns the request's number."""
-    digest = request_digest(block.memory, span) if prepared.entry.is_cached else NO_DIGEST
+    is_cached = prepared.entry.is_cached and not prepared.uses_cuda
+    digest = request_digest(block.memory, span) if is_cached else NO_DIGEST
     return port.submit(prepared, wishes or prepared, block, span, start_ns, digest, deadline_ns)
 
 
@@ -230,12 +281,13 @@ def answered(prepared: PreparedRequest, response: InferResponse, block: memoryvi
         yield AnsweredOutput(name, datatype, shape, view if region is None else None, binary)
 
 
-def write_output(name: str, data: memoryview, region: RegionSlice) -> None:
-    """Copy an output's bytes into its place in the client's region. Raises InternalError where they do not fit,
-    InvalidArgumentError where the region has been truncated."""
+def write_output(name: str, data: memoryview, region: RegionSlice | CudaSlice) -> None:
+    """Copy an output's bytes into its place in the client's region; the worker has done so where that is on a GPU.
+    Raises InternalError where they do not fit, InvalidArgumentError where the region has been truncated."""
     if len(data) > region.nbytes:
         raise InternalError(
             f"shared memory size specified with the request for output '{name}' ({region.nbytes} bytes) should be at "
             f"least {len(data)} bytes to hold the results"
         )
-    region.write(data)
+    if isinstance(region, RegionSlice):
+        region.write(data)

@@ -13,6 +13,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.prepared import PreparedRequest, write_output
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.client_regions import RegionSlice
+from shoal.shm.cuda_regions import CudaSlice
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
@@ -36,7 +37,8 @@ class RegionInputs(NamedTuple):
 class RegionOutputs(NamedTuple):
     """The output tensors of a response, all of them in regions."""
 
-    writes: tuple[tuple[str, int, int, RegionSlice], ...]  # output, where in the worker's block it begins and ends
+    #: Output, where in the worker's block it begins and ends, and where its client wants it.
+    writes: tuple[tuple[str, int, int, RegionSlice | CudaSlice], ...]
     end: int  # where in the worker's block the last one ends
 
     def write(self, block: memoryview) -> None:
@@ -48,7 +50,7 @@ class RegionOutputs(NamedTuple):
 
 def inputs_in_regions(prepared: PreparedRequest) -> RegionInputs | None:
     """The places of a request's tensors; None unless all of them lie in regions. Strings have none: their lengths are
-    checked each time."""
+    checked each time; nor have tensors on a GPU, which stay there."""
     reads, refs, offset = [], [], 0
     for name, datatype, shape, data in prepared.inputs:
         if not isinstance(data, RegionSlice) or datatype is BYTES:

@@ -1,9 +1,10 @@
 """The registered regions of clients' shared memory, the same in every front end.
 
-The supervisor opens a region once, and sends every front end its descriptor before it confirms to the client that the
-region is registered; likewise every front end has removed a region before the client gets the answer that it is
-unregistered. A request keeps the regions it names until it has been answered: after a region is unregistered no request
-can name it any more, but those that did still use it.
+The supervisor opens a region of system memory once, and sends every front end its descriptor before it confirms to the
+client that the region is registered; one on a GPU is known by its handle, which workers open (shm/cuda_regions.py);
+likewise every front end has removed a region before the client gets the answer that it is unregistered. A request keeps
+the regions it names until it has been answered: after a region is unregistered no request can name it any more, but
+those that did still use it.
 """
 
 from collections.abc import Hashable
@@ -12,8 +13,9 @@ from typing import Any
 from shoal.datatypes import BYTES, Datatype
 from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from shoal.memo import Memo
-from shoal.messages.to_client import RegionRegistered
+from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered
 from shoal.shm.client_regions import ClientRegion, RegionSlice
+from shoal.shm.cuda_regions import CudaRegion, CudaSlice
 
 _MAX_KEPT = 512
 
@@ -22,11 +24,12 @@ class Regions:
     """The regions by name. The one thread that handles the supervisor's messages changes them; any thread may read
     them."""
 
-    def __init__(self, *, are_allowed: bool = False, max_string_bytes: int = 0) -> None:
+    def __init__(self, *, are_allowed: bool = False, has_gpus: bool = False, max_string_bytes: int = 0) -> None:
         self.are_allowed = are_allowed
+        self.has_gpus = has_gpus  # otherwise none has memory on a GPU
         self._max_string_bytes = max_string_bytes
         # Changed by add and remove.
-        self._regions: dict[str, ClientRegion] = {}
+        self._regions: dict[str, ClientRegion | CudaRegion] = {}
         #: What a lane keeps of requests that name regions, for those like them; emptied with each change of regions.
         self.kept = Memo[Hashable, Any]("region_requests", _MAX_KEPT)
 
@@ -35,13 +38,18 @@ class Regions:
         self.kept.entries.clear()
         self._regions[message.name] = ClientRegion(*message.values)
 
-    def remove(self, name: str) -> None:
-        """Remove an unregistered region; all of them if `name` is ""."""
+    def add_cuda(self, message: CudaRegionRegistered) -> None:
+        """Add a registered region on a GPU."""
         self.kept.entries.clear()
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+        self._regions[message.name] = CudaRegion(*message.values)
+
+    def remove(self, name: str, kind: str = "system") -> None:
+        """Remove an unregistered region of a kind; all of them if `name` is ""."""
+        self.kept.entries.clear()
+        for each in [name] if name else list(self._regions):
+            region = self._regions.get(each)
+            if region is not None and kind_of(region) == kind:
+                del self._regions[each]
 
     def require_allowed(self) -> None:
         """Raise UnsupportedError if the server does not accept clients' shared memory."""
@@ -50,7 +58,7 @@ class Regions:
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
             )
 
-    def slice(self, name: str, offset: int, nbytes: int) -> RegionSlice:
+    def slice(self, name: str, offset: int, nbytes: int) -> RegionSlice | CudaSlice:
         """A part of a region, for one tensor. Raises ShoalErrors with Triton's sentences."""
         self.require_allowed()
         region = self._regions.get(name)
@@ -58,11 +66,13 @@ class Regions:
             raise NotFoundError(f"Unable to find shared memory region: '{name}'")
         return region.slice(offset, nbytes)
 
-    def tensor(self, datatype: Datatype | None, name: str, offset: int, nbytes: int) -> memoryview | RegionSlice:
+    def tensor(
+        self, datatype: Datatype | None, name: str, offset: int, nbytes: int
+    ) -> memoryview | RegionSlice | CudaSlice:
         """The data of an input. Strings are copied, since the lengths in them must not change after they are
-        checked. Raises ShoalError."""
+        checked; those on a GPU are copied and checked by the worker. Raises ShoalError."""
         found = self.slice(name, offset, nbytes)
-        if datatype is not BYTES:
+        if datatype is not BYTES or isinstance(found, CudaSlice):
             return found
         if nbytes > self._max_string_bytes:  # the client's object may be long without having any memory
             raise InvalidArgumentError(
@@ -72,24 +82,37 @@ class Regions:
         return memoryview(bytes(found))
 
     def status(self, kind: str, name: str) -> list[dict[str, Any]]:
-        """The regions of a kind ("system" or "cuda"; of the latter there are never any), or only the one of this name
-        unless `name` is "".
+        """The regions of a kind ("system" or "cuda"), or only the one of this name unless `name` is "".
 
         Raises NotFoundError if there is no region of this name and kind.
         """
-        region = self._regions.get(name)
-        if kind == "cuda" and region is not None:
-            raise NotFoundError(
-                f"The region named '{name}' is registered as system shared memory, not CUDA shared memory"
-            )
-        if name and region is None:
+        if not name:
+            found = [(each, region) for each, region in sorted(self._regions.items()) if kind_of(region) == kind]
+        elif (region := self._regions.get(name)) is None:
             raise NotFoundError(f"Unable to find {kind} shared memory region: '{name}'")
-        if kind == "cuda":
-            return []
-        found = sorted(self._regions.items()) if region is None else [(name, region)]
-        return [
-            {"name": name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for name, each in found
-        ]
+        elif kind_of(region) != kind:
+            other = kind_of(region)
+            raise NotFoundError(
+                f"The region named '{name}' is registered as {_WORDS[other]} shared memory, not {_WORDS[kind]} "
+                "shared memory"
+            )
+        else:
+            found = [(name, region)]
+        return [_row(each, region) for each, region in found]
+
+
+_WORDS = {"system": "system", "cuda": "CUDA"}
+
+
+def kind_of(region: ClientRegion | CudaRegion) -> str:
+    """ "cuda" for a region on a GPU, else "system"."""
+    return "cuda" if isinstance(region, CudaRegion) else "system"
+
+
+def _row(name: str, region: ClientRegion | CudaRegion) -> dict[str, Any]:
+    if isinstance(region, CudaRegion):
+        return {"name": name, "device_id": region.device_id, "byte_size": region.byte_size}
+    return {"name": name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
 
 
 #: The regions of a server that does not accept clients' shared memory.

@@ -95,7 +95,7 @@ ROUTES = (
     Route(f"{_CUDA}/status", {"GET": lambda call: regions(call.state, "cuda", call.name)}, "shared-memory"),
     Route(
         f"{_CUDA}/register",
-        {"POST": blocking(lambda call: register_cuda(call.state, call.name))},
+        {"POST": blocking(lambda call: register_cuda(call.state, call.ask, call.name, call.body))},
         "shared-memory",
     ),
     Route(

@@ -84,9 +84,9 @@ class ServerState(KnownServer):
         return UploadPace(self.upload_timeout_s, self.min_upload_rate)
 
     @property
-    def allows_regions(self) -> bool:
-        """Implements `KnownServer.allows_regions`: whether this server accepts clients' shared memory."""
-        return self.regions.are_allowed
+    def num_region_kinds(self) -> int:
+        """Implements `KnownServer.num_region_kinds` by the server's flag and GPUs."""
+        return 1 + self.regions.has_gpus if self.regions.are_allowed else 0
 
     def endpoint_at(self, address: str, port: int | str) -> str:
         """The name of the endpoint at which a connection with this local address arrived.

@@ -41,20 +41,29 @@ class ClientRegion:
     def slice(self, offset: int, nbytes: int) -> "RegionSlice":
         """The part of the region for one tensor: `nbytes` bytes, `offset` bytes behind the region's start. Raises
         InvalidArgumentError if the part reaches beyond the region."""
-        if offset >= self.byte_size:
-            raise InvalidArgumentError(f"Invalid offset for shared memory region: '{self.name}'")
-        if offset + nbytes > _MAX_UINT64:
-            raise InvalidArgumentError(
-                f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value "
-                f"({_MAX_UINT64}) for region '{self.name}'"
-            )
-        if offset + nbytes > self.byte_size:
-            raise self.too_short()
+        check_bounds(self.name, self.byte_size, offset, nbytes)
         return RegionSlice(self, self.offset + offset, nbytes)
 
     def too_short(self) -> InvalidArgumentError:
         """The InvalidArgumentError for an access behind the region's end, to be raised by the caller."""
-        return InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{self.name}'")
+        return _too_short(self.name)
+
+
+def check_bounds(name: str, byte_size: int, offset: int, nbytes: int) -> None:
+    """Raise InvalidArgumentError, with Triton's sentences, if a part reaches beyond a region of `byte_size` bytes."""
+    if offset >= byte_size:
+        raise InvalidArgumentError(f"Invalid offset for shared memory region: '{name}'")
+    if offset + nbytes > _MAX_UINT64:
+        raise InvalidArgumentError(
+            f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value "
+            f"({_MAX_UINT64}) for region '{name}'"
+        )
+    if offset + nbytes > byte_size:
+        raise _too_short(name)
+
+
+def _too_short(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{name}'")
 
 
 @dataclass(frozen=True, slots=True)

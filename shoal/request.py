@@ -7,7 +7,8 @@ bytes in, tuples out. Headers from other processes are checked here before use.
 The header of a request has two parts, so that processes recognise the first by its bytes, whatever the second is:
 
     0        size of the layout in bytes, 4 bytes, little-endian
-    4        layout: inputs and requested outputs, which are equal in most requests of a client
+    4        layout: inputs and requested outputs, which are equal in most requests of a client; behind them, where
+             outputs are to be written into a client's memory on a GPU, their targets
     ...      options: id, parameters and, where the request is of one, the sequence, which may be new in every request
 """
 
@@ -48,6 +49,30 @@ class LentTensorRef(NamedTuple):
     ref: int
 
 
+class CudaTensorRef(NamedTuple):
+    """A TensorRef of a request's tensor in a client's memory on a GPU, `place` (shm/cuda_regions.py); read by workers
+    alone. `offset` in bytes from the region's start."""
+
+    name: str
+    datatype: int
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    place: bytes
+
+
+class CudaTarget(NamedTuple):
+    """The part of a client's memory on a GPU where a worker writes an output that has room there."""
+
+    name: str
+    place: bytes
+    offset: int
+    nbytes: int
+
+
+#: The reference in a LentTensorRef whose tensor lies in no block, but in a client's memory on a GPU.
+ON_GPU = -1
+
 #: Correlation id (0 or "": none) and Triton's flags.
 Sequence = tuple["int | str", int]
 NO_SEQUENCE: Sequence = (0, 0)
@@ -61,6 +86,7 @@ class InferRequest(NamedTuple):
     requested_outputs: tuple[str, ...]
     parameters: Parameters
     sequence: Sequence = NO_SEQUENCE
+    targets: tuple[CudaTarget, ...] = ()
 
 
 class InferOptions(NamedTuple):
@@ -80,7 +106,8 @@ class InferResponse(NamedTuple):
 
 def pack_request(request: InferRequest) -> bytes:
     """The header of a request, for the block its inputs lie in."""
-    layout = _packed((request.inputs, request.requested_outputs))
+    said = request.inputs, request.requested_outputs
+    layout = _packed((*said, request.targets) if request.targets else said)
     return layout_head(len(layout)) + layout + pack_options(request.id, request.parameters, request.sequence)
 
 
@@ -139,19 +166,35 @@ def unpack_layout(layout: bytes) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """The inputs, unchecked, and the requested outputs in a layout as `split_header` returns it. Raises InternalError
     where it is damaged."""
     try:
-        inputs, outputs = msgpack.unpackb(layout[_SIZE.size :], use_list=False, raw=False)
+        inputs, outputs, *_ = msgpack.unpackb(layout[_SIZE.size :], use_list=False, raw=False)
         return _checked(tuple, inputs), tuple([_checked(str, name) for name in _checked(tuple, outputs)])
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _damaged(error) from error
 
 
+def unpack_targets(layout: bytes) -> tuple[CudaTarget, ...]:
+    """The targets of outputs in a layout as `split_header` returns it. Raises InternalError where it is damaged."""
+    try:
+        _, _, *targets = msgpack.unpackb(layout[_SIZE.size :], use_list=False, raw=False)
+        return tuple([_target(*row) for row in _checked(tuple, targets[0])]) if targets else ()
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise _damaged(error) from error
+
+
+def _target(name: Any, place: Any, offset: Any, nbytes: Any) -> CudaTarget:
+    if not type(offset) is type(nbytes) is int or offset < 0 or nbytes < 0:
+        raise TypeError(f"a target of output {name!r} without place")
+    return CudaTarget(_checked(str, name), _checked(bytes, place), offset, nbytes)
+
+
 def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
-    """A request's header as a worker reads it; every tensor is inside the block or InternalError is raised."""
+    """A request's header, without tensors on a GPU; every tensor is inside the block or InternalError is raised."""
     layout, packed = split_header(bytes(header))
     rows, outputs = unpack_layout(layout)
     id_, parameters, sequence = unpack_options(packed)
     try:
-        return InferRequest(id_, _tensor_refs(rows, block_nbytes), outputs, parameters, sequence)
+        here = tuple([row for row in rows if not _is_on_gpu(row)])
+        return InferRequest(id_, _tensor_refs(here, block_nbytes), outputs, parameters, sequence)
     except (ValueError, TypeError) as error:
         raise _damaged(error) from error
 
@@ -180,10 +223,17 @@ def unpack_lent_layout(
         inputs = []
         for row in rows:
             (lender,) = _checked(tuple, row)[5:] or (0,)
+            if _is_on_gpu(row):
+                inputs.append(LentTensorRef(*_tensor_ref(row[:5], row[3] + row[4]), ON_GPU))
+                continue
             inputs.append(LentTensorRef(*_tensor_ref(row[:5], nbytes_of(_checked(int, lender))), lender))
         return tuple(inputs), outputs
     except (ValueError, TypeError) as error:
         raise _damaged(error) from error
+
+
+def _is_on_gpu(row: Any) -> bool:
+    return type(row) is tuple and len(row) == 6 and type(row[5]) is bytes
 
 
 def _damaged(error: Exception) -> InternalError:

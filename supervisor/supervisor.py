@@ -145,8 +145,9 @@ class Supervisor:
         )
         self._key_file = KeyFile(options.api_keys, self._star, api_keys)
         self._front_ends = FrontEnds(
-            self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes
-        )
+            self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes,
+            has_gpus=bool(machine.gpus),
+        )  # fmt: skip
         self._batchers = Batchers(self._loop, self._zygotes, address, self._star, self._join_batcher)
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
@@ -160,7 +161,7 @@ class Supervisor:
         log_control = LogControl(
             log_settings, self._star, self._repository, self._tracing.tracer, self._recording.recorder
         )
-        self._regions = ClientRegions(self._star)
+        self._regions = ClientRegions(self._star, [gpu.id for gpu in machine.gpus])
         self._workflows = Workflows(self._repository, self._registrations)
         self._carried = CarriedState(
             self._star, self._models, self._model_control, self._scaling, self._registrations, self._workflows,

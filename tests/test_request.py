@@ -11,16 +11,24 @@ from hypothesis import strategies as st
 from shoal.errors import InternalError
 from shoal.request import (
     NO_OPTIONS,
+    ON_GPU,
+    CudaTarget,
+    CudaTensorRef,
     InferRequest,
     InferResponse,
+    LentTensorRef,
     TensorRef,
     layout_head,
     pack_request,
     pack_response,
+    split_header,
+    unpack_layout,
     unpack_lent_request,
     unpack_request,
     unpack_response,
+    unpack_targets,
 )
+from shoal.star.request_digest import request_content
 
 BLOCK_NBYTES = 4096
 REQUEST = InferRequest(
@@ -80,7 +88,15 @@ SEQUENCES = st.tuples(st.text() | st.integers(0, 2**64 - 1), st.integers(0, 3))
 
 
 @given(
-    st.builds(InferRequest, st.text(), st.lists(REFS).map(tuple), st.lists(st.text()).map(tuple), PARAMETERS, SEQUENCES)
+    st.builds(
+        InferRequest,
+        st.text(),
+        st.lists(REFS).map(tuple),
+        st.lists(st.text()).map(tuple),
+        PARAMETERS,
+        SEQUENCES,
+        st.just(()),
+    )
 )
 def test_any_request_survives_its_block(request: InferRequest) -> None:
     assert unpack_request(memoryview(pack_request(request)), BLOCK_NBYTES) == request
@@ -230,3 +246,34 @@ def test_an_unknown_datatype_is_refused(wire: int) -> None:
     header = packed([[["OUT", wire, [1], 0, 4]], {}])
     with pytest.raises(InternalError, match="damaged: tensor 'OUT' of type"):
         unpack_response(memoryview(header), BLOCK_NBYTES)
+
+
+PLACE = bytes(range(76))
+ON_A_GPU = REQUEST._replace(
+    inputs=(REQUEST.inputs[0], CudaTensorRef("FAR", 11, (2,), 8, 8, PLACE)),  # type: ignore[arg-type]
+    targets=(CudaTarget("OUT", PLACE, 16, 4),),
+)
+
+
+def test_tensors_on_a_gpu_are_named_beside_the_others() -> None:
+    header = pack_request(ON_A_GPU)
+    layout, _ = split_header(header)
+    assert unpack_targets(layout) == ON_A_GPU.targets
+    assert unpack_targets(split_header(REQUEST_BYTES)[0]) == ()
+    inputs, outputs = unpack_layout(layout)
+    assert (inputs, outputs) == (tuple(map(tuple, ON_A_GPU.inputs)), ("OUT",))
+    near = ON_A_GPU._replace(inputs=REQUEST.inputs[:1], targets=())
+    assert unpack_request(memoryview(header), BLOCK_NBYTES) == near  # what a front end traces: it cannot read the rest
+    _, lent = unpack_lent_request(header, lambda _ref: BLOCK_NBYTES)
+    assert lent[1] == LentTensorRef("FAR", 11, (2,), 8, 8, ON_GPU)
+    assert request_content(header, lambda _ref: memoryview(bytes(BLOCK_NBYTES))) is None  # equal to no other
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [[["OUT", PLACE, 16]], [["OUT", "place", 16, 4]], [[5, PLACE, 16, 4]], [["OUT", PLACE, -1, 4]], "OUT", [5], 7],
+)
+def test_targets_that_are_none(targets: Any) -> None:
+    layout: Any = msgpack.packb([[], [], targets])
+    with pytest.raises(InternalError, match=r"^a request header in shared memory is damaged: "):
+        unpack_targets(layout_head(len(layout)) + layout)

@@ -18,9 +18,10 @@ import numpy as np
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError, ShoalError, UnavailableError, UnsupportedError
 from shoal.fault import IS_ARMED, reached
-from shoal.request import Parameters
-from shoal.shm.layout import NO_BLOCK, pack_span
+from shoal.request import Parameters, unpack_response
+from shoal.shm.layout import NO_BLOCK, pack_span, unpack_span
 from shoal.shm.slab import Block
+from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.memory import Memory
 from shoal.workers.plans import Column, OutputLayout, OutputLayouts
 from shoal.workers.requests import Request, Share, is_wanted, log_prefix
@@ -52,7 +53,7 @@ class Answers:
         #: Senders by their requests' positions: the loop publishes nothing for these requests.
         self.senders: Mapping[int, ResponseSender] = _NO_SENDERS
         self._errors: dict[int, ShoalError] = {}
-        self._added: list[tuple[OutputLayout, Sequence[Column], Sequence[Array | bytes]]] = []
+        self._added: list[tuple[OutputLayout, Sequence[Column], Sequence[Array | bytes], Sequence[Request]]] = []
         self._nbytes = 0
 
     @property
@@ -193,7 +194,7 @@ class Answers:
         else:
             shares = tuple([request.parsed.share for request in requests])
         plan = self._plans.plan(self._nbytes, shares, tuple(columns), parameters)
-        self._added.append((plan, columns, pieces))
+        self._added.append((plan, columns, pieces, requests))
         self._nbytes = plan.end
         if len(requests) == self._num_requests:
             self.spans = plan.spans
@@ -366,7 +367,7 @@ class WrittenAnswers(Answers):
 
     def _write(self, block: Block, sentences: bytes) -> int:
         memory = block.memory
-        for plan, _, pieces in self._added:
+        for plan, _, pieces, _ in self._added:
             memory[plan.headers_offset : plan.end] = plan.headers
             # By index: of a batch of one output, zip would be a tenth of writing it.
             for number in range(len(pieces)):
@@ -379,8 +380,31 @@ class WrittenAnswers(Answers):
                     np.copyto(np.ndarray(piece.shape, piece.dtype, memory, offset), piece)
         if sentences:
             memory[self._nbytes : self._nbytes + len(sentences)] = sentences
+        if self._memory.cuda is not None:
+            try:
+                self._deliver(memory, self._memory.cuda)
+            except BaseException:
+                self._memory.free(block.ref)
+                self._block = None
+                raise
         self._block = None
         return block.ref
+
+    def _deliver(self, memory: memoryview, regions: CudaRegions) -> None:
+        """Copy outputs from the block to where clients want them on GPUs. One that does not fit stays: its front end
+        answers with an error."""
+        outputs = []
+        for plan, _, _, requests in self._added:
+            for request, span in zip(requests, plan.spans, strict=True):
+                if not request.parsed.targets:
+                    continue
+                start, nbytes = unpack_span(span)
+                refs = {ref.name: ref for ref in unpack_response(memory[start : start + nbytes], len(memory)).outputs}
+                for target in request.parsed.targets:
+                    ref = refs.get(target.name)
+                    if ref is not None and ref.nbytes <= target.nbytes:
+                        outputs.append((target, memory[ref.offset : ref.offset + ref.nbytes]))
+        regions.write(outputs)
 
     def _wait_for_block(self, nbytes: int) -> Block:
         try:
@@ -402,7 +426,7 @@ class WrittenAnswers(Answers):
 
     def _largest_output(self) -> tuple[str, int]:
         sizes: dict[str, int] = {}
-        for _, columns, _ in self._added:
+        for _, columns, _, _ in self._added:
             for name, _, _, nbytes in columns:
                 sizes[name] = sizes.get(name, 0) + nbytes
         return max(sizes.items(), key=lambda item: item[1], default=("", 0))

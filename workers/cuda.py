@@ -1,8 +1,9 @@
-"""The functions of CUDA's runtime that Shoal itself uses: page-locked and device memory, a stream, copies, graphs.
+"""The functions of CUDA's runtime that Shoal itself uses: page-locked and device memory, a stream, copies, graphs, and
+handles of other processes' memory.
 
 The only file that imports cuda-python (cuda.bindings, from the extras onnx-gpu and tensorrt); runs in a worker whose
-instance has a GPU, which is number 0 there. Every failure is a CudaError with a text that faults.py recognises. Memory
-here grows and never shrinks; it is freed when the process ends.
+instance has a GPU, which is number 0 there, or whose clients' tensors are on one. Every failure is a CudaError with a
+text that faults.py recognises. Memory here grows and never shrinks; it is freed when the process ends.
 """
 
 import ctypes
@@ -150,6 +151,37 @@ class CudaGraph:
     def destroy(self) -> None:
         """Free the graph; its stream must have been synchronized."""
         _call(runtime.cudaGraphExecDestroy, self._executable)
+
+
+def open_handle(handle: bytes, device: int) -> tuple[int, int]:
+    """The address in this process of the memory that another process exports by a cudaIpcMemHandle_t, and its size in
+    bytes, until `close_handle`.
+
+    It is mapped for the GPU `device` where this process sees several, else for the one that it sees: CUDA reaches
+    another GPU's memory from there if the two are peers. Raises CudaError.
+    """
+    from cuda.bindings import driver  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+
+    made = runtime.cudaIpcMemHandle_t()
+    ctypes.memmove(made.getPtr(), handle, len(handle))
+    current = int(_call(runtime.cudaGetDevice))
+    mapped_for = device if device < int(_call(runtime.cudaGetDeviceCount)) else current
+    _call(runtime.cudaSetDevice, mapped_for)
+    try:
+        address = int(_call(runtime.cudaIpcOpenMemHandle, made, runtime.cudaIpcMemLazyEnablePeerAccess))
+    finally:
+        if mapped_for != current:
+            _call(runtime.cudaSetDevice, current)
+    status, base, nbytes = driver.cuMemGetAddressRange(address)
+    if int(status):
+        close_handle(address)
+        raise CudaError(f"CUDA error {int(status)}: the size of another process's memory is not known ({status.name})")
+    return address, int(base) + int(nbytes) - address
+
+
+def close_handle(address: int) -> None:
+    """Unmap the memory of another process. Raises CudaError."""
+    _call(runtime.cudaIpcCloseMemHandle, address)
 
 
 def device_name() -> str:

@@ -20,7 +20,7 @@ from shoal.ledger import ledger_message
 from shoal.messages import shared
 from shoal.messages.from_worker import ReadyAnswered
 from shoal.messages.message import Kinds, Message, MessageError, close_descriptors, on, table
-from shoal.messages.to_worker import CheckReady, ReportMetrics, StopWorker
+from shoal.messages.to_worker import CheckReady, CudaRegionGone, ReportMetrics, StopWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
 from shoal.shm.layout import DONE, B, Record, unpack_span
@@ -31,7 +31,7 @@ from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_o
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import MetricsReporter
 from shoal.workers.plans import OutputLayouts
-from shoal.workers.requests import Request, RequestReader
+from shoal.workers.requests import NO_GPU, Request, RequestReader
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
 from shoal.workers.sequences import SequenceTensors
@@ -84,14 +84,20 @@ class Loop:
         open_batches: OpenBatches | None = None,
         *,
         may_run_again: bool = False,
+        gpu: int = NO_GPU,
     ) -> None:
+        """`gpu` is the server's number of the GPU of an instance of KIND_GPU."""
         self._sequences = sequences
         self._backend = backend
         self._signature = signature
         self._instance = instance
         self._memory = memory
         self._may_run_again = may_run_again  # batches that exceeded the GPU's memory: model_config/idempotence.py
-        self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open_lent)
+        kept_gpu = gpu if backend.takes_gpu_tensors else NO_GPU
+        known, regions = memory.segments, memory.cuda_regions
+        self._reader = RequestReader(
+            signature, memory.is_cancelled, known.open_lent, regions, kept_gpu, known.is_guests
+        )
         self._plans = OutputLayouts(signature, sequences if sequences is not None and sequences.states else None)
         self._open_batches = open_batches or OpenBatches(memory)
         self._ready_check = ReadyCheck(backend, instance)
@@ -106,6 +112,7 @@ class Loop:
             on(shared.LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
             on(shared.LogChanged, lambda message: log.configure(**message.settings)),
             on(ReportMetrics, self._report_metrics),
+            on(CudaRegionGone, lambda message: memory.cuda_regions().forget(message.number)),
             on(CheckReady, self._check_ready),
             on(StopWorker, self._stop),
         )

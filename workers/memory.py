@@ -39,6 +39,7 @@ from shoal.shm.records import have_record, want_record
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab
+from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.oversize import WorkerOversizeBlocks
 from shoal.workers.segments import Segments
 
@@ -82,6 +83,8 @@ class Memory:
         self.bell = bell
         self.oversize = oversize
         self.segments = Segments()
+        #: Clients' memory on GPUs, once a request names some.
+        self.cuda: CudaRegions | None = None
         self._words = segment.words
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
@@ -118,6 +121,12 @@ class Memory:
         # slab has no such block, which would split the largest one.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
         self._spare = self.slab.allocate(UNIT) if self._has_spare else None
+
+    def cuda_regions(self) -> CudaRegions:
+        """Clients' memory on GPUs, from now on looked at with each batch's answers."""
+        if self.cuda is None:
+            self.cuda = CudaRegions()
+        return self.cuda
 
     def share(self) -> None:
         """Let several threads use this object from now on: each change is made under `lock`.

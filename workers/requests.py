@@ -5,17 +5,30 @@ process fail or mix up rows are checked for again, because the request stands in
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from shoal.datatypes import BYTES, format_shape
-from shoal.errors import InternalError
+from shoal.errors import InternalError, InvalidArgumentError
 from shoal.memo import Memo
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.request import NO_OPTIONS, InferOptions, Parameters, split_header, unpack_layout, unpack_options
-from shoal.shm.layout import B
+from shoal.request import (
+    NO_OPTIONS,
+    CudaTarget,
+    InferOptions,
+    Parameters,
+    split_header,
+    unpack_layout,
+    unpack_options,
+    unpack_targets,
+)
+from shoal.shm.cuda_regions import unpack_place
+from shoal.shm.layout import NO_BLOCK, B
+from shoal.star.validation import check_bytes_elements
+from shoal.workers.cuda_regions import CudaRegions
 from shoal.workers.tensors import Array, open_strings, open_tensor
 
 #: Most headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150). Fewer of those
@@ -35,6 +48,11 @@ Stage: TypeAlias = Callable[[str, int], memoryview]
 #: A function from a block's reference to its memory, for one request; None if the reference is stale.
 OpenLent: TypeAlias = Callable[[int], memoryview | None]
 NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
+#: A function from an input's spec, shape, place on a GPU, offset and size in bytes to the tensor: a copy of it or, for
+#: a backend that takes them, a GpuTensor.
+ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
+NO_GPU = -1
+_NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
 #: An input in a block: its spec, shape, offset and size in bytes.
 InputPlace: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
 WITHOUT_OPTIONS = InferOptions()
@@ -55,6 +73,10 @@ class ParsedRequest:
     share: Share
     is_plain: bool
     lent: Mapping[str, int]  # blocks of the inputs that do not lie in the header's block; NO_BLOCK: in no block
+    on_gpu: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # places of the inputs that lie in a client's memory on a GPU
+    targets: tuple[CudaTarget, ...] = ()  # places on a GPU where the client wants outputs
 
     def wants(self, output: str) -> bool:
         """Whether the client asked for this output."""
@@ -68,11 +90,15 @@ class ParsedRequest:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
         return inputs
 
-    def open_lent(self, block: memoryview, open_lent: OpenLent) -> dict[str, Array | memoryview]:
-        """The inputs of any request, in this block and in those that it names, which are opened again. Raises
-        InternalError if one is gone, or too small."""
+    def open_lent(self, block: memoryview, open_lent: OpenLent, read_gpu: ReadGpu) -> dict[str, Array | memoryview]:
+        """The inputs of any request, in this block and in those that it names, which are opened again; those on a GPU
+        are read again. Raises InternalError if one is gone, or too small, and what `read_gpu` raises."""
         tensors = {}
         for name, (spec, shape, offset, nbytes) in self.inputs.items():
+            place = self.on_gpu.get(name)
+            if place is not None:
+                tensors[name] = read_gpu(spec, shape, place, offset, nbytes)
+                continue
             ref = self.lent.get(name)
             lies_in = block if ref is None else _open_lent(name, ref, open_lent)
             tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
@@ -218,8 +244,16 @@ class RequestReader:
         signature: Signature,
         is_key_cancelled: Callable[[int], bool] = lambda _key: False,
         open_block: OpenBlock = NO_BLOCKS,
+        cuda_regions: Callable[[], CudaRegions] = CudaRegions,
+        kept_gpu: int = NO_GPU,
+        is_guests: Callable[[int], bool] = lambda _ref: False,
     ) -> None:
+        """Inputs on the GPU `kept_gpu`, by the server's number, stay there, as GpuTensors. `is_guests` says whether a
+        block is a guest's, for which no front end has checked that regions are registered."""
         self._signature = signature
+        self._kept_gpu = kept_gpu
+        self._cuda_regions = cuda_regions
+        self._is_guests = is_guests
         self._is_key_cancelled = is_key_cancelled
         self._open_block = open_block
         # Changed by open.
@@ -239,29 +273,65 @@ class RequestReader:
         parsed = self._layouts.entries.get(layout)
         if parsed is None or parsed.end > len(block):
             open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
+            read_gpu: ReadGpu = self._refuse_gpu if self._is_guests(record[B.BLOCK]) else self._read_gpu
             parsed = self._lent_layouts.entries.get(layout)
             if parsed is not None:
-                tensors = parsed.open_lent(block, open_lent)
+                tensors = parsed.open_lent(block, open_lent, read_gpu)
             else:
-                parsed, tensors = parse_request(layout, block, self._signature, open_lent)
+                parsed, tensors = parse_request(layout, block, self._signature, open_lent, read_gpu)
                 if len(layout) <= MAX_PARSED_BYTES and (parsed.is_plain or parsed.lent):
                     (self._lent_layouts if parsed.lent else self._layouts).keep(layout, parsed)
-        if options is WITHOUT_OPTIONS and self._layouts.entries.get(layout) is parsed:
+        if parsed.targets:
+            self._check_targets(parsed.targets, record[B.BLOCK])
+        elif options is WITHOUT_OPTIONS and self._layouts.entries.get(layout) is parsed:
             self._parsed.keep(header, parsed)
         return Request(position, parsed, block, tensors, record, self._is_key_cancelled, options)
 
+    def _check_targets(self, targets: Sequence[CudaTarget], block: int) -> None:
+        """Open the regions of outputs. Raises InternalError for a guest's, and as CudaRegions.check does."""
+        if self._is_guests(block):
+            raise InternalError(_NO_GUESTS)
+        self._cuda_regions().check(targets)
+
+    @staticmethod
+    def _refuse_gpu(*_input: object) -> memoryview:
+        raise InternalError(_NO_GUESTS)
+
+    def _read_gpu(
+        self, spec: TensorSpec, shape: tuple[int, ...], place: bytes, offset: int, nbytes: int
+    ) -> Array | memoryview:
+        """An input in a client's memory on a GPU: a copy, or a GpuTensor, which the backend has asked for. Raises
+        InvalidArgumentError for strings that do not fit the shape, which no front end has seen, InternalError for a
+        shape that does not fit the size, and what CudaRegions.read raises."""
+        regions, datatype = self._cuda_regions(), spec.datatype
+        if datatype is not BYTES and self._kept_gpu != NO_GPU and not offset % datatype.itemsize:
+            is_whole = prod(shape) * datatype.itemsize == nbytes > 0
+            if is_whole and unpack_place(place).device_id == self._kept_gpu:
+                return cast("memoryview", regions.keep(place, offset, nbytes))
+        data = regions.read(place, offset, nbytes)
+        if datatype is BYTES:
+            problem = check_bytes_elements(data, prod(shape), spec.name, self._signature.name)
+            if problem is not None:
+                raise InvalidArgumentError(problem)
+        return open_tensor(spec, shape, 0, nbytes, data)
+
 
 def parse_request(
-    layout: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
+    layout: bytes,
+    block: memoryview,
+    signature: Signature,
+    open_lent: OpenLent = lambda _ref: None,
+    read_gpu: ReadGpu | None = None,
 ) -> tuple[ParsedRequest, dict[str, Array | memoryview]]:
-    """The parsed layout, and the tensors where they lie.
+    """The parsed layout, and the tensors where they lie, or as `read_gpu` has copied them.
 
-    Raises InternalError if the header is damaged or not for this model.
+    Raises InternalError if the header is damaged or not for this model, and what `read_gpu` raises.
     """
     specs, batching = signature.inputs, signature.max_batch_size > 0
     places: dict[str, InputPlace] = {}
     tensors: dict[str, Array | memoryview] = {}
     lent: dict[str, int] = {}
+    on_gpu: dict[str, bytes] = {}
     rows = -1
     refs, outputs = unpack_layout(layout)
     try:
@@ -270,11 +340,15 @@ def parse_request(
             if spec is None or spec.datatype.wire != wire:
                 raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
             lies_in = block
-            if lender:
-                (lent[name],) = lender
-                lies_in = _open_lent(name, lent[name], open_lent)
             _check_dims(shape, spec, batching=batching)
-            tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
+            if lender and type(lender[0]) is bytes and read_gpu is not None:
+                (on_gpu[name],), lent[name] = lender, NO_BLOCK
+                tensors[name] = read_gpu(spec, shape, on_gpu[name], offset, nbytes)
+            else:
+                if lender:
+                    (lent[name],) = lender
+                    lies_in = _open_lent(name, lent[name], open_lent)
+                tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
             places[name] = (spec, shape, offset, nbytes)
             if batching:
                 if not (shape and rows in (-1, shape[0])):
@@ -297,7 +371,8 @@ def parse_request(
     if is_plain:
         views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in places.items()]
     share = (rows, outputs)
-    return ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent), tensors
+    targets = unpack_targets(layout)
+    return ParsedRequest(places, tuple(views), end, rows, share, is_plain, lent, on_gpu, targets), tensors
 
 
 def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
-from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
+from shoal.errors import CancelledError, InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
 from shoal.shm.records import ready_record, reschedule_record, sender_record, sequence_end_record
@@ -269,7 +269,7 @@ class WrittenResponseSender(ResponseSender):
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
         """Send one response. Raises InternalError if the sender is closed, UnavailableError if there is no memory or
-        the client does not read for too long."""
+        the client does not read for too long, InvalidArgumentError if the client's memory on a GPU has gone."""
         with self._turn:
             if not self._is_open:
                 raise InternalError(_CLOSED)
@@ -283,7 +283,7 @@ class WrittenResponseSender(ResponseSender):
                 answers.add_outputs(self._request, outputs, parameters)
                 ref = answers.write()
                 self._send_response(0, ref, answers.spans[0], final=final)
-            except UnavailableError as error:
+            except (UnavailableError, InvalidArgumentError) as error:
                 self.fail(error)
                 raise
 

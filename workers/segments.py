@@ -92,6 +92,10 @@ class Segments:
         guest = self._guests.get(ref_owner(borrower), 0)
         return block if not guest or self._guests.get(ref_owner(ref)) == guest else None
 
+    def is_guests(self, ref: int) -> bool:
+        """Whether a block is a guest's."""
+        return bool(self._guests) and ref_owner(ref) in self._guests
+
     def _borrow(self, owner: int) -> SlabView | None:
         if self._channel is None:
             return None

@@ -33,6 +33,7 @@ from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import WorkerOversizeBlocks
+from shoal.workers.requests import NO_GPU
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
@@ -80,7 +81,9 @@ def serve(channel: Channel) -> None:
         os.register_at_fork(after_in_child=memory.leave)
         channel.send(MemoryMapped())
         may_run_again = order.may_run_again
-        Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again).run(channel, reporter)
+        gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
+        loop = Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again, gpu=gpu)
+        loop.run(channel, reporter)
     backend.unload()
     if reporter is not None:
         reporter.flush()

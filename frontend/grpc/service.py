@@ -346,7 +346,8 @@ def _cuda_regions(call: GrpcCall, request: Message) -> Message:
 
 
 def _register_cuda(call: GrpcCall, request: Message) -> Message:
-    shared_memory.register_cuda(call.state, request.name)
+    arguments = request.name, request.raw_handle, request.device_id, request.byte_size
+    shared_memory.register_cuda_handle(call.state, call.ask, *arguments)
     return pb.CudaSharedMemoryRegisterResponse()
 
 
@@ -442,8 +443,8 @@ METHODS = {
         _method("SystemSharedMemoryRegister", _register_system, "shared-memory", always),
         _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", always),
         _method("CudaSharedMemoryStatus", _cuda_regions, "shared-memory"),
-        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", never),
-        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", never),
+        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory", always),
+        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory", always),
         _method("TraceSetting", _trace_setting, "trace", always, "model_name"),
         _method("LogSettings", _log_settings, "logging", _log_settings_waits),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),

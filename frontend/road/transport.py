@@ -184,7 +184,8 @@ class PortTransport:
         except BaseException:
             self.shared.free(block.ref)
             raise
-        digest = request_digest(block.memory, header) if prepared.entry.is_cached else NO_DIGEST
+        is_cached = prepared.entry.is_cached and not prepared.uses_cuda
+        digest = request_digest(block.memory, header) if is_cached else NO_DIGEST
         if trace is not None:
             trace.submitted(block.memory, header)
         with self._lock:

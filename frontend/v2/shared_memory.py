@@ -1,10 +1,11 @@
 """The shared memory extensions: registering, unregistering and listing clients' regions. Asks the supervisor, so it
 runs on the road.
 
-System regions are objects in /dev/shm (shm/client_regions.py). CUDA regions are refused, in the words of a Triton that
-was built without GPUs.
+System regions are objects in /dev/shm (shm/client_regions.py), CUDA regions a client's memory on a GPU
+(shm/cuda_regions.py). A server without GPUs refuses these in the words of a Triton that was built without.
 """
 
+import base64
 from typing import Any
 
 from shoal.errors import InternalError, InvalidArgumentError
@@ -12,6 +13,7 @@ from shoal.frontend import read_json as door
 from shoal.frontend.call import ANSWER_S, Ask
 from shoal.frontend.response import JSON_CONTENT, Response, json_response
 from shoal.frontend.state import ServerState
+from shoal.shm.cuda_regions import check_handle
 
 _DONE = Response(200, JSON_CONTENT)
 
@@ -41,18 +43,47 @@ def register_system(state: ServerState, ask: Ask, name: str, key: str, offset: i
     ask("register_region", {"name": name, "key": key, "offset": offset, "byte_size": byte_size}, ANSWER_S)
 
 
-def register_cuda(state: ServerState, name: str) -> Response:
-    """Refuse memory of a GPU. Raises InvalidArgumentError."""
+def register_cuda(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
+    """Register memory of a GPU under a name. Raises ShoalError."""
+    _check_gpus(state, name)
+    request = door.read_json(body, state.http_max_input_size)
+    encoded = door.find(_required(request, "raw_handle"), "b64") or ""
+    if type(encoded) is not str:
+        raise InternalError(door.wrong_type("string"))
+    try:
+        handle = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        handle = b""
+    byte_size = _uint(_required(request, "byte_size"))
+    register_cuda_handle(state, ask, name, handle, _uint(_required(request, "device_id")), byte_size)
+    return _DONE
+
+
+def register_cuda_handle(
+    state: ServerState, ask: Ask, name: str, handle: bytes, device_id: int, byte_size: int
+) -> None:
+    """Register memory of a GPU by its handle; when this returns, every front end knows the region. Raises
+    ShoalError."""
+    _check_gpus(state, name)
+    check_handle(handle)
+    if byte_size < 1:
+        raise InvalidArgumentError(f"failed to register shared memory region '{name}': invalid args")
+    arguments = {"name": name, "handle": handle, "device_id": device_id, "byte_size": byte_size}
+    ask("register_cuda_region", arguments, ANSWER_S)
+
+
+def _check_gpus(state: ServerState, name: str) -> None:
     state.regions.require_allowed()
     _check_name("cuda", name)
-    raise InvalidArgumentError(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+    if not state.regions.has_gpus:
+        raise InvalidArgumentError(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
 
 def unregister(state: ServerState, ask: Ask, kind: str, name: str) -> Response:
-    """Unregister a region, or all of a kind if `name` is "". A name that is not registered is ignored."""
+    """Unregister a region, or all of a kind if `name` is "". A name that is not registered, or as the other kind, is
+    ignored."""
     state.regions.require_allowed()
-    if kind == "system":
-        ask("unregister_region", {"name": name}, ANSWER_S)
+    ask("unregister_region", {"kind": kind, "name": name}, ANSWER_S)
     return _DONE
 
 

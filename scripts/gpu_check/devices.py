@@ -1,16 +1,15 @@
 """Rows of Python models on a GPU, and of the server around them: tensors, faults, memory, figures."""
 
-import base64
 import json
+import os
 import re
-import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from scripts.gpu_check.finding import Finding, Surroundings, Verdict, right_if
-from scripts.gpu_check.measure import post, served, write_model
+from scripts.gpu_check.measure import median_ms, post, served, write_model
 from shoal.nvml import load_nvml
 from tests.end_to_end.server import samples
 
@@ -175,17 +174,43 @@ def metrics(surroundings: Surroundings) -> Finding:
 
 
 def cuda_shared_memory(surroundings: Surroundings) -> Finding:
-    """The registration of a handle, which the server refuses."""
+    """A client's tensors on the GPU, in and out, by tritonclient; their handles are closed when it unregisters them."""
+    os.environ.setdefault("PLAYED_GPU", str(surroundings.directory))  # where the played GPU has its memory
+    import tritonclient.utils.cuda_shared_memory as regions
+
     repository = surroundings.directory / "repository"
     make_model(surroundings, repository, "double", NO_FAULT)
-    handle = base64.b64encode(bytes(64)).decode()
-    body = json.dumps({"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": 1024}).encode()
-    with served(repository, "--allow-client-shm=true") as (server, _):
-        try:
-            post(server, "v2/cudasharedmemory/region/region/register", body)
-        except urllib.error.HTTPError as error:
-            return Finding(Verdict.REFUSED, f"{error.code}: {json.loads(error.read())['error']}")
-    return Finding(Verdict.WRONG, "a handle of zeros was registered")
+    array = np.arange(48, dtype=np.float32).reshape(3, 16)
+    handles = {
+        name: regions.create_shared_memory_region(name, array.nbytes, surroundings.gpu_id) for name in ("given", "out")
+    }
+    place = {"shared_memory_byte_size": array.nbytes}
+    tensor = {"name": "X", "datatype": "FP32", "shape": array.shape}
+    body = json.dumps({
+        "inputs": [{**tensor, "parameters": {"shared_memory_region": "given", **place}}],
+        "outputs": [{"name": "Y", "parameters": {"shared_memory_region": "out", **place}}],
+    }).encode()  # fmt: skip
+    answers = []
+    with served(repository, "--allow-client-shm=true") as (server, client):
+        for name, handle in handles.items():
+            encoded = regions.get_raw_handle(handle).decode()
+            said = {"raw_handle": {"b64": encoded}, "device_id": surroundings.gpu_id, "byte_size": array.nbytes}
+            post(server, f"v2/cudasharedmemory/region/{name}/register", json.dumps(said).encode())
+        for factor in (1, 2, 3):
+            regions.set_shared_memory_region(handles["given"], [factor * array])
+            post(server, "v2/models/double/infer", body)
+            answer = regions.get_contents_as_numpy(handles["out"], np.float32, list(array.shape))
+            answers.append(np.array_equal(answer, 2 * factor * array))
+        by_region = median_ms(lambda: post(server, "v2/models/double/infer", body), surroundings.seconds / 2)
+        by_host = median_ms(lambda: client.infer("double", {"X": array}), surroundings.seconds / 2)
+        post(server, "v2/cudasharedmemory/unregister")
+        again = np.array_equal(client.infer("double", {"X": array})["Y"], 2 * array)
+    for name in tuple(handles):
+        regions.destroy_shared_memory_region(handles.pop(name))
+    is_right = all(answers) and again
+    return right_if(
+        is_right, f"{sum(answers)} of 3 answers right; HTTP by region {by_region:.2f} ms, shoal.Client {by_host:.2f} ms"
+    )
 
 
 def make_model(

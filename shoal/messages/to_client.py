@@ -40,6 +40,7 @@ class FrontEndSettings(TypedDict):
     grpc_port: int  # 0: there is no gRPC
     api_keys: list[Any] | None  # as ApiKeysChanged has them; None: no request needs a key
     allow_client_shm: bool
+    has_gpus: bool
     allow_gpu_metrics: bool
     allow_cpu_metrics: bool
     metrics_interval_ms: int
@@ -171,9 +172,20 @@ class RegionRegistered(Message):
     memory: Fd
 
 
-class RegionUnregistered(Message):
-    """A region of clients' shared memory is unregistered; all regions if the name is ""."""
+class CudaRegionRegistered(Message):
+    """A region of clients' memory on a GPU that requests over HTTP and gRPC may name (shm/cuda_regions.py)."""
 
+    name: str
+    number: int  # of the registration
+    device_id: int
+    handle: bytes
+    byte_size: int
+
+
+class RegionUnregistered(Message):
+    """A region of clients' shared memory is unregistered; all of its kind if the name is ""."""
+
+    kind: str  # "system" or "cuda"
     name: str
 
 
@@ -192,6 +204,7 @@ ToClient: TypeAlias = (
     | QuestionAnswered
     | TraceSettingsChanged
     | RegionRegistered
+    | CudaRegionRegistered
     | RegionUnregistered
     | ApiKeysChanged
     | CertificatesChanged

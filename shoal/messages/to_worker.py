@@ -50,6 +50,12 @@ class StopWorker(Message):
     """The worker unloads its model and ends, after answering the batches it has."""
 
 
+class CudaRegionGone(Message):
+    """A client has unregistered its memory on a GPU: the worker closes the handle."""
+
+    number: int  # of the registration
+
+
 class ReportMetrics(Message):
     """The worker sends changes of its model's metrics before it acknowledges this."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.messages.message import Kinds, Message
 from shoal.messages.shared import LogSettings
-from shoal.messages.to_client import RegionRegistered, RegionUnregistered
+from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered, RegionUnregistered
 
 
 class UpgradeWanted(Message):
@@ -96,5 +96,6 @@ class MainProcessNamed(Message):
 
 #: What the new server receives first, and what after that.
 FIRST_TO_NEW_SERVER = Kinds(ModelsCarried)
-TO_NEW_SERVER = Kinds[Message](RegionRegistered, RegionUnregistered, SettingsCarried, TakeOver, MainProcessNamed)
+TO_NEW_SERVER = Kinds[Message](
+    RegionRegistered, CudaRegionRegistered, RegionUnregistered, SettingsCarried, TakeOver, MainProcessNamed)
 TO_COMMAND = Kinds[Message](UpgradeBegun, UpgradeEnded)

@@ -28,9 +28,10 @@ class KnownServer:
     models: ModelTable = field(default_factory=ModelTable)
 
     @property
-    def allows_regions(self) -> bool:
-        """Whether requests may name their client's registered regions (Triton's system shared memory)."""
-        return False
+    def num_region_kinds(self) -> int:
+        """The kinds of their clients' registered regions that requests may name: 0, 1 for Triton's system shared memory
+        alone, 2 with CUDA shared memory."""
+        return 0
 
     def require_ready(self) -> None:
         """Raise UnavailableError where Triton requires a server that has started and is not stopping."""

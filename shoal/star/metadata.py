@@ -13,18 +13,22 @@ EXTENSIONS = (
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
-    "system_shared_memory",  # only where it is allowed
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
     "trace",
     "logging",
 )
+#: Those that only a server has that allows clients' shared memory, and the second only one that uses a GPU.
+REGION_EXTENSIONS = ("system_shared_memory", "cuda_shared_memory")
 
 
 def describe_server(server: KnownServer) -> dict[str, Any]:
     """The members of the server's metadata, by their names in either protocol."""
-    extensions = [name for name in EXTENSIONS if name != "system_shared_memory" or server.allows_regions]
+    missing = set(REGION_EXTENSIONS[server.num_region_kinds :])
+    extensions = [name for name in EXTENSIONS if name not in missing]
     return {"name": server.server_id, "version": server.version, "extensions": extensions}
 
 

@@ -15,7 +15,7 @@ import msgpack
 
 from shoal.datatypes import BY_WIRE
 from shoal.memo import memoized
-from shoal.request import NO_SEQUENCE, InferRequest, LentTensorRef, unpack_lent_request, unpack_request
+from shoal.request import NO_SEQUENCE, ON_GPU, InferRequest, LentTensorRef, unpack_lent_request, unpack_request
 from shoal.shm.layout import NO_DIGEST, unpack_span
 
 _WORDS = struct.Struct("<2Q")
@@ -106,8 +106,8 @@ def request_content(
     sender: bytes = b"",
     compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> RequestContent | None:
-    """The content of a request by its header; None for a request of a sequence. Only contents with the same `sender`
-    are equal. `compared` makes of its parameters those that are compared.
+    """The content of a request by its header; None for a request of a sequence, and for one with tensors on a GPU. Only
+    contents with the same `sender` are equal. `compared` makes of its parameters those that are compared.
 
     `open_block` returns the memory of a block that the header names, None if it is gone; 0 is the header's own. Raises
     InternalError for a header that is damaged, or a block that is gone.
@@ -122,7 +122,7 @@ def request_content(
         return len(block)
 
     request, refs = unpack_lent_request(header, nbytes_of)
-    if request.sequence != NO_SEQUENCE:
+    if request.sequence != NO_SEQUENCE or any(each.ref == ON_GPU for each in refs):
         return None
     if compared is not None:
         request = request._replace(parameters=dict(compared(request.parameters)))

@@ -13,6 +13,7 @@ from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import SequenceSpec, Signature, TensorSpec, reshaped
 from shoal.shm.client_regions import RegionSlice
+from shoal.shm.cuda_regions import CudaSlice
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -31,7 +32,7 @@ class ParsedInput(NamedTuple):
     name: str
     datatype: Datatype | None
     shape: tuple[int, ...]
-    data: memoryview | RegionSlice  # BYTES never lie in a client's region: their lengths are walked
+    data: memoryview | RegionSlice | CudaSlice  # BYTES never lie in a RegionSlice: their lengths are walked
     num_strings: int  # elements of a BYTES tensor from JSON; -1: not counted yet
 
 
@@ -41,7 +42,7 @@ class PreparedInput(NamedTuple):
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    data: memoryview | RegionSlice
+    data: memoryview | RegionSlice | CudaSlice
 
 
 class Validated(NamedTuple):
@@ -198,8 +199,8 @@ def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Data
                 f"{log_prefix(request_id)}input byte size mismatch for input '{each.name}' for model '{model}'. "
                 f"Expected {num_elements * datatype.itemsize}, got {len(each.data)}"
             )
-    elif each.num_strings != num_elements:
-        # Strings from JSON have been counted; walking them again finds the sentence.
+    elif each.num_strings != num_elements and not isinstance(each.data, CudaSlice):
+        # Strings from JSON have been counted; walking them again finds the sentence. The worker walks a GPU's.
         assert isinstance(each.data, memoryview)
         problem = check_bytes_elements(each.data, num_elements, each.name, model)
         if problem is not None:

@@ -1,18 +1,25 @@
-"""The verbs `register_region` and `unregister_region`: clients' own shared memory, and when front ends learn of it.
+"""The verbs `register_region`, `register_cuda_region` and `unregister_region`: clients' own shared memory, and when
+front ends learn of it.
 
     register ─► the object is opened, once ─► every front end has its descriptor, and says so ─► answer
+    register on a GPU ─► the handle gets a number ─► every front end has it, and says so ─► answer
+    unregister ─► every front end has forgotten it ─► workers have closed the GPU's, or are busy ─► answer
 
 So a client that has its answer finds the region, or finds it gone, at every front end. A front end that joins later is
-sent all regions. Runs in the supervisor, which neither reads nor writes regions.
+sent all regions. A worker that executes meanwhile closes a region on a GPU after its batch. Runs in the supervisor,
+which neither reads nor writes regions.
 """
 
 import resource
+from collections.abc import Callable, Collection
 from typing import Any
 
-from shoal.errors import AlreadyExistsError, UnavailableError
+from shoal.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
 from shoal.messages.message import Message
-from shoal.messages.to_client import RegionRegistered, RegionUnregistered
+from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered, RegionUnregistered
+from shoal.messages.to_worker import CudaRegionGone
 from shoal.shm.client_regions import ClientRegion, open_region
+from shoal.shm.cuda_regions import CudaRegion
 from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
@@ -26,17 +33,24 @@ _DESCRIPTORS_PER_REGION = 4
 class ClientRegions:
     """All registered regions, and their announcement to front ends."""
 
-    def __init__(self, star: Star) -> None:
+    def __init__(self, star: Star, gpus: Collection[int] = ()) -> None:
+        """`gpus` are the numbers of the server's GPUs."""
         self._star = star
+        self._gpus = gpus
         self._max_regions = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_REGION
         # Changed by questions.
-        self._regions: dict[str, ClientRegion] = {}
+        self._regions: dict[str, ClientRegion | CudaRegion] = {}
+        self._num_registrations = 0  # of memory on a GPU
         self._follower: Member | None = None  # a new server, which is sent every change; changed by follow
 
     @property
     def verbs(self) -> dict[str, Verb]:
         """The verbs by which front ends register and unregister regions."""
-        return {"register_region": self._register, "unregister_region": self._unregister}
+        return {
+            "register_region": self._register,
+            "register_cuda_region": self._register_cuda,
+            "unregister_region": self._unregister,
+        }
 
     def send_to(self, client: Participant) -> None:
         """Send all registered regions to a front end that has joined."""
@@ -53,10 +67,13 @@ class ClientRegions:
             for region in self._regions.values():
                 member.send(_message(region))
 
-    def restore(self, message: RegionRegistered | RegionUnregistered) -> Future[None]:
+    def restore(self, message: RegionRegistered | CudaRegionRegistered | RegionUnregistered) -> Future[None]:
         """Apply a change that the old server has sent; the future is done when all front ends have."""
         if isinstance(message, RegionUnregistered):
-            self._forget(message.name)
+            self._close(self._forget(message.kind, message.name))
+        elif isinstance(message, CudaRegionRegistered):
+            self._num_registrations = max(self._num_registrations, message.number)
+            self._regions[message.name] = CudaRegion(*message.values)
         else:
             region = ClientRegion(message.name, message.key, message.offset, message.byte_size, message.memory)
             self._regions[message.name] = region  # which owns the descriptor
@@ -65,7 +82,21 @@ class ClientRegions:
     # --- what clients ask ---
 
     async def _register(self, arguments: dict[str, Any]) -> None:
-        name = arguments["name"]
+        await self._add(arguments["name"], lambda: open_region(**arguments))
+
+    async def _register_cuda(self, arguments: dict[str, Any]) -> None:
+        name, device_id = arguments["name"], arguments["device_id"]
+        if device_id not in self._gpus:
+            known = ", ".join(map(str, self._gpus)) or "none"
+            raise InvalidArgumentError(
+                f"failed to register CUDA shared memory region '{name}': invalid device_id {device_id}, the server's "
+                f"GPUs are: {known}"
+            )
+        self._num_registrations += 1
+        number = self._num_registrations
+        await self._add(name, lambda: CudaRegion(name, number, device_id, arguments["handle"], arguments["byte_size"]))
+
+    async def _add(self, name: str, opened: Callable[[], ClientRegion | CudaRegion]) -> None:
         if name in self._regions:
             raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
         if len(self._regions) >= self._max_regions:
@@ -73,19 +104,31 @@ class ClientRegions:
                 f"{self._max_regions} shared memory regions are registered, as many as there may be; unregister some, "
                 "or raise the limit of open files (ulimit -n)"
             )
-        self._regions[name] = opened = open_region(**arguments)
-        await self._announce(_message(opened))
+        self._regions[name] = region = opened()
+        await self._announce(_message(region))
 
     async def _unregister(self, arguments: dict[str, Any]) -> None:
-        """Unregister one region, or all where the name is empty."""
-        self._forget(arguments["name"])
-        await self._announce(RegionUnregistered(arguments["name"]))
+        """Unregister one region of a kind, or all of the kind where the name is empty."""
+        kind, name = arguments["kind"], arguments["name"]
+        gone = self._forget(kind, name)
+        await self._announce(RegionUnregistered(kind, name))
+        await self._close(gone)
 
-    def _forget(self, name: str) -> None:
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+    def _forget(self, kind: str, name: str) -> list[CudaRegionGone]:
+        """Remove a region of a kind, or all of the kind; returns what workers must be told of those on GPUs."""
+        wanted = CudaRegion if kind == "cuda" else ClientRegion
+        gone = [
+            self._regions.pop(each)
+            for each in ([name] if name else list(self._regions))
+            if type(self._regions.get(each)) is wanted
+        ]
+        return [CudaRegionGone(each.number) for each in gone if isinstance(each, CudaRegion)]
+
+    def _close(self, gone: list[CudaRegionGone]) -> Future[None]:
+        """Have workers close handles; the future is done when all but those that execute have."""
+        workers = [worker.member for worker in self._star.workers.values() if worker.is_joined]
+        recipients = [(member, message) for member in workers for message in gone]
+        return self._star.acknowledgements.announce([], briefly=recipients)
 
     def _announce(self, message: Message) -> Future[None]:
         members = [client.member for client in self._star.front_ends]
@@ -94,5 +137,7 @@ class ClientRegions:
         return self._star.acknowledgements.announce([(member, message) for member in members])
 
 
-def _message(region: ClientRegion) -> RegionRegistered:
+def _message(region: ClientRegion | CudaRegion) -> RegionRegistered | CudaRegionRegistered:
+    if isinstance(region, CudaRegion):
+        return CudaRegionRegistered(region.name, region.number, region.device_id, region.handle, region.byte_size)
     return RegionRegistered(region.name, region.key, region.offset, region.byte_size, region.fd)

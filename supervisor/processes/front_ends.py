@@ -53,12 +53,15 @@ class FrontEnds:
         listeners: Listeners,
         key_file: KeyFile,
         zygotes: Zygotes,
+        *,
+        has_gpus: bool = False,
     ) -> None:
         self._loop = loop
         self._options = options
         self._log_settings = log_settings
         self._listeners = listeners
         self._key_file = key_file
+        self._has_gpus = has_gpus
         # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here. The road's
         # endpoint for gRPC has no address: the road trusts what arrives there, and only lanes may reach it.
         self._endpoints = {
@@ -200,6 +203,7 @@ class FrontEnds:
             grpc_port=self._listeners["grpc"].getsockname()[1] if "grpc" in self._listeners else 0,
             api_keys=self._key_file.rows,
             allow_client_shm=options.allow_client_shm,
+            has_gpus=self._has_gpus,
             allow_gpu_metrics=options.allow_gpu_metrics,
             allow_cpu_metrics=options.allow_cpu_metrics,
             metrics_interval_ms=options.metrics_interval_ms,

@@ -19,7 +19,7 @@ from shoal import control
 from shoal.control import GONE, Channel
 from shoal.messages import upgrade as messages
 from shoal.messages.message import Handlers, Message, MessageError, on, table
-from shoal.messages.to_client import RegionRegistered, RegionUnregistered
+from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered, RegionUnregistered
 from shoal.options import ServerOptions
 from shoal.process import die_with_parent, outlive_parent
 from shoal.supervisor.event_loop import EventLoop, Future, first, resolve, shared
@@ -100,7 +100,7 @@ class Predecessor:
     def watch(
         self,
         loop: EventLoop,
-        on_region: Callable[[RegionRegistered | RegionUnregistered], Future[None]],
+        on_region: Callable[[RegionRegistered | CudaRegionRegistered | RegionUnregistered], Future[None]],
         lost: Future[None],
     ) -> None:
         """Receive the old server's messages from now on. `on_region` applies a change of clients' regions; `lost` is
@@ -129,7 +129,7 @@ class Predecessor:
                     _log.error("the old server has ended before this one has taken over")
                     resolve(lost, None)
                 return
-            if isinstance(message, (RegionRegistered, RegionUnregistered)):
+            if isinstance(message, (RegionRegistered, CudaRegionRegistered, RegionUnregistered)):
                 loop.after(on_region(message), lambda: self._send(None, seq))
             else:
                 self._handlers[type(message)](message)

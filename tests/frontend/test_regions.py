@@ -8,8 +8,10 @@ import pytest
 from shoal.datatypes import BYTES, FP32
 from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from shoal.frontend.regions import NO_REGIONS, Regions
-from shoal.messages.to_client import RegionRegistered
+from shoal.messages.to_client import CudaRegionRegistered, RegionRegistered
 from shoal.shm.client_regions import RegionSlice
+from shoal.shm.cuda_regions import CudaPlace, CudaSlice, unpack_place
+from tests.region_bytes import bytes_of
 
 
 def memory(contents: bytes) -> int:
@@ -46,13 +48,34 @@ def test_regions_are_told_by_kind_and_name(regions: Regions) -> None:
         regions.status("cuda", "a")
 
 
+def test_regions_on_a_gpu_are_of_another_kind(regions: Regions) -> None:
+    regions.add_cuda(CudaRegionRegistered(name="g", number=3, device_id=1, handle=b"h" * 64, byte_size=16))
+    row = {"name": "g", "device_id": 1, "byte_size": 16}
+    assert regions.status("cuda", "") == regions.status("cuda", "g") == [row]
+    assert regions.status("system", "") == [told("a"), told("b")]
+    with pytest.raises(NotFoundError, match=r"^The region named 'g' is registered as CUDA shared memory, not system"):
+        regions.status("system", "g")
+    found = regions.tensor(BYTES, "g", 4, 12)  # longer than strings may be that are copied here
+    assert isinstance(found, CudaSlice)
+    assert (found.offset, len(found), unpack_place(found.place)) == (4, 12, CudaPlace(3, 1, b"h" * 64))
+    with pytest.raises(InvalidArgumentError, match=r"^Invalid offset \+ byte size for shared memory region: 'g'$"):
+        regions.slice("g", 4, 13)
+    with pytest.raises(InvalidArgumentError, match=r"^Invalid offset for shared memory region: 'g'$"):
+        regions.slice("g", 16, 0)
+    regions.remove("")
+    regions.remove("g")
+    assert regions.status("cuda", "") == [row]
+    regions.remove("g", "cuda")
+    assert regions.status("cuda", "") == []
+
+
 def test_what_is_removed_is_not_found_and_lives_on_where_it_is_used(regions: Regions) -> None:
     used = regions.slice("a", 4, 1)
     regions.remove("a")
     regions.remove("never there")
     with pytest.raises(NotFoundError, match=r"^Unable to find shared memory region: 'a'$"):
         regions.slice("a", 4, 1)
-    assert bytes(used) == b"a"
+    assert bytes_of(used) == b"a"
     add(regions, "c")
     regions.remove("")
     assert regions.status("system", "") == []
@@ -60,7 +83,7 @@ def test_what_is_removed_is_not_found_and_lives_on_where_it_is_used(regions: Reg
 
 def test_a_name_that_comes_again_means_the_newer_one(regions: Regions) -> None:
     add(regions, "a", b"newer")
-    assert bytes(regions.slice("a", 0, 5)) == b"newer"
+    assert bytes_of(regions.slice("a", 0, 5)) == b"newer"
 
 
 def test_strings_are_read_at_once_and_others_later(regions: Regions) -> None:

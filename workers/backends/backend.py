@@ -73,6 +73,12 @@ class Backend(ABC):
         """
 
     @property
+    def takes_gpu_tensors(self) -> bool:
+        """Whether the loaded model takes a client's tensors where they are on its own GPU: as `GpuTensor`s in
+        `Request.tensors`, in place of arrays. Asked once."""
+        return False
+
+    @property
     def has_ready_check(self) -> bool:
         """Whether the loaded model has a check of its own for readiness."""
         return False

@@ -27,12 +27,13 @@ from shoal.request import InferResponse, TensorRef
 from shoal.star.models import ModelEntry, ModelTable
 from tests.frontend.grpc.messages import RAWS, message_of, prepare
 from tests.messages import model_message
+from tests.region_bytes import bytes_of
 
 Make = Callable[..., ModelEntry]
 
 
 def data_of(prepared: PreparedRequest) -> list[bytes]:
-    return [bytes(each.data) for each in prepared.inputs]
+    return [bytes_of(each.data) for each in prepared.inputs]
 
 
 # --- the request ---

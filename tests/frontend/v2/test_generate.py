@@ -17,6 +17,7 @@ from shoal.frontend.v2.generate import fitted, flatten, generate, generate_strea
 from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, TensorRef
 from shoal.star.models import ModelEntry
+from tests.region_bytes import bytes_of
 
 UNKNOWN = "[request id: <id_unknown>] "
 Make = Callable[..., ModelEntry]
@@ -42,7 +43,7 @@ def prepared(
 
 
 def tensors(request: PreparedRequest) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    return {each.name: (each.shape, bytes(each.data)) for each in request.inputs}
+    return {each.name: (each.shape, bytes_of(each.data)) for each in request.inputs}
 
 
 # --- the request ---

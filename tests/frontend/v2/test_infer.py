@@ -18,6 +18,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.v2.infer import prepare, render
 from shoal.request import InferResponse, TensorRef, unpack_request
 from shoal.star.models import ModelEntry
+from tests.region_bytes import bytes_of
 
 Make = Callable[..., ModelEntry]
 LIMIT = 1 << 20
@@ -68,7 +69,7 @@ def test_reads_the_parameters_of_a_request(pair: ModelEntry) -> None:
 def test_nan_and_infinity_are_floats(make_entry: Make) -> None:
     entry = make_entry("m", 0, [("A", "TYPE_FP32", [3])])
     body = b'{"inputs":[{"name":"A","datatype":"FP32","shape":[3],"data":[NaN,-Infinity,1]}]}'
-    assert bytes(prepare(entry, {}, memoryview(body), LIMIT).inputs[0].data)[4:] == b"\0\0\x80\xff\0\0\x80\x3f"
+    assert bytes_of(prepare(entry, {}, memoryview(body), LIMIT).inputs[0].data)[4:] == b"\0\0\x80\xff\0\0\x80\x3f"
 
 
 def test_a_raw_request_wants_binary_back(pair: ModelEntry) -> None:
@@ -273,7 +274,7 @@ def test_two_encodings_one_answer(make_entry: Make, case: Any, binary_out: bool)
         prepared.append(prepare(entry, headers, memoryview(body), LIMIT))
     first, second = prepared
     if not (datatype.startswith("FP") and np.isnan(array).any()):  # JSON cannot say which NaN
-        assert bytes(first.inputs[0].data) == bytes(second.inputs[0].data)
+        assert bytes_of(first.inputs[0].data) == bytes_of(second.inputs[0].data)
     assert first.inputs[0][:3] == second.inputs[0][:3]
     assert replace(first, inputs=()) == replace(second, inputs=())
     assert (second.rows, second.shape_key != 0) == (len(array), True)

@@ -24,6 +24,10 @@ def test_the_server_names_itself_its_protocol_and_what_works() -> None:
 def test_clients_shared_memory_is_an_extension_where_it_is_allowed() -> None:
     state = ServerState(regions=Regions(are_allowed=True))
     assert b'"model_configuration","system_shared_memory","binary_tensor_data"' in body(server_metadata(state))
+    state = ServerState(regions=Regions(are_allowed=True, has_gpus=True))
+    both = b'"model_configuration","system_shared_memory","cuda_shared_memory","binary_tensor_data"'
+    assert both in body(server_metadata(state))
+    assert b"shared_memory" not in body(server_metadata(ServerState(regions=Regions(has_gpus=True))))
 
 
 def test_a_batching_model_has_a_free_first_dimension(state: ServerState) -> None:

@@ -8,6 +8,7 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.v2.infer import parse_raw_request
 from shoal.star.models import ModelEntry
+from tests.region_bytes import bytes_of
 
 Make = Callable[..., ModelEntry]
 
@@ -33,7 +34,7 @@ def test_deduces_the_shape(
 
 def test_puts_the_length_before_a_string(make_entry: Make) -> None:
     parsed = parse_raw_request(make_entry("m", 8, [("IN", "TYPE_STRING", [1])]).signature, memoryview(b"abc"), 100)
-    assert (parsed.shape, bytes(parsed.data), parsed.num_strings) == ((1, 1), b"\3\0\0\0abc", 1)
+    assert (parsed.shape, bytes_of(parsed.data), parsed.num_strings) == ((1, 1), b"\3\0\0\0abc", 1)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ import posix_ipc
 import pytest
 
 from shoal.messages.from_client import QuestionAsked
-from shoal.messages.to_client import QuestionAnswered, RegionRegistered, RegionUnregistered
+from shoal.messages.to_client import CudaRegionRegistered, QuestionAnswered, RegionRegistered, RegionUnregistered
+from shoal.messages.to_worker import CudaRegionGone
 from shoal.supervisor.memory.client_regions import ClientRegions
+from shoal.supervisor.processes.members import PATIENCE_S
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
 from tests.supervisor.star_rig import StarRig
@@ -23,8 +25,11 @@ class Office(StarRig):
 
     def __init__(self) -> None:
         super().__init__()
-        self.regions = ClientRegions(self.star)
+        self.regions = ClientRegions(self.star, [0, 2])
         self.questions = Questions(self.loop, self.regions.verbs)
+
+    def unregister(self, name: str, kind: str = "system") -> None:
+        self.ask_for("unregister_region", name, kind=kind)
 
     def ask_for(self, verb: str, name: str, **more: Any) -> None:
         self.questions.take(self.a.member, QuestionAsked(1, verb, {"name": name, **more}))
@@ -68,8 +73,8 @@ def test_and_when_it_is_gone_everywhere(office: Office, name: str, left: list[st
     for each in ("r", "s"):
         office.register(each)
         office.settle()
-    office.ask_for("unregister_region", name)
-    assert office.a.heard() == office.b.heard() == [RegionUnregistered(name)]
+    office.unregister(name)
+    assert office.a.heard() == office.b.heard() == [RegionUnregistered("system", name)]
     office.acknowledge(office.a)
     assert answers(office) == []
     office.acknowledge(office.b)
@@ -109,8 +114,73 @@ def test_descriptors_go_with_their_regions(office: Office, num_descriptors: Call
     for _ in range(3):
         office.register("r")
         office.settle()
-        office.ask_for("unregister_region", "")
+        office.unregister("")
         office.settle()
         for process in (office.a, office.b):
             os.close(process.fds.pop())
     assert num_descriptors() == before
+
+
+def on_gpu(name: str, number: int) -> CudaRegionRegistered:
+    return CudaRegionRegistered(name=name, number=number, device_id=2, handle=b"h" * 64, byte_size=8)
+
+
+def register_cuda(office: Office, name: str, device_id: int = 2) -> None:
+    office.ask_for("register_cuda_region", name, handle=b"h" * 64, device_id=device_id, byte_size=8)
+
+
+def test_memory_on_a_gpu_is_numbered_anew_with_each_registration(office: Office) -> None:
+    for number in (1, 2):
+        register_cuda(office, "r")
+        assert office.a.heard() == office.b.heard() == [on_gpu("r", number)]
+        assert office.third.heard() == []  # a worker hears of it with the first request
+        office.settle()
+        office.unregister("r", "cuda")
+        office.settle()
+    office.a.all_heard.clear()
+    register_cuda(office, "r")
+    office.settle()
+    register_cuda(office, "r")
+    register_cuda(office, "s", device_id=1)
+    assert answers(office) == [
+        (7, "shared memory region 'r' already in manager"),
+        (4, "failed to register CUDA shared memory region 's': invalid device_id 1, the server's GPUs are: 0, 2"),
+    ]
+    process, client = office.join_client()
+    process.heard()
+    office.regions.send_to(client)
+    assert process.heard() == [on_gpu("r", 3)]
+
+
+def test_workers_close_what_front_ends_have_forgotten(office: Office) -> None:
+    for name in ("r", "s"):
+        register_cuda(office, name)
+        office.settle()
+    office.register("t")
+    office.settle()
+    office.a.all_heard.clear()
+    office.unregister("t", "cuda")  # of the other kind
+    assert office.third.heard() == []
+    office.settle()
+    office.unregister("", "cuda")
+    assert office.third.heard() == office.fourth.heard() == []
+    office.acknowledge(office.a)
+    office.acknowledge(office.b)
+    assert office.third.heard() == office.fourth.heard() == [CudaRegionGone(1), CudaRegionGone(2)]
+    office.acknowledge(office.third)
+    told = [message for message in office.a.all_heard if isinstance(message, QuestionAnswered)]
+    assert len(told) == 1
+    office.acknowledge(office.fourth)
+    assert answers(office) == [(0, "")]
+
+
+def test_a_worker_that_executes_is_not_waited_for(office: Office) -> None:
+    register_cuda(office, "r")
+    office.settle()
+    office.unregister("r", "cuda")
+    office.acknowledge(office.a)
+    office.acknowledge(office.b)
+    office.acknowledge(office.third)
+    assert answers(office) == []
+    office.clock.pass_time(PATIENCE_S)
+    assert answers(office) == [(0, "")]

@@ -49,6 +49,7 @@ class PythonBackend(Backend):
         self._runtime = WorkerRuntime("")
         # Changed by load, and by execute if the model turns out to write into its inputs.
         self._has_copies = False
+        self._takes_gpu_tensors = False
 
     def describe(self, model: BackendModel, device: Device) -> ModelIO:
         """The configuration as the model's auto_complete_config completes it."""
@@ -58,7 +59,7 @@ class PythonBackend(Backend):
     def load(self, model: BackendModel, device: Device) -> None:
         """Import the model and initialize it. Raises InvalidArgumentError for an invalid parameter, InternalError if
         the model fails."""
-        _flag(model, "FORCE_CPU_ONLY_INPUT_TENSORS", default="yes")
+        self._takes_gpu_tensors = not _flag(model, "FORCE_CPU_ONLY_INPUT_TENSORS", default="yes")
         self._has_copies = _flag(model, "WRITABLE_INPUTS", default="no")
         self._open(model, device)
         outputs = tuple(Signature.from_config(model.config).outputs)
@@ -89,6 +90,11 @@ class PythonBackend(Backend):
             self._fail(batch, error)
         finally:
             self._runtime.end(parents)
+
+    @property
+    def takes_gpu_tensors(self) -> bool:
+        """Whether the model's parameter FORCE_CPU_ONLY_INPUT_TENSORS is "no"."""
+        return self._takes_gpu_tensors
 
     @property
     def has_ready_check(self) -> bool:

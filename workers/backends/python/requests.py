@@ -3,6 +3,9 @@
 Its tensors are views of the client's block, read-only and valid until the request is answered.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from triton_python_backend_utils import InferenceRequest, InferenceTrace, Tensor
 from triton_python_backend_utils.parameters import as_json
 from triton_python_backend_utils.tensor import TensorSource
@@ -10,6 +13,8 @@ from triton_python_backend_utils.tensor import TensorSource
 from shoal.errors import ShoalError
 from shoal.shm.layout import B
 from shoal.workers.answers import Answers
+from shoal.workers.backends.device_input import DeviceInput
+from shoal.workers.cuda_regions import GpuTensor
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import ResponseSender
 
@@ -71,9 +76,13 @@ class ServedRequest(InferenceRequest):
 
     def _open(self) -> list[Tensor]:
         request = self.request
-        given, ref, tensors = request.tensors, request.record[B.BLOCK], []
+        given: Mapping[str, Any] = request.tensors
+        ref, tensors = request.record[B.BLOCK], []
         for name, (spec, shape, offset, nbytes) in request.parsed.inputs.items():
             data, source = given[name], TensorSource(request.parsed.lent.get(name, ref), offset, nbytes, None)
+            if type(data) is GpuTensor:
+                tensors.append(Tensor._on_gpu(name, spec.datatype, shape, DeviceInput(data, shape, spec.datatype)))
+                continue
             if type(data) is memoryview:
                 tensor = Tensor._made(name, spec.datatype, shape, None, data, source)
             else:

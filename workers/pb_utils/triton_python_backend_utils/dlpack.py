@@ -56,6 +56,18 @@ def export(array: NDArray[Any], datatype: Datatype) -> Any:
     return capsule
 
 
+def export_cuda(address: int, nbytes: int, shape: tuple[int, ...], datatype: Datatype, keep: object) -> Any:
+    """A capsule of memory on GPU 0, which this process never touches; `keep` is held as long as the capsule, or what is
+    made of it."""
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    memory._keep = keep  # the array refers to the memory
+    array: NDArray[Any] = np.frombuffer(memory, datatype.dtype).reshape(shape)
+    capsule = export(array, datatype)
+    head = _head(capsule)
+    head.device_type, head.device_id = CUDA, 0
+    return capsule
+
+
 def take(tensor: Any) -> tuple[NDArray[Any], Datatype]:
     """An array over the memory of another framework's tensor on the CPU, or of its capsule. Raises
     TritonModelException for any other object, and for a tensor that is not contiguous."""

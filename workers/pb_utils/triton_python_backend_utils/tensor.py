@@ -82,6 +82,14 @@ class Tensor:
             tensor._source = source
         return tensor
 
+    @classmethod
+    def _on_gpu(cls, name: str, datatype: Datatype, shape: tuple[int, ...], device: Any) -> "Tensor":
+        """A client's tensor on the model's GPU: `device` has `__dlpack__`, `__dlpack_device__`, and `host`, which makes
+        a copy in this process's memory."""
+        tensor = cls._made(name, datatype, shape, None)
+        tensor._device = device
+        return tensor
+
     def name(self) -> str:
         """The tensor's name."""
         return self._name
@@ -143,6 +151,8 @@ class Tensor:
     def _host(self) -> NDArray[Any]:
         """The array as it is sent: BF16 as its 16-bit words, and a tensor on a GPU as its copy."""
         array = self._private if self._private is not None else self._array
+        if array is None and self._device is not None:
+            array = self._array = self._device.host()
         return self._decoded() if array is None else array
 
     def _decoded(self) -> NDArray[Any]:

@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from triton_python_backend_utils import dlpack
 
 from shoal.model_config.signature import Signature
+from shoal.shm.cuda_regions import CudaPlace
 from shoal.workers.backends.pytorch.transfers import Transfers
 from shoal.workers.loop import Loop
+from tests.played_cuda import contents, others_memory, played_cuda
+from tests.request_headers import packed
 from tests.workers.backends.pytorch.pytorch_models import WARNINGS, Sum, config, loaded, scripted
 from tests.workers.worker_harness import Batcher
 
@@ -107,6 +111,38 @@ def test_a_batch_is_gathered_in_page_locked_memory_and_answered_from_it(tmp_path
     staged: list[Any] = [transfers.stage(name, 1) for name in ("A", "B")]
     assert sources == 2 * [np.frombuffer(memory, np.uint8).ctypes.data for memory in staged]
     assert played.num_waits == 2
+
+
+def test_inputs_on_the_gpu_are_joined_there(tmp_path: Path, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's tensors, one of them beside a tensor in the request, alone and in one batch with those of another."""
+    tensors = config(["A", "B"], ["Y"])
+    backend = loaded(scripted(tmp_path, Sum()), tensors)
+    played = Played()
+    backend._transfers = played.transfers
+    backend.stage = played.transfers.stage
+    monkeypatch.setattr(dlpack, "CUDA", dlpack.CPU)  # where PyTorch's build for the CPU finds the played GPU's memory
+    given = [np.arange(start, start + 4, dtype=np.float32) for start in (0, 10, 20)]
+    with played_cuda(tmp_path, monkeypatch):
+        handle = others_memory(tmp_path, "client", np.concatenate(given).tobytes())
+        place = CudaPlace(1, 0, handle).pack()
+        loop = Loop(backend, Signature.from_config(tensors), "m_0_0", batcher.memory(), gpu=0)
+        both = layout_of([["A", 11, [1, 4], 0, 16, place], ["B", 11, [1, 4], 16, 16, place]])
+        one = layout_of([["A", 11, [1, 4], 32, 16, place], ["B", 11, [1, 4], 0, 16]])
+        for _ in range(2):  # the second time their layouts are known
+            batcher.send(batcher.raw_request(b"", both), batcher.raw_request(given[1].tobytes(), one))
+            batcher.send(batcher.raw_request(b"", both), batch=2)
+            loop.step()
+            answers = [done.outputs["Y"].tolist() for done in batcher.done()]
+            sums = [(given[0] + given[1]).tolist(), (given[2] + given[1]).tolist()]
+            assert answers == [[sums[0]], [sums[1]], [sums[0]]]
+    assert [shape for shape, dtype in played.made if dtype is torch.uint8] == []  # nothing was gathered on the host
+    assert contents(tmp_path, "client") == np.concatenate(given).tobytes()
+
+
+def layout_of(inputs: list[Any]) -> bytes:
+    """A header with these inputs, all outputs wanted."""
+    layout = packed([inputs, []])
+    return len(layout).to_bytes(4, "little") + layout + packed(["", {}])
 
 
 @pytest.mark.gpu

@@ -1,0 +1,77 @@
+"""Clients' own memory on a GPU, registered by Triton's CUDA shared memory extension: named and bounded here, never
+opened.
+
+A region is a handle of CUDA's inter-process communication (cudaIpcMemHandle_t) and a size. The supervisor numbers it,
+front ends check offsets and sizes against it, and a request's header carries the place of a tensor to the worker that
+executes the request, the only process that opens the handle (workers/cuda_regions.py). So no front end needs a CUDA
+context, and whether the handle is good is known with the first request.
+
+    place       registration number, 8 bytes; number of the GPU, 4 bytes; handle, 64 bytes; little-endian
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal.errors import InvalidArgumentError
+from shoal.shm.client_regions import check_bounds
+
+#: Bytes of a cudaIpcMemHandle_t.
+HANDLE_NBYTES = 64
+_PLACE = struct.Struct(f"<QI{HANDLE_NBYTES}s")
+PLACE_NBYTES = _PLACE.size
+
+
+class CudaPlace(NamedTuple):
+    """The region in which a tensor lies, as it stands in a request's header."""
+
+    number: int  # of the registration; never used again
+    device_id: int  # the client's and the server's number of the GPU
+    handle: bytes
+
+    def pack(self) -> bytes:
+        """The place's PLACE_NBYTES bytes."""
+        return _PLACE.pack(*self)
+
+
+def unpack_place(packed: bytes) -> CudaPlace:
+    """The place in a header. Raises ValueError if it has another size."""
+    if len(packed) != PLACE_NBYTES:
+        raise ValueError(f"a place in CUDA shared memory of {len(packed)} bytes")
+    return CudaPlace(*_PLACE.unpack(packed))
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRegion:
+    """A registered region: `byte_size` bytes of memory on a GPU, which stay the client's."""
+
+    name: str
+    number: int
+    device_id: int
+    handle: bytes
+    byte_size: int
+
+    def slice(self, offset: int, nbytes: int) -> "CudaSlice":
+        """The part of the region for one tensor: `nbytes` bytes, `offset` bytes behind the region's start. Raises
+        InvalidArgumentError if the part reaches beyond the region."""
+        check_bounds(self.name, self.byte_size, offset, nbytes)
+        return CudaSlice(self.name, CudaPlace(self.number, self.device_id, self.handle).pack(), offset, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSlice:
+    """The bytes of a region where a request's tensor lies, or where a response's tensor is to be written."""
+
+    region: str  # its name
+    place: bytes
+    offset: int  # bytes from the region's start
+    nbytes: int
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
+def check_handle(handle: bytes) -> None:
+    """Raise InvalidArgumentError, in Triton's words, for bytes that are no cudaIpcMemHandle_t."""
+    if len(handle) != HANDLE_NBYTES:
+        raise InvalidArgumentError("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")

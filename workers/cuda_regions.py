@@ -1,0 +1,168 @@
+"""Clients' memory on a GPU (Triton's CUDA shared memory) in the worker that executes their requests.
+
+A request's header names the place of a tensor (shm/cuda_regions.py). The handle is opened with the first request that
+names it, once for each registration, and closed when the client has unregistered the region, or with the process. A
+backend that takes tensors on its own GPU reads an input where the client has it. All other inputs are copied from the
+GPU when the request is opened, so the model gets what the client had written by then; outputs are copied there, out of
+the block of the answers, before the answers are published. CUDA itself is in workers/cuda.py, which is imported with
+the first region: it needs cuda-bindings, and a context on the GPU.
+
+    request opened ─► handle opened, if new ─► inputs copied ─► executed ─► outputs copied ─► DONE
+"""
+
+import gc
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
+from shoal.request import CudaTarget
+from shoal.shm.cuda_regions import CudaPlace, unpack_place
+from shoal.workers.faults import Fault, fault_of
+
+if TYPE_CHECKING:
+    from shoal.workers.cuda import CudaStream
+
+#: Most bytes of one input that are copied from a GPU into this process's memory (ours).
+MAX_COPIED_NBYTES = 1 << 30
+#: Registrations that are known to have ended; requests that wait in queues may still name them (ours).
+_MAX_ENDED = 4096
+
+
+class OpenHandle:
+    """An open handle: where its memory is in this process, and how many bytes there are. It is closed with the last
+    reference to this object."""
+
+    __slots__ = ("__weakref__", "_close", "address", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, close: Callable[[int], None]) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._close = close
+
+    def __del__(self) -> None:
+        with suppress(RuntimeError):  # the GPU is lost, and with it what it had mapped
+            self._close(self.address)
+
+
+class GpuTensor(NamedTuple):
+    """An input that stays on the worker's own GPU: the model reads the client's memory there. `handle` keeps it mapped;
+    what lies there is the client's, until the request is answered."""
+
+    address: int
+    nbytes: int
+    handle: OpenHandle
+    #: A copy in this process's memory.
+    copy: Callable[[], memoryview]
+
+
+class CudaRegions:
+    """The regions whose handles this process has opened. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Changed by every method, under the lock: open handles by registration; ended registrations; the stream.
+        self._opened: dict[int, OpenHandle] = {}
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._stream: CudaStream | None = None
+
+    def read(self, place: bytes, offset: int, nbytes: int) -> memoryview:
+        """A copy of a part of a region, the caller's own, read-only. Raises InvalidArgumentError if the handle cannot
+        be opened, or its memory ends before the part."""
+        if nbytes > MAX_COPIED_NBYTES:
+            raise InvalidArgumentError(
+                f"an input of {nbytes} bytes in CUDA shared memory exceeds the {MAX_COPIED_NBYTES} bytes that are "
+                "copied to host memory; send it in several requests"
+            )
+        copied = np.empty(nbytes, np.uint8)
+        if nbytes:
+            with self._lock:
+                handle = self._part(place, offset, nbytes)
+                stream = self._its_stream()
+                stream.copy_out(copied.ctypes.data, handle.address + offset, nbytes)
+                stream.synchronize()
+        return copied.data.toreadonly()
+
+    def keep(self, place: bytes, offset: int, nbytes: int) -> GpuTensor:
+        """A part of a region, where it is. Raises InvalidArgumentError as `read` does."""
+        with self._lock:
+            handle = self._part(place, offset, nbytes)
+        return GpuTensor(handle.address + offset, nbytes, handle, lambda: self.read(place, offset, nbytes))
+
+    def check(self, targets: Sequence[CudaTarget]) -> None:
+        """Open the regions of a request's outputs. Raises InvalidArgumentError as `read` does."""
+        with self._lock:
+            for target in targets:
+                self._part(target.place, target.offset, target.nbytes)
+
+    def write(self, outputs: Sequence[tuple[CudaTarget, memoryview]]) -> None:
+        """Copy outputs, each no larger than its target, to their targets; returns when all are there. Raises
+        InvalidArgumentError as `read` does."""
+        with self._lock:
+            for target, data in outputs:
+                if data.nbytes:
+                    handle = self._part(target.place, target.offset, data.nbytes)
+                    stream, source = self._its_stream(), np.frombuffer(data, np.uint8).ctypes.data
+                    stream.copy_in(handle.address + target.offset, source, data.nbytes)
+                    stream.synchronize()
+
+    def forget(self, number: int) -> None:
+        """Close the handle of a registration that has ended, once no model reads there. A request that still names it
+        opens it for itself."""
+        with self._lock:
+            self._ended[number] = None
+            while len(self._ended) > _MAX_ENDED:
+                self._ended.popitem(last=False)
+            handle = self._opened.pop(number, None)
+        if handle is not None:
+            alive = weakref.ref(handle)
+            del handle
+            if alive() is not None:
+                gc.collect()  # the traceback of a request's error may refer to it, in a cycle
+
+    def _part(self, packed: bytes, offset: int, nbytes: int) -> OpenHandle:
+        """The handle of a region that has these bytes. Raises InvalidArgumentError if it has not."""
+        try:
+            place = unpack_place(packed)
+        except ValueError as error:
+            raise InternalError(f"a request header in shared memory is damaged: {error}") from error
+        handle = self._opened.get(place.number)
+        if handle is None:
+            handle = _open(place)
+            if place.number not in self._ended:
+                self._opened[place.number] = handle
+        if offset + nbytes > handle.nbytes:
+            raise InvalidArgumentError(
+                f"a tensor lies at {offset} + {nbytes} bytes of CUDA shared memory on GPU {place.device_id}, of which "
+                f"the client has allocated {handle.nbytes} bytes: register the region with its real size"
+            )
+        return handle
+
+    def _its_stream(self) -> "CudaStream":
+        if self._stream is None:
+            from shoal.workers.cuda import CudaStream
+
+            self._stream = CudaStream()
+        return self._stream
+
+
+def _open(place: CudaPlace) -> OpenHandle:
+    try:
+        from shoal.workers import cuda
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"CUDA shared memory needs the package cuda-bindings in the model's Python environment: {error}"
+        ) from error
+    try:
+        return OpenHandle(*cuda.open_handle(place.handle, place.device_id), cuda.close_handle)
+    except cuda.CudaError as error:
+        if fault_of(error) is Fault.DEVICE_LOST:
+            raise
+        raise InvalidArgumentError(
+            f"failed to open CUDA IPC handle of a registered region on GPU {place.device_id}: {error}"
+        ) from None
