@@ -216,6 +216,7 @@ class ServerOptions:
 
     # The rate limiter.
     rate_limit: str = "off"  # "off" or "execution_count"; Triton's
+    cuda_mps: bool = False  # NVIDIA's MPS for the workers on GPUs, of this server's own; ours
     model_load_gpu_limit: tuple[tuple[int, float], ...] = ()  # a GPU's number → most of its memory in use, 0 to 1
     rate_limit_resource: tuple[tuple[str, int, int | None], ...] = ()  # name, count, device; None: every device
 

@@ -1,5 +1,6 @@
 """The parts of the supervisor that every model instance uses, in one value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.messages.shared import LogSettings
@@ -35,3 +36,4 @@ class InstanceContext:
     rate_limits: RateLimits = field(default_factory=RateLimits)
     quarantine: GpuQuarantine = field(default_factory=GpuQuarantine)
     descriptors: Descriptors = field(default_factory=Descriptors)
+    mps_environment: Mapping[str, str] = field(default_factory=dict)  # of workers on GPUs, with --cuda-mps

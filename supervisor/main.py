@@ -20,6 +20,7 @@ from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.pid_file import PidFile, PidFileError
 from shoal.supervisor.processes.listeners import bind, passed_sockets
+from shoal.supervisor.processes.mps import check_mps
 from shoal.supervisor.supervisor import EXIT_FAILED, Supervisor
 from shoal.supervisor.upgrade.launch import Launch
 from shoal.supervisor.upgrade.predecessor import PID_FILE, Predecessor, UpgradeFailedError
@@ -61,6 +62,8 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
         pid_file = pid_file or _pid_file(options.pid_file, predecessor)
         check_limit()
         machine = find_machine(options, os.environ, server_cores())
+        if options.cuda_mps:
+            check_mps(machine)
         api_keys = read_keys(options.api_keys) if options.api_keys else None
         listeners = bind(options, passed, {} if predecessor is None else predecessor.take_endpoints())
         slots = {

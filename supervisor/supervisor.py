@@ -60,6 +60,7 @@ from shoal.supervisor.processes.front_ends import REFUSAL_S, FrontEnds
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.mps import Mps, mps_directory
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
 from shoal.supervisor.processes.stopped_processes import StoppedProcesses, Watched
@@ -117,20 +118,13 @@ class Supervisor:
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
+        self._mps = Mps(self._loop, mps_directory(), is_wanted=options.cuda_mps)
         self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
         context = InstanceContext(
-            self._loop,
-            self._zygotes,
-            self._star,
-            options,
-            address,
-            log_settings,
-            machine,
-            self._metrics,
-            readiness,
-            gpu_memory=self._gpu_memory,
-            rate_limits=RateLimits(options.rate_limits),
-        )
+            self._loop, self._zygotes, self._star, options, address, log_settings, machine, self._metrics,
+            readiness, gpu_memory=self._gpu_memory, rate_limits=RateLimits(options.rate_limits),
+            mps_environment=self._mps.environment,
+        )  # fmt: skip
         self._models = Models(
             context, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
         )
@@ -322,6 +316,7 @@ class Supervisor:
 
     async def _load_at_start(self) -> None:
         """Load the models of the repositories and of TorchServe's store, and at an upgrade those of the old server."""
+        await self._mps.start()
         from_repositories = self._model_control.load_at_start()
         if self._options.store is not None:
             await self._registrations.load_at_start(self._carried.registered(self._predecessor))
@@ -371,6 +366,7 @@ class Supervisor:
         await self._guests.see_off()  # the last front end has ended: no other request is open
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()
+        await self._mps.stop()
         await self._tracing.close()
         self._zygotes.stop()
         self._repository.stop()

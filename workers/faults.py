@@ -55,6 +55,10 @@ _STICKY = (
 _LOST = re.compile(
     r"(?:CUDA (?:driver )?error(?: \d+)?: |CUDA failure \d+: |Cuda Runtime \(|cudaError\w+: |CUDA_ERROR_\w+: )"
     rf"(?:{'|'.join(_STICKY)})"
+    # MPS's server or daemon has ended, and every process that was connected has lost its context with it.
+    r"|CUDA (?:driver )?error(?: \d+)?: [^:]*\bMPS (?:client|server)\b"
+    r"|cudaErrorMps(?:ConnectionFailed|RpcFailure|ClientTerminated)"
+    r"|CUDA_ERROR_MPS_(?:CONNECTION_FAILED|RPC_FAILURE|CLIENT_TERMINATED)"
     # NOT_INITIALIZED: by the documentation CUDA's runtime has failed; in practice often the memory is full to the last
     # MiB, and the next process starts without what this one has cached.
     r"|CUBLAS_STATUS_NOT_INITIALIZED|(?:CUBLAS|CUDNN)_STATUS_(?:MAPPING_ERROR|EXECUTION_FAILED)"

@@ -1,5 +1,6 @@
 """Rows of the PyTorch backend: a network of 4096 hidden units in each form in which PyTorch saves models."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from scripts.gpu_check.measure import (
     worst_error,
     write_model,
 )
+from shoal.supervisor.mps_guard import PROGRAM
 
 _JIT: Any = torch.jit  # it has no types
 WIDTHS = (1024, 4096, 1000)
@@ -61,13 +63,25 @@ def aotinductor(surroundings: Surroundings) -> Finding:
 
 def instances(surroundings: Surroundings) -> Finding:
     """The same model with 1, 2 and 4 instances, each a process with the GPU as its device 0."""
+    return _instances(surroundings, (1, 2, 4))
+
+
+def instances_with_mps(surroundings: Surroundings) -> Finding:
+    """The same with MPS, whose daemon the server starts, watches and ends."""
+    if shutil.which(PROGRAM) is None:
+        raise MissingError(f"it needs {PROGRAM}, which comes with the driver")
+    return _instances(surroundings, (2, 4), "--cuda-mps=true")
+
+
+def _instances(surroundings: Surroundings, counts: tuple[int, ...], *flags: str) -> Finding:
     file = surroundings.directory / "model.pt"
     _JIT.script(network()).save(str(file))
     rates: dict[int, dict[int, float]] = {}
-    errors = []
-    for count in (1, 2) if surroundings.on_cpu else (1, 2, 4):
+    errors, is_with_mps = [], bool(flags)
+    for count in counts[:-1] if surroundings.on_cpu else counts:
         repository = surroundings.directory / str(count)
-        with served(make_model(surroundings, repository, file, count)) as (_, client):
+        with served(make_model(surroundings, repository, file, count), *flags) as (server, client):
+            is_with_mps = is_with_mps and b"MPS runs for workers on GPUs" in server.log
             through = call_of(client)
             errors.append(worst_error(through, expected, sample))
             rates[count] = {rows: rows_per_second(through, rows, surroundings.seconds) for rows in (1, MOST)}
@@ -75,7 +89,8 @@ def instances(surroundings: Surroundings) -> Finding:
         f"{count}: {', '.join(f'{rate:,.0f} rows/s in requests of {rows}' for rows, rate in by_rows.items())}"
         for count, by_rows in rates.items()
     )
-    return right_if(max(errors) <= TOLERANCE, f"{text}; error {max(errors):.1e}")
+    is_right = max(errors) <= TOLERANCE and is_with_mps == bool(flags)
+    return right_if(is_right, f"{text}; error {max(errors):.1e}{'; MPS ran' * is_with_mps}")
 
 
 def rows_per_second(through: Call, rows: int, seconds: float) -> float:

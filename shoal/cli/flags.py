@@ -383,6 +383,11 @@ BACKENDS = (
         "numa-node=N or cpu-cores=A-B: where instances of this policy run; repeat it for more",
     ),
     honour(
+        "cuda-mps",
+        BOOLEAN,
+        "start NVIDIA's MPS, and let the work of all instances on a GPU overlap there; it ends with the server",
+    ),
+    honour(
         "model-load-gpu-limit",
         GPU_LIMIT,
         "no model is loaded on this GPU while more than this fraction of its memory is in use; repeat it for others",

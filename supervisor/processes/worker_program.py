@@ -38,6 +38,8 @@ def worker_program(
     }
     if placement.gpu is not None:
         variables["CUDA_VISIBLE_DEVICES"] = placement.gpu.uuid  # the process sees it alone, as number 0
+    if placement.kind != "KIND_CPU":
+        variables |= context.mps_environment
     own = wanted(
         version.version_dir,
         version.config,

@@ -39,7 +39,7 @@ SHOAL = """
     listen-backlog http-process-count
     http-use-ssl http-use-ssl-mutual http-server-cert http-server-key http-root-cert metrics-use-ssl
     api-keys allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
-    environment-cache-directory latency-target cpu-fallback models ui timing-percent poison-refusal-secs reload
+    environment-cache-directory latency-target cpu-fallback cuda-mps models ui timing-percent poison-refusal-secs reload
     record record-config
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
 torchserve-management-port torchserve-metrics-address torchserve-metrics-port

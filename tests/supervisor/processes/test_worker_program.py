@@ -27,7 +27,9 @@ def program(
     version = ModelVersion("m", 1, 1, 0, directory, config)
     options = ServerOptions(backend_directory="/none", environment_cache_directory="/cache")
     # All that is looked at of it.
-    context = SimpleNamespace(options=options, control_address="@a", log_settings={"log_verbose": 1})
+    context = SimpleNamespace(
+        options=options, control_address="@a", log_settings={"log_verbose": 1}, mps_environment={"MPS": "here"}
+    )
     return worker_program(7, version, placement, cast(InstanceContext, context), gives_way=True)
 
 
@@ -69,6 +71,9 @@ def test_a_worker_on_a_gpu_sees_no_other() -> None:
     _, found = program("identity", placement=placement)
     assert found.environment["CUDA_VISIBLE_DEVICES"] == "GPU-1bb"
     assert "CUDA_VISIBLE_DEVICES" not in program("identity")[1].environment
+    kinds = {kind: program("identity", placement._replace(kind=kind))[1] for kind in ("KIND_GPU", "KIND_MODEL")}
+    assert all(each.environment["MPS"] == "here" for each in kinds.values())
+    assert "MPS" not in program("identity")[1].environment
     config: dict[str, Any] = {"backend": "identity"}
     context = SimpleNamespace(options=ServerOptions(), log_settings={})
     told = load_message(
