@@ -178,7 +178,7 @@ def test_objects_find_each_other(values: str) -> None:
             assert [each["weight"] for each in rule["backendRefs"]] == [90, 10]
 
 
-@pytest.mark.parametrize("values", ["values-gpu", "values-keda"])
+@pytest.mark.parametrize("values", ["values-gpu", "values-gpu-mig", "values-gpu-mps", "values-keda"])
 def test_pods_are_scaled_by_metrics_that_they_have(values: str) -> None:
     triggers = manifests(values)["ScaledObject"]["spec"]["triggers"]
     assert len(triggers) == 2
@@ -190,11 +190,26 @@ def test_pods_are_scaled_by_metrics_that_they_have(values: str) -> None:
         assert float(trigger["metadata"]["threshold"]) > 0
 
 
-def test_a_gpu_is_asked_for_and_replaced_in_place() -> None:
-    assert all(each["nvidia.com/gpu"] == 1 for each in container("values-gpu")["resources"].values())
-    assert pod("values-gpu")["tolerations"][0]["key"] == "nvidia.com/gpu"
-    strategy = manifests("values-gpu")["Deployment"]["spec"]["strategy"]
+@pytest.mark.parametrize(
+    ("values", "resource"),
+    [
+        ("values-gpu", "nvidia.com/gpu"),
+        ("values-gpu-mps", "nvidia.com/gpu"),
+        ("values-gpu-mig", "nvidia.com/mig-1g.10gb"),
+    ],
+)
+def test_a_gpu_is_asked_for_and_replaced_in_place(values: str, resource: str) -> None:
+    for each in container(values)["resources"].values():
+        assert each == {"cpu": "4", "memory": "16Gi", resource: 1}
+    assert pod(values)["tolerations"][0]["key"] == "nvidia.com/gpu"
+    strategy = manifests(values)["Deployment"]["spec"]["strategy"]
     assert strategy == {"rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+
+
+@pytest.mark.parametrize(("values", "has_mps"), [("values-gpu", False), ("values-gpu-mps", True)])
+def test_mps_runs_where_the_values_say_so(values: str, has_mps: bool) -> None:
+    options, _ = parse(container(values)["args"], prog="tritonserver", defaults=DEFAULTS, environ={})
+    assert options.cuda_mps == has_mps
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from shoal.options import ServerOptions
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 CPU, GPU = FOLDER / "cpu", FOLDER / "gpu"
+#: Those that change what `gpu` applies.
+VARIANTS = ("gpu-mig", "gpu-mps")
 KUSTOMIZATION = "kustomization.yaml"
 DEFAULTS = ServerOptions(http_address="0.0.0.0")
 #: The oldest API with what we use, and the newest the schemas know.
@@ -50,14 +52,30 @@ def on_gpus() -> dict[str, Manifest]:
     return manifests
 
 
-def patched(manifest: Manifest, op: str, path: str, value: Any) -> Manifest:
+def variant(name: str) -> dict[str, Manifest]:
+    """What `kubectl apply -k deploy/kubernetes/NAME` applies, for one that changes what is applied on GPUs."""
+    manifests, kustomization = on_gpus(), read(FOLDER / name / KUSTOMIZATION)
+    assert kustomization["resources"] == ["../gpu"]
+    for patch in kustomization["patches"]:
+        for operation in yaml.safe_load(patch["patch"]):
+            manifests[patch["target"]["kind"]] = patched(manifests[patch["target"]["kind"]], **operation)
+    return manifests
+
+
+def patched(manifest: Manifest, op: str, path: str, value: Any = None) -> Manifest:
     result = copy.deepcopy(manifest)
     *parents, last = [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
     place: Any = result
     for step in parents:
         place = place[int(step) if isinstance(place, list) else step]
-    assert (last in place) == (op == "replace"), (op, path)
-    place[last] = value
+    if last == "-":
+        place.append(value)
+        return result
+    assert (last in place) == (op in ("replace", "remove")), (op, path)
+    if op == "remove":
+        del place[last]
+    else:
+        place[last] = value
     return result
 
 
@@ -84,7 +102,9 @@ def container(pod: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("manifests", [on_cpus(), on_gpus()], ids=["on CPUs", "on GPUs"])
+@pytest.mark.parametrize(
+    "manifests", [on_cpus(), on_gpus(), *map(variant, VARIANTS)], ids=["on CPUs", "on GPUs", *VARIANTS]
+)
 def test_every_object_is_valid(manifests: dict[str, Manifest], version: str) -> None:
     for manifest in manifests.values():
         kubernetes_validate.validate(manifest, version, strict=True)
@@ -107,12 +127,12 @@ def test_every_file_is_applied() -> None:
 @pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="NOT CHECKED: kubectl's reading of the manifests, since it is not installed"
 )
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", ["cpu", "gpu", *VARIANTS])
 def test_kubectl_makes_the_same_of_them(name: str) -> None:
     command = ["kubectl", "kustomize", str(FOLDER / name)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    [image] = read(FOLDER / name / KUSTOMIZATION)["images"]
-    expected = {"cpu": on_cpus, "gpu": on_gpus}[name]()
+    [image] = read((CPU if name == "cpu" else GPU) / KUSTOMIZATION)["images"]
+    expected = {"cpu": on_cpus, "gpu": on_gpus}.get(name, lambda: variant(name))()
     pod = expected["Deployment"]["spec"]["template"]["spec"]
     pod["containers"][0]["image"] = f"{image['newName']}:{image['newTag']}"
     assert {manifest["kind"]: manifest for manifest in yaml.safe_load_all(built)} == expected
@@ -185,3 +205,21 @@ def test_the_gpu_variant_asks_for_one_gpu_and_leaves_the_rest() -> None:
     assert after["Deployment"]["spec"].pop("strategy") == {"rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
     del before["Deployment"]["spec"]["strategy"], before["HorizontalPodAutoscaler"]
     assert after == before
+
+
+def test_the_variants_differ_by_what_their_names_say() -> None:
+    whole, mig, mps = on_gpus(), variant("gpu-mig"), variant("gpu-mps")
+    containers = [each["Deployment"]["spec"]["template"]["spec"]["containers"][0] for each in (whole, mig, mps)]
+    assert containers[1]["resources"]["limits"].pop("nvidia.com/mig-1g.10gb") == 1
+    assert containers[0]["resources"]["limits"].pop("nvidia.com/gpu") == 1
+    assert containers[2]["resources"]["limits"].pop("nvidia.com/gpu") == 1
+    options, warnings = parse(containers[2]["args"], prog="tritonserver", defaults=DEFAULTS, environ={})
+    assert (options.cuda_mps, warnings) == (True, ())
+    assert containers[2]["args"].pop() == "--cuda-mps=true"
+    assert whole == mig == mps
+
+
+def test_the_device_plugin_lists_the_parts_that_a_variant_asks_for() -> None:
+    values = read(FOLDER / "device-plugin-values.yaml")["config"]
+    config = yaml.safe_load(values["map"][values["default"]])
+    assert config == {"version": "v1", "flags": {"migStrategy": "mixed"}}
