@@ -15,7 +15,7 @@ from shoal.batcher.peers import ClientPeer, OpenRequest, RunningBatch, Scheduled
 from shoal.errors import InternalError
 from shoal.recorder import entry
 from shoal.recorder.entry import ASKERS, Outcome
-from shoal.request import InferRequest, TensorRef, pack_request, unpack_lent_request
+from shoal.request import ON_GPU, InferRequest, TensorRef, pack_request, unpack_lent_request
 from shoal.shm.byte_ring import ByteRingWriter
 from shoal.shm.counters import CELL
 from shoal.shm.layout import WORD, B, pack_span, unpack_span
@@ -238,6 +238,8 @@ def _gathered(header: bytes, open_block: Callable[[int], memoryview | None]) -> 
     request, inputs = unpack_lent_request(header, nbytes_of)
     gathered, refs = bytearray(), []
     for each in inputs:
+        if each.ref == ON_GPU:
+            raise InternalError("an input lies in CUDA shared memory, which the batcher cannot read")
         gathered += bytes(-len(gathered) % _ALIGNMENT)
         refs.append(TensorRef(each.name, each.datatype, each.shape, len(gathered), each.nbytes))
         if each.nbytes:
