@@ -97,5 +97,6 @@ class MainProcessNamed(Message):
 #: What the new server receives first, and what after that.
 FIRST_TO_NEW_SERVER = Kinds(ModelsCarried)
 TO_NEW_SERVER = Kinds[Message](
-    RegionRegistered, CudaRegionRegistered, RegionUnregistered, SettingsCarried, TakeOver, MainProcessNamed)
+    RegionRegistered, CudaRegionRegistered, RegionUnregistered, SettingsCarried, TakeOver, MainProcessNamed
+)
 TO_COMMAND = Kinds[Message](UpgradeBegun, UpgradeEnded)

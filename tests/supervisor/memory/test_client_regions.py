@@ -184,3 +184,15 @@ def test_a_worker_that_executes_is_not_waited_for(office: Office) -> None:
     assert answers(office) == []
     office.clock.pass_time(PATIENCE_S)
     assert answers(office) == [(0, "")]
+
+
+def test_a_new_server_numbers_on_where_the_old_one_was(office: Office) -> None:
+    office.regions.restore(on_gpu("r", 7))
+    assert office.a.heard() == office.b.heard() == [on_gpu("r", 7)]
+    office.settle()
+    register_cuda(office, "s")
+    assert office.a.heard() == [on_gpu("s", 8)]
+    office.settle()
+    office.regions.restore(RegionUnregistered("cuda", "r"))
+    assert office.a.heard() == [RegionUnregistered("cuda", "r")]
+    assert office.third.heard() == [CudaRegionGone(7)]
