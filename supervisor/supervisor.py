@@ -118,7 +118,7 @@ class Supervisor:
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
-        self._mps = Mps(self._loop, mps_directory(), is_wanted=options.cuda_mps)
+        self._mps = Mps(self._loop, mps_directory() if options.cuda_mps else None)
         self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
         context = InstanceContext(
             self._loop, self._zygotes, self._star, options, address, log_settings, machine, self._metrics,

@@ -46,10 +46,10 @@ def check_mps(machine: Machine, path: str | None = None) -> None:
 class Mps:
     """MPS's control daemon and its successors."""
 
-    def __init__(self, loop: EventLoop, directory: Path, *, is_wanted: bool = True) -> None:
-        """`directory` is made by each daemon's guard, and removed by it. Without `is_wanted` nothing is ever done."""
+    def __init__(self, loop: EventLoop, directory: Path | None) -> None:
+        """`directory` is made by each daemon's guard, and removed by it. Without one MPS is not wanted, and nothing is
+        ever done."""
         self._loop = loop
-        self._is_wanted = is_wanted
         self._directory = directory
         # Changed as it starts and ends.
         self._child: Child | None = None
@@ -58,21 +58,21 @@ class Mps:
     @property
     def environment(self) -> Mapping[str, str]:
         """The variables by which processes find this MPS; none where it is not wanted."""
-        if not self._is_wanted:
+        if self._directory is None:
             return {}
         return {PIPE_DIRECTORY: str(self._directory), LOG_DIRECTORY: str(self._directory / "log")}
 
     async def start(self) -> None:
         """Start MPS; returns when it takes clients. Raises UnavailableError if it does not, OSError if the system
         refuses the process."""
-        if not self._is_wanted:
+        if self._directory is None:
             return
         child = self._spawn()
         waited_s = 0.0
         while not (self._directory / CONTROL).exists():
             if child.is_over or waited_s >= START_S:
                 ended = f": it {describe_exit(child.exited.result())}" if child.is_over else ""
-                await self._end(child)
+                await self._end(child, self._directory)
                 raise UnavailableError(
                     f"--cuda-mps: {PROGRAM} does not take clients{ended}. Its log is in the "
                     "server's; start the server without the flag, or see docs/gpu.md"
@@ -80,23 +80,23 @@ class Mps:
             await sleep(LOOK_S)
             waited_s += LOOK_S
         _log.info("MPS runs for workers on GPUs (pid %d, %s)", child.pid, self._directory)
-        self._loop.start(self._watch(child))
+        self._loop.start(self._watch(child, self._directory))
 
     async def stop(self) -> None:
         """End MPS; returns when nothing of it is left."""
         self._is_stopping = True
-        if self._child is not None:
-            await self._end(self._child)
+        if self._child is not None and self._directory is not None:
+            await self._end(self._child, self._directory)
 
     def _spawn(self) -> Child:
         self._child = spawn(self._loop, "MPS guard", ["shoal.supervisor.mps_guard"], self.environment)
         return self._child
 
-    async def _watch(self, child: Child) -> None:
+    async def _watch(self, child: Child, directory: Path) -> None:
         num_deaths, started_s = 0, self._loop.now_s()
         while True:
             code = await shared(child.exited)
-            _kill_leftovers(self._directory)
+            _kill_leftovers(directory)
             if self._is_stopping:
                 return
             num_deaths = 1 if self._loop.now_s() - started_s >= HEALTHY_AFTER_S else num_deaths + 1
@@ -119,12 +119,12 @@ class Mps:
                 _log.error("MPS cannot be started: %s; it is tried again in %g s", error, START_S)
                 await sleep(START_S)
 
-    async def _end(self, child: Child) -> None:
+    async def _end(self, child: Child, directory: Path) -> None:
         child.signal(signal.SIGTERM)
         if not await first(child.exited, limit_s=2 * QUIT_S):
             child.signal(signal.SIGKILL)
             await first(child.exited)
-        _kill_leftovers(self._directory)
+        _kill_leftovers(directory)
 
 
 def mps_directory() -> Path:
