@@ -15,7 +15,7 @@ from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes.children import Child, ChildProgram
-from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
+from shoal.supervisor.processes.restarts import Pauses
 from shoal.supervisor.processes.silence import Silence, observe
 from shoal.supervisor.processes.zygotes import BASE, Zygotes
 
@@ -70,8 +70,7 @@ class Arbiter:
         self._go_fd = -1
         self._is_open = False
         self._stopping: Future[None] = loop.future()
-        self._num_deaths = 0
-        self._started_s = 0.0
+        self._pauses = Pauses(MAX_PAUSE_S)
         self._progress_fd = -1  # a file without a name, where the arbiter counts the passes of its loop
 
     def start(self) -> None:
@@ -95,7 +94,9 @@ class Arbiter:
             with contained(self):
                 what_happened = await self._run_process()
             if not self._stopping.done():
-                await first(self._stopping, limit_s=self._pause_s(what_happened))
+                pause_s = self._pauses.ended(self._loop.now_s())
+                _log.error("%s; it is started again in %g s", what_happened, pause_s)
+                await first(self._stopping, limit_s=pause_s)
 
     async def _run_process(self) -> str:
         """Start the process and wait for its end; returns the words for that end."""
@@ -103,7 +104,7 @@ class Arbiter:
             child = self._child = self._execute()
         except OSError as error:
             return self._not_started(error)
-        self._started_s = self._loop.now_s()
+        self._pauses.started(self._loop.now_s())
         if self._is_open:
             self._let_go()
         try:
@@ -188,11 +189,3 @@ class Arbiter:
         if self._go_fd >= 0:
             os.close(self._go_fd)
             self._go_fd = -1
-
-    def _pause_s(self, what_happened: str) -> float:
-        """Log why the process is started again; returns the pause before that."""
-        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
-        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
-        pause_s = min(backoff_s(self._num_deaths), MAX_PAUSE_S)
-        _log.error("%s; it is started again in %g s", what_happened, pause_s)
-        return pause_s

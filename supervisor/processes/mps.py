@@ -21,7 +21,7 @@ from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, first, shared, sleep
 from shoal.supervisor.mps_guard import CONTROL, LOG_DIRECTORY, PIPE_DIRECTORY, PROGRAM, QUIT_S
 from shoal.supervisor.processes.children import Child, spawn
-from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
+from shoal.supervisor.processes.restarts import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -93,14 +93,14 @@ class Mps:
         return self._child
 
     async def _watch(self, child: Child, directory: Path) -> None:
-        num_deaths, started_s = 0, self._loop.now_s()
+        pauses = Pauses()
+        pauses.started(self._loop.now_s())
         while True:
             code = await shared(child.exited)
             _kill_leftovers(directory)
             if self._is_stopping:
                 return
-            num_deaths = 1 if self._loop.now_s() - started_s >= HEALTHY_AFTER_S else num_deaths + 1
-            pause_s = backoff_s(num_deaths)
+            pause_s = pauses.ended(self._loop.now_s())
             _log.error(
                 "MPS (pid %d) %s; it is started again in %g s, and workers on GPUs that have lost it are replaced",
                 child.pid, describe_exit(code), pause_s,
@@ -108,7 +108,7 @@ class Mps:
             await sleep(pause_s)
             if self._is_stopping:
                 return
-            started_s = self._loop.now_s()
+            pauses.started(self._loop.now_s())
             child = await self._again()
 
     async def _again(self) -> Child:

@@ -29,7 +29,7 @@ from shoal.supervisor.memory.participant import create_segment
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
+from shoal.supervisor.processes.restarts import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -77,8 +77,7 @@ class RecorderProcess:
         self._num_rings = 0
         self._child: Child | None = None
         self._member: Member | None = None
-        self._num_deaths = 0
-        self._started_s = 0.0
+        self._pauses = Pauses()
         self._is_closing = False
 
     def record(self, folder: str, limits: RecordLimits, rules: Sequence[RecordRule]) -> None:
@@ -148,7 +147,7 @@ class RecorderProcess:
     def _start(self) -> None:
         if self._is_closing or self._child is not None:
             return
-        self._started_s = self._loop.now_s()
+        self._pauses.started(self._loop.now_s())
         try:
             environment = {ADDRESS_VARIABLE: self._control_address}
             self._child = spawn(self._loop, "recorder", ["shoal.recorder.main"], environment)
@@ -167,9 +166,7 @@ class RecorderProcess:
             self._pause(f"the recorder (pid {child.pid}) {describe_exit(code)}")
 
     def _pause(self, what_happened: str) -> None:
-        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
-        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
-        pause_s = backoff_s(self._num_deaths)
+        pause_s = self._pauses.ended(self._loop.now_s())
         _log.error("%s; it is started again in %g s", what_happened, pause_s)
         self._loop.call_after(pause_s, self._start)
 

@@ -1,4 +1,4 @@
-"""Restarts of a dead worker: the pause before each, and the breaker that stops them. Pure; runs in the supervisor.
+"""Restarts of a dead process: the pause before each, and the breaker that stops a worker's. Pure; in the supervisor.
 
     closed ─5 deaths in 60 s, none after a completed batch─► FAILED ─30 s─► half open: one attempt ─death─► FAILED
        ▲                                                                        │
@@ -49,6 +49,26 @@ class Restarts:
             self._is_half_open = True
             return Verdict(HALF_OPEN_AFTER_S, is_failed=True)
         return Verdict(backoff_s(self._num_deaths), is_failed=False)
+
+
+class Pauses:
+    """The pauses before a process that has no breaker is started again."""
+
+    def __init__(self, longest_s: float = BACKOFF_S[-1]) -> None:
+        self._longest_s = longest_s
+        # Changed by started and ended.
+        self._num_deaths = 0
+        self._started_s = 0.0
+
+    def started(self, now_s: float) -> None:
+        """Note a start."""
+        self._started_s = now_s
+
+    def ended(self, now_s: float) -> float:
+        """The pause that follows an end, or a start that has failed. After a minute of life an end counts as the
+        first."""
+        self._num_deaths = 1 if now_s - self._started_s >= HEALTHY_AFTER_S else self._num_deaths + 1
+        return min(backoff_s(self._num_deaths), self._longest_s)
 
 
 def backoff_s(num_deaths: int) -> float:

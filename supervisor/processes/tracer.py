@@ -20,7 +20,7 @@ from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, Task, first, shared
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.members import Acknowledgements, Member
-from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
+from shoal.supervisor.processes.restarts import Pauses
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import TraceSetting
 
@@ -60,8 +60,7 @@ class TracerProcess:
         self._in_force: Future[None] = _done(loop)  # done when `_settings` are in force
         self._is_pausing = False  # the pause before the process is started again
         self._num_started = 0
-        self._num_deaths = 0
-        self._started_s = 0.0
+        self._pauses = Pauses()
 
     def inlet(self) -> int:
         """The descriptor that front ends send traces to; stays as long as something is traced."""
@@ -100,7 +99,7 @@ class TracerProcess:
         if not self._settings:
             return
         self._in_force = self._loop.future()
-        self._started_s = self._loop.now_s()
+        self._pauses.started(self._loop.now_s())
         # numpy's BLAS would start threads at import.
         environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
         try:
@@ -172,9 +171,7 @@ class TracerProcess:
 
     def _pause(self, what_happened: str) -> None:
         _resolve(self._in_force)
-        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
-        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
-        pause_s = backoff_s(self._num_deaths)
+        pause_s = self._pauses.ended(self._loop.now_s())
         _log.error("%s; it is started again in %g s", what_happened, pause_s)
         self._is_pausing = True
         self._loop.call_after(pause_s, self._start)

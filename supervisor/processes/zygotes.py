@@ -33,7 +33,7 @@ from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, first, resolve, shared
 from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes.children import Child, ChildProgram, prepare
-from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
+from shoal.supervisor.processes.restarts import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -154,8 +154,7 @@ class Zygote:
         self._is_ready = False
         self._is_over = False  # a zygote that cannot fork safely, or has been stopped
         self._waiting: list[Child] = []  # children to fork once the imports are done
-        self._num_deaths = 0
-        self._started_s = 0.0
+        self._pauses = Pauses()
         self._forked_s = 0.0
 
     @property
@@ -185,14 +184,12 @@ class Zygote:
         _log.error("zygote '%s' cannot be started: %s; it is tried again in %g s", self.kind, error, pause_s)
 
     def _start_later(self) -> float:
-        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
-        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
-        pause_s = backoff_s(self._num_deaths)
+        pause_s = self._pauses.ended(self._loop.now_s())
         self._loop.call_after(pause_s, self.start)
         return pause_s
 
     def _start(self) -> None:
-        self._started_s = self._loop.now_s()
+        self._pauses.started(self._loop.now_s())
         ours, theirs = _pair()
         # numpy's BLAS would start threads at import. Built-in backends compute with their framework, not with numpy.
         environment = {

@@ -53,10 +53,3 @@ def test_one_that_makes_no_progress_is_killed_and_one_that_does_is_not(
     assert f"(pid {second}) has not moved" not in caplog.text
     assert watched._child is not None
     watched._child.signal(9)
-
-
-def test_no_pause_before_a_start_is_long_since_no_request_is_answered_meanwhile() -> None:
-    loop = EventLoop()
-    watched = Arbiter(loop, [FrontEndRole("http", 1, {})], {}, Zygotes(loop, "", {}))
-    watched._started_s = loop.now_s() + 60.0  # each is young when it dies, however slow this machine is
-    assert [watched._pause_s("it died") for _ in range(6)] == [0.0, 0.5, 1.0, 2.0, 2.0, 2.0]

@@ -74,9 +74,8 @@ def test_it_runs_and_ends_with_all_that_it_has_started(loop: EventLoop, director
 
 @pytest.mark.parametrize("victim", ["daemon.pid", "guard"])
 def test_it_is_started_again_and_nothing_of_the_first_is_left(
-    loop: EventLoop, directory: Path, victim: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    loop: EventLoop, directory: Path, victim: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mps, "backoff_s", lambda _: 0.0)
     made = Mps(loop, directory)
 
     async def flow() -> None:

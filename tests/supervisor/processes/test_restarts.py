@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.supervisor.processes.restarts import Restarts, Verdict, backoff_s
+from shoal.supervisor.processes.arbiter import MAX_PAUSE_S
+from shoal.supervisor.processes.restarts import Pauses, Restarts, Verdict, backoff_s
 
 #: A death: seconds since the one before, seconds of service before it, whether a batch was completed.
 DEATHS = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0), st.booleans()), max_size=40)
@@ -69,3 +70,19 @@ def test_it_fails_only_after_five_deaths_in_a_minute_or_in_a_half_open_attempt(
         assert verdict.is_failed == (not has_completed and (burst or was_failed))
         assert verdict.pause_s in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
         was_failed = verdict.is_failed
+
+
+def test_a_process_without_a_breaker_pauses_longer_and_longer_until_it_has_lived_for_a_minute() -> None:
+    pauses = Pauses()
+    pauses.started(1000.0)
+    assert [pauses.ended(1000.0 + each) for each in range(4)] == [0.0, 0.5, 1.0, 2.0]
+    pauses.started(1010.0)
+    assert pauses.ended(1069.9) == 4.0
+    pauses.started(1070.0)
+    assert pauses.ended(1130.0) == 0.0
+
+
+def test_no_pause_of_the_front_ends_is_long_since_no_request_is_answered_meanwhile() -> None:
+    pauses = Pauses(MAX_PAUSE_S)
+    pauses.started(1000.0)
+    assert [pauses.ended(1000.0) for _ in range(6)] == [0.0, 0.5, 1.0, 2.0, 2.0, 2.0]
