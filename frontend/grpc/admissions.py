@@ -49,7 +49,7 @@ class Admissions:
         return number
 
     def end(self, number: int) -> None:
-        """Note that an admitted request has ended, or that nobody waits for the answer to a question any more."""
+        """Note that an admitted request has ended, or that the stream which asked has gone before its answer came."""
         self._asked.pop(number, None)
         if self._socket is not None:
             self._send(Question(number, None))
