@@ -52,21 +52,6 @@ if os.environ["RANK"] == "1":
 def handle(data, context):
     return data
 """
-#: Each rank multiplies what comes by its own number, from 1; the answer is the sum over all ranks.
-SUMMING = """
-import torch
-import torch.distributed as dist
-
-
-class Summing:
-    def initialize(self, context):
-        dist.init_process_group("gloo")
-
-    def handle(self, data, context):
-        total = torch.tensor([float(bytes(row["body"])) * (dist.get_rank() + 1) for row in data])
-        dist.all_reduce(total)
-        return [{"total": each, "world": dist.get_world_size()} for each in total.tolist()]
-"""
 
 
 def yaml(kind: str, more: str = "") -> str:
@@ -80,8 +65,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         code = RANKED + f"\nRanked.together = {kind == 'tp'}\n"
         mar(store / f"{name}.mar", {"h.py": code, "c.yaml": yaml(kind)}, name=name, handler="h.py", configFile="c.yaml")
     mar(store / "failing.mar", {"h.py": FAILING, "c.yaml": yaml("tp")}, name="failing", handler="h.py",
-        configFile="c.yaml")  # fmt: skip
-    mar(store / "summing.mar", {"h.py": SUMMING, "c.yaml": yaml("tp")}, name="summing", handler="h.py",
         configFile="c.yaml")  # fmt: skip
     for name, text in REFUSED.items():
         mar(store / f"{name}.mar", {"c.yaml": text[0]}, name=name, configFile="c.yaml")
@@ -106,13 +89,6 @@ def test_every_rank_executes_each_batch_and_the_first_answers(served: TorchServe
         assert (answer["body"], answer["RANK"], answer["LOCAL_RANK"]) == (word, "0", "0")
         assert (answer["WORLD_SIZE"], answer["LOCAL_WORLD_SIZE"], answer["OMP_NUM_THREADS"]) == ("3", "3", "2")
     assert [name.rpartition(" ")[2] for name in ranks(served, "together").values()] == ["1", "2"]
-
-
-def test_ranks_share_tensors_by_gloo(served: TorchServe) -> None:
-    assert served.manage("POST", "/models?url=summing.mar&initial_workers=1&synchronous=true").status == 200
-    reply = served.ask("POST", "/predictions/summing", b"1.5")
-    assert json.loads(reply.body) == {"total": 1.5 * (1 + 2 + 3), "world": 3}
-    assert served.manage("DELETE", "/models/summing").status == 200
 
 
 def test_with_pipelines_only_the_first_rank_gets_batches(served: TorchServe) -> None:
