@@ -16,8 +16,11 @@ from collections.abc import Callable
 #: The most ms that a process waits for its log's reader in any second (ours): a burst of lines is not lost to a reader
 #: that is slow for a moment, and a reader that has stopped costs the process a tenth of its time at most.
 PATIENCE_MS = 100
-#: Bytes that a pipe with room takes at once (pipe(7)): such a part is written whole or not at all.
-_PIPE_PART = select.PIPE_BUF
+#: The most bytes of one write: all of them. A line of one write is one piece among other processes' lines, in a file
+#: always and in a pipe that has room for it; a line of several writes (a ledger has 6 KB) had other lines within.
+_WHOLE = 1 << 30
+#: Bytes that a pipe with room takes without waiting (pipe(7)), though its descriptor blocks.
+_PART_THAT_DOES_NOT_BLOCK = select.PIPE_BUF
 
 UNREAD = "was not read"
 
@@ -71,12 +74,11 @@ class PatientWriter:
         if (found.st_dev, found.st_ino) == self._file:
             return
         self.close()
-        self._write, self._part = self._write_if_ready, _PIPE_PART
+        self._write, self._part = self._write_if_ready, _PART_THAT_DOES_NOT_BLOCK
         if stat.S_ISREG(found.st_mode):
-            # a file takes all, as one piece among other processes' writes
-            self._write, self._part = self._write_to_file, 1 << 30
+            self._write, self._part = self._write_to_file, _WHOLE
         elif stat.S_ISSOCK(found.st_mode):
-            self._write = self._send
+            self._write, self._part = self._send, _WHOLE
         elif stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode):
             try:
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -84,7 +86,7 @@ class PatientWriter:
             except OSError:  # no /proc, another user's terminal, or no descriptor left
                 self._own_fd = -1
             else:
-                self._write = self._write_to_own
+                self._write, self._part = self._write_to_own, _WHOLE
         self._file = found.st_dev, found.st_ino
 
     def _write_to_file(self, data: bytes) -> int:

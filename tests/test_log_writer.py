@@ -3,7 +3,9 @@
 import fcntl
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,34 @@ def test_a_pipe_that_is_not_read_is_never_waited_for_though_its_descriptor_block
     assert writer.write(b"z", patience_ms=0)
     assert os.read(reading, 9000) == b"z"
     writer.close()
+
+
+def test_long_lines_of_two_processes_do_not_run_into_each_other(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for all: 3 pages a line
+    num_lines, both_begin = 40, threading.Barrier(2)
+
+    def write_lines(line: bytes) -> None:
+        writer = PatientWriter(writing)
+        both_begin.wait(10)
+        for _ in range(num_lines):
+            assert writer.write(line)
+        writer.close()
+
+    lines = [letter * 9999 + b"\n" for letter in (b"x", b"y")]
+    with ThreadPoolExecutor(2) as threads:
+        for written in [threads.submit(write_lines, line) for line in lines]:
+            written.result()
+    with open(os.dup(reading), "rb") as log:
+        read = [log.readline() for _ in range(2 * num_lines)]
+    assert {line: read.count(line) for line in read} == dict.fromkeys(lines, num_lines)
+
+
+def test_a_long_line_goes_into_a_socket_as_one_piece() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert PatientWriter(ours.fileno()).write(b"x" * 9999)
+        assert theirs.recv(20000) == b"x" * 9999
 
 
 def test_a_process_waits_for_its_readers_no_longer_than_its_patience_in_a_second(
