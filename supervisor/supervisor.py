@@ -43,6 +43,7 @@ from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.memory.gpu_memory import GpuMemory
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
+from shoal.supervisor.models.instance_state import COMING_UP
 from shoal.supervisor.models.model_control import ModelControl
 from shoal.supervisor.models.models import Models, no_models_error
 from shoal.supervisor.models.rate_limits import RateLimits
@@ -326,10 +327,14 @@ class Supervisor:
         await self._carried.load_models(self._predecessor)
 
     def _watched(self) -> Iterator[Watched]:
-        """The server's own processes that run no users' code."""
+        """The server's own processes that run no users' code, and workers that are coming up: what they load may take
+        long, and has minutes, while one that is up has the limit of an execution."""
         for child in running():
             if not child.program.runs_model:
                 yield Watched(child.pid, f"process '{child.program.role}'", child.signal)
+        for instance in self._roster:
+            if instance.state in COMING_UP and instance.pid:
+                yield Watched(instance.pid, f"the worker of {instance.title}, which loads,", instance.worker.signal)
         for client in self._star.front_ends:
             yield Watched(client.member.pid, "a front end", client.member.signal)
 

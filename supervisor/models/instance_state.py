@@ -13,3 +13,7 @@ class InstanceState(Enum):
     DOWN = "down"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+#: The states of an instance whose worker runs, and executes no batch yet.
+COMING_UP = frozenset((InstanceState.STARTING, InstanceState.LOADING, InstanceState.MAPPING))

@@ -1,9 +1,10 @@
 """Stopped processes: a process of the server that a stray SIGSTOP has stopped is resumed, or killed the second time.
 
 A stopped process may hold what healthy ones need: a stopped arbiter replaces no lane, a stopped poller answers no load.
-To resume it costs nothing, to kill it costs, for an arbiter, all connections of its lanes. Workers are left alone, as a
-model may be inspected; their executions have a limit (hangs.py). A process under a debugger counts as tracing, not as
-stopped, and a machine that stands still as a whole stops none. Runs in the supervisor; `Stops` is pure.
+To resume it costs nothing, to kill it costs, for an arbiter, all connections of its lanes. Workers are watched until
+they are up, since a load may take minutes; then they are left alone, as a model may be inspected, and their executions
+have a limit (hangs.py). A process under a debugger counts as tracing, not as stopped, and a machine that stands still
+as a whole stops none. Runs in the supervisor; `Stops` is pure.
 """
 
 import logging

@@ -45,6 +45,17 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", word)]))
         return responses
 """
+#: A stray SIGSTOP comes while the model loads.
+STOPPED_IN_LOAD = """
+import os, signal
+
+class TritonPythonModel:
+    def initialize(self, args):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def execute(self, requests):
+        return []
+"""
 #: The soft limit that the server is started with, and raises.
 SOFT_DESCRIPTORS = 256
 ARBITER = "gunicorn: master [shoal front ends]"
@@ -59,6 +70,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(made, "later", 1, config=MODEL.replace("count: 1", "count: 4"))
     liar = write_model(made, "liar", 1, config=MODEL.replace("identity", "python"))
     (liar / "1" / "model.py").write_text(LIAR)
+    stopped = write_model(made, "stopped_in_load", 1, config=MODEL.replace("identity", "python"))
+    (stopped / "1" / "model.py").write_text(STOPPED_IN_LOAD)
     return made
 
 
@@ -224,7 +237,8 @@ STOPPED = {
 
 
 def test_what_is_stopped_is_resumed(server: Server, client: triton.InferenceServerClient) -> None:
-    """An arbiter that is stopped replaces no lane, and a poller that is stopped answers no load."""
+    """An arbiter that is stopped replaces no lane, a poller that is stopped answers no load, and a worker that is
+    stopped while its model loads would have minutes for that."""
     await_standby(server)
     start, killed = len(server.log), both_lanes(server)
     stopped = [pid for pid in descendants(server.process.pid) if title(pid) in STOPPED]
@@ -237,6 +251,8 @@ def test_what_is_stopped_is_resumed(server: Server, client: triton.InferenceServ
     with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as fresh:
         fresh.load_model("later")
         fresh.unload_model("later")
+        fresh.load_model("stopped_in_load")
+        fresh.unload_model("stopped_in_load")
     for pid in stopped:
         assert server.read_log(f"(pid {pid}) has been stopped for 3 s; it is resumed".encode(), start=start)
         assert pid in descendants(server.process.pid)
