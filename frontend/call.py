@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.errors import ShoalError
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
@@ -40,6 +41,8 @@ Ask = Callable[[str, dict[str, Any], float], Any]
 #: process that takes longer hangs (ours).
 ANSWER_S = 10.0
 Handler = Callable[[HandlerCall], Response]
+#: A function that makes the response for an error.
+Refuse = Callable[[ShoalError], Response]
 #: Handlers that wait in a way that only the road can.
 BLOCKING: set[Handler] = set()
 
@@ -62,6 +65,8 @@ class Route:
     pattern: str
     methods: dict[str, Handler]
     group: str
+    refuse: Refuse | None = None  # for errors; None: the endpoint's
+    checks_model: bool = False  # the handler checks whether the caller may use the model, which the path does not name
 
     @property
     def path(self) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.access.doors import Scope, scopes_of
 from shoal.frontend.access.restrictions import refusal
-from shoal.frontend.call import BLOCKING, Handler, HandlerCall, Route
+from shoal.frontend.call import BLOCKING, Handler, HandlerCall, Refuse, Route
+from shoal.frontend.generation import PLANNERS
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
-from shoal.frontend.road.inference import generate, generate_stream, infer
+from shoal.frontend.road.inference import infer
 from shoal.frontend.routes import ROUTES, SMALL_BODIES, model_is_ready
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
@@ -34,7 +35,9 @@ class RouteMatch(NamedTuple):
     version: str | None
     query: str
     scope: Scope = Scope.ADMIN  # what the caller must be allowed to do
-    model: str = ""  # the model that the caller must be allowed to do it with; "" for all of them
+    #: The model that the caller must be allowed to do it with; "" for all of them, None where the handler checks that.
+    model: str | None = ""
+    refuse: Refuse | None = None  # makes the response for an error; None: the endpoint's
 
     @property
     def is_inference(self) -> bool:
@@ -44,14 +47,8 @@ class RouteMatch(NamedTuple):
 
     @property
     def is_generation(self) -> bool:
-        """Whether the handler is that of `generate` or `generate_stream`; a lane submits such a request without calling
-        the handler."""
-        return self.handler is generate or self.handler is generate_stream
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the response is a stream of events."""
-        return self.handler is generate_stream
+        """Whether the handler has a planner, so that a lane submits such a request without calling the handler."""
+        return self.handler in PLANNERS
 
     @property
     def is_blocking(self) -> bool:
@@ -136,8 +133,8 @@ class Router:
         except InvalidArgumentError as error:
             return self._refuse(error)
         scope = self._scopes[route.pattern][method]
-        model = decoded if route.names_model else ""
-        return RouteMatch(handler, decoded, version, target.partition("?")[2], scope, model)
+        model = None if route.checks_model else decoded if route.names_model else ""
+        return RouteMatch(handler, decoded, version, target.partition("?")[2], scope, model, route.refuse)
 
     def _match(self, raw_path: str) -> tuple[Route, str, str | None] | None:
         route = self._fixed.get(raw_path)
@@ -181,7 +178,7 @@ def answer(
     except UnsupportedEncodingError as error:
         return error_response(error, error.headers)
     except ShoalError as error:
-        return refuse(error)
+        return (found.refuse or refuse)(error)
 
 
 def path_of(target: str) -> str:

@@ -1,12 +1,16 @@
 """The table of Triton's HTTP paths, methods and handlers. Pure."""
 
 from shoal.frontend.call import HandlerCall, Route, blocking
+from shoal.frontend.openai.completion import plan_chat, plan_completion
+from shoal.frontend.openai.embeddings import embeddings
+from shoal.frontend.openai.errors import refusal
+from shoal.frontend.openai.models import model, models
 from shoal.frontend.page.figures import access, figures
 from shoal.frontend.page.files import file, index_page, page_methods
 from shoal.frontend.page.metrics import metrics
 from shoal.frontend.page.openapi import document
 from shoal.frontend.response import Response
-from shoal.frontend.road.inference import generate, generate_stream, infer
+from shoal.frontend.road.inference import generate, generate_stream, generating, infer
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.v2.finished_requests import finished_requests
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
@@ -57,12 +61,13 @@ _LOGGING = {
     "POST": blocking(lambda call: change_log_settings(call.state, call.ask, call.body)),
 }
 
+_CHAT, _COMPLETION = generating(plan_chat), generating(plan_completion)
 _PAGE = page_methods(index_page)
 
 #: The group of the page's files.
 PAGE = "page"
 #: Handlers of bodies as large as --max-request-bytes: tensors, and a model's files.
-LARGE_BODIES = frozenset({infer, generate, generate_stream, _LOAD["POST"]})
+LARGE_BODIES = frozenset({infer, generate, generate_stream, _CHAT, _COMPLETION, embeddings, _LOAD["POST"]})
 
 #: In the order in which they are tried: the most frequent path first, `/v2/models/stats` before any model.
 ROUTES = (
@@ -113,6 +118,12 @@ ROUTES = (
     Route("/ui/access", {"POST": blocking(access)}, "model-repository"),
     Route(r"/ui/(?P<name>[a-z_]+\.[a-z]+)", page_methods(file), PAGE),
     Route(r"/openapi\.json", page_methods(document), "metadata"),
+    # OpenAI's API, over the same models.
+    Route("/v1/models", {"GET": models}, "metadata", refusal, checks_model=True),
+    Route("/v1/models/(?P<name>[^/]+)", {"GET": model}, "metadata", refusal),
+    Route("/v1/chat/completions", {"POST": _CHAT}, "inference", refusal, checks_model=True),
+    Route("/v1/completions", {"POST": _COMPLETION}, "inference", refusal, checks_model=True),
+    Route("/v1/embeddings", {"POST": embeddings}, "inference", refusal, checks_model=True),
 )
 
 #: Handlers of bodies that are small: settings, names and numbers.

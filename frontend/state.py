@@ -34,6 +34,9 @@ class ServerState(KnownServer):
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
     max_control_bytes: int = 1 << 20  # these two: ours, see shoal/options.py
     max_expansion: int = 100
+    #: When the server began, in seconds since 1970: OpenAI's endpoints tell it of each model.
+    begun_s: int = 0
+    default_max_tokens: int = 16  # of text that OpenAI's endpoints ask a model for; Triton's default
     is_draining: bool = False  # each connection ends with its next response; matters to the road alone
     gives_up: bool = False  # the time for open requests is over: they are refused, and this process ends
     upload_timeout_s: float = 60.0  # these two: ours, see shoal/options.py

@@ -119,6 +119,7 @@ class ServerOptions:
     max_upload_mib: int = 0  # of requests that are arriving; 0 = a quarter of the memory at the start, or 64; ours
     upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: nginx's
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
+    default_max_tokens: int = 16  # of text, where a request to OpenAI's endpoints names none; Triton's
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
     http_use_ssl: bool = False  # these five as gRPC's; ours: Triton has no TLS for HTTP

@@ -14,6 +14,7 @@ from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.state import ServerState
 
 _BEARER = "bearer "
+_UNKNOWN_KEY = "this API key is not known, or not any more"
 #: The fields of a request that may have its key, in lower case.
 CREDENTIALS = frozenset({"authorization", "x-api-key"})
 #: By the scope of a door, the scopes of keys that open it.
@@ -46,7 +47,7 @@ def authorise(
         raise UnauthenticatedError("this needs an API key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
     key = state.api_keys.find(text)
     if key is None:
-        raise UnauthenticatedError("this API key is not known, or not any more")
+        raise UnauthenticatedError(_UNKNOWN_KEY)
     check_scope(key, scope)
     if model is not None and scope is not Scope.KNOWN:
         check_model(key, model)
@@ -72,7 +73,20 @@ def check_model(key: ApiKey | None, model: str) -> None:
         raise PermissionDeniedError(f"API key '{key.name}' is not for model '{model}'")
 
 
-def is_authorised(state: ServerState, scope: Scope, headers: Mapping[str, str], address: str, model: str) -> bool:
+def check_named_model(state: ServerState, headers: Mapping[str, str], model: str) -> None:
+    """Check the model that the body of a request names, which has passed its door. Raises PermissionDeniedError where
+    its key is not for that model, UnauthenticatedError where the key has been removed meanwhile."""
+    if state.api_keys is None:
+        return
+    key = state.api_keys.find(credential(headers))
+    if key is None:
+        raise UnauthenticatedError(_UNKNOWN_KEY)
+    check_model(key, model)
+
+
+def is_authorised(
+    state: ServerState, scope: Scope, headers: Mapping[str, str], address: str, model: str | None
+) -> bool:
     """Whether a request may pass, see `authorise`."""
     try:
         authorise(state, scope, headers, address, model)
@@ -81,7 +95,7 @@ def is_authorised(state: ServerState, scope: Scope, headers: Mapping[str, str], 
     return True
 
 
-def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], model: str) -> bool:
+def is_for_lane(state: ServerState, scope: Scope, headers: Mapping[str, str], model: str | None) -> bool:
     """Whether a lane may answer a request: it is authorised, and its key has no limits, since only the road counts
     requests against those (key_limits.py)."""
     try:

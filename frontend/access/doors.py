@@ -64,6 +64,12 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "* /ui/metrics": _READ,
         "POST /ui/access": _ADMIN,  # changes nothing: the page asks whether its reader may
         "* /openapi.json": _READ,
+        # OpenAI's API (frontend/openai): bodies name the models, which the handlers check.
+        "GET /v1/models": _READ,
+        "GET /v1/models/{name}": _READ,
+        "POST /v1/chat/completions": _INFER,
+        "POST /v1/completions": _INFER,
+        "POST /v1/embeddings": _INFER,
         "GET /v2/systemsharedmemory/status": _READ,
         "POST /v2/systemsharedmemory/register": _ADMIN,
         "POST /v2/systemsharedmemory/unregister": _ADMIN,

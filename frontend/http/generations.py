@@ -1,4 +1,5 @@
-"""`generate` and `generate_stream` on a lane: requests go in, each reply becomes JSON, an event of a stream is a chunk.
+"""`generate`, `generate_stream` and OpenAI's completions on a lane: requests go in, a Rendering makes of each reply what
+the client gets (generation.py), and what a stream sends for one is a chunk.
 
 The JSON of a reply is rendered when the reply comes, and the worker's block released. Text that the client's socket
 does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies beyond that
@@ -14,18 +15,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Container
 
-from shoal.errors import InternalError, ShoalError
+from shoal.errors import ShoalError
+from shoal.frontend.call import HandlerCall
+from shoal.frontend.generation import PLANNERS, Rendering
 from shoal.frontend.header_forwarding import NOTHING, forwarded
 from shoal.frontend.http.connection import READING, STREAMING, HttpConnection
 from shoal.frontend.http.http_head import Head
 from shoal.frontend.http.outgoing import OutgoingResponses
 from shoal.frontend.http.submission import status_and_fields
 from shoal.frontend.prepared import PreparedRequest, submit_copy
-from shoal.frontend.response import JSON_CONTENT, Headers, Response, error_response
+from shoal.frontend.response import Headers, Response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2 import generate as flat
 from shoal.shm.port import Port, Reply
 from shoal.star.refusal import answered
 
@@ -38,16 +40,14 @@ _PIECE_BYTES = 64 * 1024
 class Generation:
     """A request of one connection, and how much of its answer has gone out."""
 
-    __slots__ = ("connection", "has_begun", "is_cancelled", "is_stream", "num_unsent", "prepared", "text", "unread")
+    __slots__ = ("connection", "has_begun", "is_cancelled", "num_unsent", "rendering", "unread")
 
-    def __init__(self, connection: HttpConnection, prepared: PreparedRequest, *, is_stream: bool) -> None:
+    def __init__(self, connection: HttpConnection, rendering: Rendering) -> None:
         self.connection = connection
-        self.prepared = prepared
-        self.is_stream = is_stream
+        self.rendering = rendering
         # Changed by Generations.
         self.has_begun = False  # whether the head of a stream has been sent
         self.is_cancelled = False
-        self.text: bytes | None = None  # the only response of `generate`, until the model says that there is no other
         self.num_unsent = 0  # bytes that the client's socket has not taken
         self.unread: deque[tuple[Reply, float]] = deque()  # replies without room for their text, and when they came
 
@@ -86,19 +86,25 @@ class Generations:
         assert isinstance(found, RouteMatch), "a refusal has no model"
         pattern = state.header_forward_pattern
         fields = forwarded(pattern, head.raw) if pattern else NOTHING
-        entry = state.models.lookup(found.name, found.version)
-        prepared = flat.prepare(entry, head.headers, body, state.http_max_input_size, fields)
+        call = HandlerCall(state, None, head.headers, body, found.name, found.version, found.query, fields)
+        plan = PLANNERS[found.handler](call)
+        rendering = plan.prepare(state.models.lookup(plan.name, plan.version))
+        prepared = rendering.prepared
         connection.number = number = submit_copy(self._port, prepared, start_ns)
         connection.stage = STREAMING
         connection.deadline_s = now_s + self._timeout_s
-        self._open[number] = Generation(connection, prepared, is_stream=found.is_stream)
+        self._open[number] = Generation(connection, rendering)
         return prepared
 
     def forget(self, connection: HttpConnection) -> None:
         """Cancel the request of a connection that ends, and release the replies that it held. The unsent bytes stay the
         connection's."""
-        generation = self._open.pop(connection.number)
+        generation = self._open[connection.number]
         self._cancel(generation)
+        self._forget_replies(generation)
+
+    def _forget_replies(self, generation: Generation) -> None:
+        del self._open[generation.connection.number]
         for reply, _ in generation.unread:
             self._release(reply)
         generation.unread.clear()
@@ -147,24 +153,27 @@ class Generations:
         trace = generation.connection.trace
         if is_final and trace is not None:
             trace.replied(reply)
+        data: bytes | ShoalError = b""
         if is_final and reply.is_empty:
             self._release(reply)
-            text: bytes | ShoalError | None = None
         else:
-            text = self._text(generation, reply)
+            data = self._rendered(generation, reply)
+        is_last = is_final or generation.rendering.is_complete
         if is_final:
             generation.is_cancelled = True  # nothing is left to cancel
-        if generation.is_stream:
-            self._send_event(generation, text, now_s, is_last=is_final)
-        else:
-            self._collect(generation, text, now_s, is_last=is_final)
+        if generation.rendering.is_stream:
+            self._send_part(generation, data, now_s, is_last=is_last)
+        elif isinstance(data, ShoalError):
+            self._end_with(generation, generation.rendering.refusal(data), now_s)
+        elif is_last:
+            self._end_with(generation, _body(generation.rendering), now_s)
 
-    def _text(self, generation: Generation, reply: Reply) -> bytes | ShoalError:
-        """The JSON of a reply, or the error instead of one; the reply is released."""
-        prepared = generation.prepared
+    def _rendered(self, generation: Generation, reply: Reply) -> bytes | ShoalError:
+        """What a stream sends for a reply, or the error instead; the reply is released."""
+        prepared = generation.rendering.prepared
         try:
             _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
-            return flat.flatten(prepared, response, block)
+            return generation.rendering.add(response, block)
         except ShoalError as error:
             return error.with_traceback(None)  # which refers to the worker's memory
         finally:
@@ -174,19 +183,7 @@ class Generations:
         if reply.block is not None:
             self._port.release(reply.number, reply.part)
 
-    # --- generate: one response ---
-
-    def _collect(self, generation: Generation, text: bytes | ShoalError | None, now_s: float, *, is_last: bool) -> None:
-        if isinstance(text, ShoalError):
-            self._end_with(generation, error_response(text), now_s)
-        elif text is not None and generation.text is not None:
-            self._end_with(generation, error_response(InternalError(flat.NOT_ONE)), now_s)
-        else:
-            generation.text = generation.text if text is None else text
-            if is_last and generation.text is None:
-                self._end_with(generation, error_response(InternalError(flat.NOT_ONE)), now_s)
-            elif is_last:
-                self._end_with(generation, Response(200, JSON_CONTENT, (generation.text or b"",)), now_s)
+    # --- one response ---
 
     def _end_with(self, generation: Generation, response: Response, now_s: float) -> None:
         """End a request of which nothing has been sent."""
@@ -196,30 +193,30 @@ class Generations:
         if self._outgoing.respond(connection, response, now_s):
             self._resume(connection)
 
-    # --- generate_stream: events ---
+    # --- a stream of events ---
 
-    def _send_event(
-        self, generation: Generation, text: bytes | ShoalError | None, now_s: float, *, is_last: bool
-    ) -> None:
-        """Send an event and, if it is the last, the end of the stream. An error in front of all events is the status
-        of the response, too."""
-        data = b""
-        if not generation.has_begun:
-            status, headers = 200, flat.EVENTS
-            if isinstance(text, ShoalError):
-                status, headers, text = flat.first_error(text)
-            data = self._begin_stream(generation, status, headers)
-        if isinstance(text, ShoalError):
-            text = flat.error_text(text)
-        if text is not None:
-            event = flat.event(text)
-            data += b"%x\r\n%b\r\n" % (len(event), event)
+    def _send_part(self, generation: Generation, data: bytes | ShoalError, now_s: float, *, is_last: bool) -> None:
+        """Send a part of a stream and, if it is the last, the end of the stream. An error in front of all parts is the
+        status of the response, too."""
+        rendering = generation.rendering
+        status, headers = 200, rendering.headers
+        if isinstance(data, ShoalError):
+            status, headers, data, is_over = rendering.failed(data, has_begun=generation.has_begun)
+            is_last = is_last or is_over
+        elif is_last:
+            data += rendering.end()
+        framed = b"" if generation.has_begun else self._begin_stream(generation, status, headers)
+        if data:
+            framed += b"%x\r\n%b\r\n" % (len(data), data)
         if is_last:
-            data += LAST_CHUNK
-        if not self._send(generation, data, now_s) or not is_last:
+            framed += LAST_CHUNK
+            self._cancel(generation)  # where the model has not ended
+        if not framed:
+            return
+        if not self._send(generation, framed, now_s) or not is_last:
             return
         connection = generation.connection
-        del self._open[connection.number]
+        self._forget_replies(generation)
         connection.stage = READING
         if generation.num_unsent:
             self._outgoing.begin_rest(connection, now_s)
@@ -285,10 +282,10 @@ class Generations:
             return
         error = self._state.no_answer(self._timeout_s)
         if not generation.has_begun:
-            self._end_with(generation, error_response(error), now_s)
+            self._end_with(generation, generation.rendering.refusal(error), now_s)
             return
         self._cancel(generation)
-        self._send_event(generation, error, now_s, is_last=True)
+        self._send_part(generation, error, now_s, is_last=True)
 
     def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
         """A worker lacks memory: take replies in these segments for which there is room by now; with `is_urgent`, end
@@ -303,6 +300,13 @@ class Generations:
             if is_urgent and unread and now_s - unread[0][1] >= HOLD_S:
                 self._close(connection)
                 self._outgoing.given_up.add(now_s)
+
+
+def _body(rendering: Rendering) -> Response:
+    try:
+        return rendering.body()
+    except ShoalError as error:
+        return rendering.refusal(error)
 
 
 def _append(connection: HttpConnection, data: bytes) -> None:

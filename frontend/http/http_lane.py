@@ -1,9 +1,9 @@
 """HTTP on a lane: requests that the lane answers by itself, and those that it hands over to the road.
 
-The lane answers whatever cannot block: health, metadata, configuration, statistics, and `infer`, `generate` and
-`generate_stream` with a Content-Length and JSON of at most 256 KiB. A body goes straight into shared memory, a response
-goes out of the worker's block. A request that the lane is not sure of, or that may take long, takes the road: the
-connection is handed over with the bytes already read, and comes back when it is idle again.
+The lane answers whatever cannot block: health, metadata, configuration, statistics, and `infer`, `generate`,
+`generate_stream` and OpenAI's completions with a Content-Length and JSON of at most 256 KiB. A body goes straight into
+shared memory, a response goes out of the worker's block. A request that the lane is not sure of, or that may take long,
+takes the road: the connection is handed over with the bytes already read, and comes back when it is idle again.
 """
 
 import logging
@@ -388,12 +388,15 @@ class HttpLane(Lane[HttpConnection]):
         return self._outgoing.respond(connection, response, self.now_s)
 
     def _generate(self, connection: HttpConnection, head: Head, body: memoryview) -> bool:
-        """Submit a request of `generate` or `generate_stream`. True if it was refused and the connection can go on at
-        once."""
+        """Submit a request that a Rendering answers. True if it was refused and the connection can go on at once."""
         try:
             prepared = self._generations.begin(connection, head, body, self.now_s)
         except ShoalError as error:
-            return self._refuse(connection, error)
+            found = head.found
+            refuse = None if isinstance(found, Response) else found.refuse
+            if refuse is None:
+                return self._refuse(connection, error)
+            return self._outgoing.respond(connection, refuse(error), self.now_s)
         if self._state.tracing is not None or head.wants_timing:
             self._trace(connection, head, prepared)
         return False

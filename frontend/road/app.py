@@ -159,6 +159,8 @@ def _serve(
     headers = _headers(environ)
     found = endpoint.admit(state, method, target, headers)
     key: ApiKey | None = None
+    if isinstance(found, RouteMatch) and found.refuse is not None:
+        endpoint = endpoint._replace(refuse=found.refuse)
     if not isinstance(found, Response):
         try:
             key = authorise(state, found.scope, headers, environ.get("REMOTE_ADDR", ""), found.model)

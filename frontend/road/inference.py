@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shoal.errors import UnsupportedError
 from shoal.frontend.call import Handler, HandlerCall
-from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.generation import PLANNERS, Planner, respond
 from shoal.frontend.response import Response
 from shoal.frontend.v2 import generate as flat
 from shoal.frontend.v2.compression import compress, decompress
@@ -59,19 +59,23 @@ def _infer_body(entry: ModelEntry, call: HandlerCall, expand: Callable[[int], No
     return reply.send(compressed)
 
 
-def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> Handler:
-    def attempt(entry: ModelEntry, call: HandlerCall) -> Response:
-        limit = call.state.http_max_input_size
-        return answer(flat.prepare(entry, call.headers, call.body, limit, call.forwarded), _transport(call))
+def generating(plan: Planner) -> Handler:
+    """The handler of requests that `plan` understands; a lane submits such a request by itself."""
 
     def handle(call: HandlerCall) -> Response:
-        return with_model(lambda: call.state.models.lookup(call.name, call.version), lambda entry: attempt(entry, call))
+        planned = plan(call)
+        return with_model(
+            lambda: call.state.models.lookup(planned.name, planned.version),
+            lambda entry: respond(planned.prepare(entry), _transport(call)),
+        )
 
+    PLANNERS[handle] = plan
     return handle
 
 
 #: The handlers of POST …/generate and …/generate_stream.
-generate, generate_stream = _generating(flat.generate), _generating(flat.generate_stream)
+generate = generating(flat.planner(flat.FlatOnce))
+generate_stream = generating(flat.planner(flat.FlatStream))
 
 
 def with_model(look_up: Callable[[], ModelEntry], attempt: Callable[[ModelEntry], T]) -> T:

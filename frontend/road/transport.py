@@ -69,6 +69,10 @@ class Executions(Protocol):
         hung up, and UnavailableError if the server ends."""
         ...
 
+    def next_in_time(self) -> tuple[int, StreamedResponse]:
+        """Like `next`, within the server's limit for a response; raises UnavailableError after that."""
+        ...
+
     def cancel(self, number: int) -> None:
         """Cancel an open request; no reply to it comes any more."""
         ...
@@ -205,11 +209,15 @@ class PortTransport:
         except queue.Empty:
             # It may have come in this very moment.
             if (last := _left(waiter)) is None:
-                raise self._state.no_answer(self.request_timeout_s) from None
+                raise self.no_answer() from None
             return last
         if reply is None:
             raise self.given_up()
         return reply
+
+    def no_answer(self) -> ShoalError:
+        """The error for a request that has had no answer in time."""
+        return self._state.no_answer(self.request_timeout_s)
 
     def given_up(self) -> ShoalError:
         """The error for a request whose caller has hung up, or that the end of the server ends."""
@@ -383,6 +391,13 @@ class PortExecutions:
             if reply.is_final:
                 del self._open[reply.number]
             return reply.number, self._transport.part(prepared, reply)
+
+    def next_in_time(self) -> tuple[int, StreamedResponse]:
+        """Implements `Executions.next_in_time`."""
+        found = self.next(self._transport.request_timeout_s)
+        if found is None:
+            raise self._transport.no_answer()
+        return found
 
     def cancel(self, number: int) -> None:
         """Implements `Executions.cancel`."""

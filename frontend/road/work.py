@@ -9,7 +9,8 @@ from enum import Enum
 
 from shoal.frontend.access.doors import Scope
 from shoal.frontend.call import BLOCKING
-from shoal.frontend.road.inference import generate, generate_stream, infer
+from shoal.frontend.openai.embeddings import embeddings
+from shoal.frontend.road.inference import infer
 from shoal.frontend.router import HTTP, RouteMatch
 from shoal.frontend.routes import model_is_ready
 from shoal.frontend.torchserve.inference_api import PREDICTIONS
@@ -18,7 +19,7 @@ from shoal.frontend.torchserve.routes import router_of
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
 _GRPC_MODELS = ("/ModelInfer", "/ModelReady")
 _TORCHSERVE = router_of(["inference"])
-_MODELS = frozenset({infer, generate, generate_stream, model_is_ready})
+_MODELS = frozenset({infer, model_is_ready, embeddings})
 
 
 class Work(Enum):
@@ -39,7 +40,7 @@ def work_of(head: bytes, *, is_tunnel: bool) -> Work:
         return Work.REQUEST if target.endswith(_GRPC_MODELS) else Work.ADMINISTRATION
     found = HTTP.resolve(method, target)
     if isinstance(found, RouteMatch):
-        if found.handler in _MODELS:
+        if found.handler in _MODELS or found.is_generation:
             return Work.REQUEST
         is_quick = found.scope is not Scope.ADMIN and (found.handler not in BLOCKING or method == "GET")
         return Work.READING if is_quick else Work.ADMINISTRATION

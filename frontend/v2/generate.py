@@ -8,116 +8,112 @@ request parameter. The object `parameters` is flattened. `generate` wants exactl
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend import read_json as door
+from shoal.frontend.call import HandlerCall
+from shoal.frontend.generation import EVENTS, Failure, Plan, Planner, event
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
 from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.response import JSON_CONTENT, Headers, Response, error_response
+from shoal.frontend.response import JSON_CONTENT, Response, error_response
 from shoal.frontend.v2.infer import parse_id, parse_parameter
 from shoal.frontend.v2.json_tensors import decode_data, encode_text
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, Parameters
 from shoal.star.models import ModelEntry, client_shape
 from shoal.star.validation import ParsedInput, log_prefix, validate
-
-if TYPE_CHECKING:
-    from shoal.frontend.road.transport import StreamedResponse, Transport
 
 _NESTED = "parameters"
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
-EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
 
 
-def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request and return its only response as JSON. Raises ShoalError; InternalError if there is not
-    exactly one response."""
-    with closing(transport.stream(prepared)) as parts:
-        texts: list[bytes] = []
-        for part in parts:
-            texts += _text(prepared, part)
-            if len(texts) > 1:
-                break
-    if len(texts) != 1:
-        raise InternalError(NOT_ONE)
-    return Response(200, JSON_CONTENT, tuple(texts))
+class _Flat:
+    """What both forms have in common: each response of the model is one flat object."""
+
+    headers = EVENTS
+    is_complete = False
+
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self.prepared = prepared
+
+    def refusal(self, error: ShoalError) -> Response:
+        """Implements `Rendering.refusal`."""
+        return error_response(error)
+
+    def failed(self, error: ShoalError, *, has_begun: bool) -> Failure:
+        """Implements `Rendering.failed`: the error is an event, and the status of a stream that it begins; further
+        events may follow."""
+        response = error_response(error)
+        headers = EVENTS if has_begun else EVENTS + response.headers[len(JSON_CONTENT) :]
+        return Failure(response.status, headers, event(bytes(response.chunks[0])), is_over=False)
 
 
-def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request and send its responses as server-sent events. If the first one is an error, it sets the
-    status.
+class FlatOnce(_Flat):
+    """The form of `generate`: the model's only response."""
 
-    Errors before any response are raised. Closing the response early cancels the request.
-    """
-    parts = transport.stream(prepared)
-    status, headers = 200, EVENTS
-    try:
-        part = next(parts)
-        try:
-            first = _text(prepared, part)
-        except ModelGoneError:
-            raise
-        except ShoalError as error:
-            status, headers, text = first_error(error)
-            first = [text]
-    except BaseException:
-        parts.close()
-        raise
-    return Response(status, headers, close=parts.close, stream=_events(prepared, first, parts))
+    is_stream = False
 
+    def __init__(self, prepared: PreparedRequest) -> None:
+        super().__init__(prepared)
+        self._text: bytes | None = None  # changed by add
 
-def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[StreamedResponse]") -> Iterator[bytes]:
-    texts = first
-    while True:
-        for text in texts:
-            yield event(text)
-        try:
-            texts = _text(prepared, next(parts))
-        except StopIteration:
-            return
-        except ShoalError as error:  # the status has been sent
-            texts = [error_text(error)]
+    def add(self, response: InferResponse, block: memoryview) -> bytes:
+        """Implements `Rendering.add`. Raises InternalError for a second response."""
+        if self._text is not None:
+            raise InternalError(NOT_ONE)
+        self._text = flatten(self.prepared, response, block)
+        return b""
+
+    def end(self) -> bytes:
+        """Implements `Rendering.end`."""
+        return b""
+
+    def body(self) -> Response:
+        """Implements `Rendering.body`. Raises InternalError where there was no response."""
+        if self._text is None:
+            raise InternalError(NOT_ONE)
+        return Response(200, JSON_CONTENT, (self._text,))
 
 
-def event(text: bytes) -> bytes:
-    """A server-sent event with this JSON."""
-    return b"data: " + text + b"\n\n"
+class FlatStream(_Flat):
+    """The form of `generate_stream`: each response is an event."""
+
+    is_stream = True
+
+    def add(self, response: InferResponse, block: memoryview) -> bytes:
+        """Implements `Rendering.add`."""
+        return event(flatten(self.prepared, response, block))
+
+    def end(self) -> bytes:
+        """Implements `Rendering.end`."""
+        return b""
+
+    def body(self) -> Response:
+        """Implements `Rendering.body`."""
+        raise AssertionError("a stream has no body")
 
 
-def error_text(error: ShoalError) -> bytes:
-    """The JSON of an event for an error."""
-    return bytes(error_response(error).chunks[0])
+def planner(form: type[FlatOnce] | type[FlatStream]) -> Planner:
+    """The planner of `generate` or `generate_stream`."""
 
+    def plan(call: HandlerCall) -> Plan:
+        limit = call.state.http_max_input_size
+        return Plan(
+            call.name,
+            call.version,
+            lambda entry: form(prepare(entry, call.headers, call.body, limit, call.forwarded)),
+        )
 
-def first_error(error: ShoalError) -> tuple[int, Headers, bytes]:
-    """Status and headers of a stream that begins with an error, and the JSON of its first event."""
-    response = error_response(error)
-    return response.status, EVENTS + response.headers[len(JSON_CONTENT) :], bytes(response.chunks[0])
-
-
-def _text(prepared: PreparedRequest, part: "StreamedResponse") -> Sequence[bytes]:
-    """A model's response as JSON, in a list; an empty list for a mere end. Raises the model's error, or the reason
-    why it cannot be JSON."""
-    if part.error is not None:
-        raise part.error
-    answer = part.answer
-    if answer is None:
-        return ()
-    try:
-        return (flatten(prepared, answer.response, answer.block),)
-    finally:
-        answer.release()
+    return plan
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -135,10 +131,17 @@ def prepare(
     mapping = _Mapping(entry, id_, max_input_size)
     mapping.take(request)
     _refuse_repeated(door.repeated_key(body, mapping.num_members), entry.signature, id_)
-    check_forwarded(forwarded)
-    inputs, rows, shape_key = validate(entry.signature, id_, list(mapping.inputs.values()), ())
-    parameters = {**mapping.parameters, **forwarded}
-    return PreparedRequest(entry, id_, inputs, (), False, parameters, rows, shape_key, 0, 0)
+    return mapping.prepared(forwarded)
+
+
+def prepare_members(
+    entry: ModelEntry, id_: str, members: Mapping[str, Any], max_input_size: int, forwarded: Forwarded
+) -> PreparedRequest:
+    """The request whose members are these, each an input or a parameter, whatever its name. Raises ShoalErrors with
+    Triton's sentences."""
+    mapping = _Mapping(entry, id_, max_input_size)
+    mapping.take(members, is_nested=True)
+    return mapping.prepared(forwarded)
 
 
 def _refuse_repeated(key: str | None, signature: Signature, id_: str) -> None:
@@ -152,6 +155,7 @@ class _Mapping:
     """Turns the members of one request into inputs and parameters."""
 
     def __init__(self, entry: ModelEntry, id_: str, max_input_size: int) -> None:
+        self._entry = entry
         self._signature = entry.signature
         self._id = id_
         self._max_input_size = max_input_size
@@ -173,6 +177,13 @@ class _Mapping:
                 self._take_input(key, value)
             elif key != "id" or is_nested:
                 self.parameters[key] = parse_parameter(key, value)
+
+    def prepared(self, forwarded: Forwarded) -> PreparedRequest:
+        """The validated request, with header fields among its parameters. Raises InvalidArgumentError."""
+        check_forwarded(forwarded)
+        inputs, rows, shape_key = validate(self._signature, self._id, list(self.inputs.values()), ())
+        parameters = {**self.parameters, **forwarded}
+        return PreparedRequest(self._entry, self._id, inputs, (), False, parameters, rows, shape_key, 0, 0)
 
     def _take_nested(self, members: Any) -> None:
         if _NESTED in self._signature.inputs:

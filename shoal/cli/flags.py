@@ -180,6 +180,11 @@ HTTP = (
     honour("http-address", TEXT, "address to listen on; 0.0.0.0 for all"),
     honour("http-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("reuse-http-port", BOOLEAN, _REUSE),
+    honour(
+        "default-max-tokens",
+        integer(1),
+        "tokens of text where a request to OpenAI's endpoints names no number: docs/openai.md",
+    ),
     honour("http-header-forward-pattern", PATTERN, "request headers whose names match go to the model as parameters"),
     honour(
         "http-process-count",

@@ -28,6 +28,8 @@ class FrontEndSettings(TypedDict):
     max_request_bytes: int
     max_control_bytes: int
     max_expansion: int
+    begun_s: int  # when the server began, in seconds since 1970
+    default_max_tokens: int
     max_upload_bytes: int  # of requests that are arriving, in one process
     upload_timeout_s: float
     min_upload_rate: int  # bytes in a second

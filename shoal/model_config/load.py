@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import backends, pbtxt
+from shoal.model_config.chat_templates import with_chat_template
 from shoal.model_config.checks import check_unfinished
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.model_config.messages import Config
@@ -71,7 +72,7 @@ def prepare_config(
     config = normalise(config)
     check_unfinished(config)
     check_support(config, python_backend_file(config["backend"], backend_directory))
-    return config
+    return with_chat_template(config, model_dir)
 
 
 def _config_path(model_dir: Path, config_name: str) -> Path:

@@ -7,6 +7,7 @@ gRPC ─► lanes "grpc" ─┘
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -74,6 +75,7 @@ class FrontEnds:
             "SHOAL_GRACEFUL_TIMEOUT_S": str(options.exit_timeout_secs + REFUSAL_S),
         }
         part = max(LEAST_UPLOAD_BYTES, available_nbytes() // UPLOAD_PART_OF_MEMORY)
+        self._begun_s = int(time.time())
         self._max_upload_bytes = options.max_upload_mib * MIB or part
         self._handovers = [*_datagram_pair(), *_datagram_pair()]
         self._https = https_endpoints(options)
@@ -188,6 +190,8 @@ class FrontEnds:
             max_request_bytes=options.max_request_bytes,
             max_control_bytes=options.max_control_bytes,
             max_expansion=options.max_expansion,
+            begun_s=self._begun_s,
+            default_max_tokens=options.default_max_tokens,
             max_upload_bytes=self._max_upload_bytes,
             upload_timeout_s=options.upload_timeout_secs,
             min_upload_rate=options.min_upload_rate,

@@ -10,14 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.frontend.generation import respond
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
 from shoal.frontend.road.transport import ModelResponse, StreamedResponse
-from shoal.frontend.v2.generate import fitted, flatten, generate, generate_stream, prepare
+from shoal.frontend.v2.generate import FlatOnce, FlatStream, fitted, flatten, prepare
 from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, TensorRef
 from shoal.star.models import ModelEntry
 from tests.region_bytes import bytes_of
+
+
+def generate(asked: PreparedRequest, transport: Any) -> Response:
+    return respond(FlatOnce(asked), transport)
+
+
+def generate_stream(asked: PreparedRequest, transport: Any) -> Response:
+    return respond(FlatStream(asked), transport)
+
 
 UNKNOWN = "[request id: <id_unknown>] "
 Make = Callable[..., ModelEntry]

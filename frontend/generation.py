@@ -1,0 +1,147 @@
+"""The responses of a model to one request as one response over HTTP: whole, or a stream of server-sent events.
+
+A `Rendering` decides what they become: flat JSON, or OpenAI's objects. A lane calls it when replies come
+(http/generations.py), the road in a thread that waits for them (`respond`). Pure but for the transport that is handed
+in. Front-end processes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from shoal.errors import ShoalError
+from shoal.frontend.call import Handler, HandlerCall
+from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.response import Headers, Response
+from shoal.reasons import ModelGoneError
+from shoal.request import InferResponse
+from shoal.star.models import ModelEntry
+
+if TYPE_CHECKING:
+    from shoal.frontend.road.transport import StreamedResponse, Transport
+
+#: The head of a stream of events.
+EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
+
+
+class Failure(NamedTuple):
+    """What a stream sends for an error."""
+
+    status: int  # these two count only in front of all else
+    headers: Headers
+    data: bytes
+    is_over: bool  # whether the stream ends with it
+
+
+class Rendering(Protocol):
+    """What the responses to one request become."""
+
+    prepared: PreparedRequest
+    is_stream: bool
+    headers: Headers  # of a stream
+
+    def add(self, response: InferResponse, block: memoryview) -> bytes:
+        """Take the model's next response; returns what a stream sends for it. The block is its caller's. Raises
+        ShoalError for one that has no such form."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more is needed of the model, whose request is cancelled then."""
+        ...
+
+    def end(self) -> bytes:
+        """The end of a stream, behind the model's last response."""
+        ...
+
+    def body(self) -> Response:
+        """The whole response, of one that is no stream, behind the model's last. Raises ShoalError."""
+        ...
+
+    def failed(self, error: ShoalError, *, has_begun: bool) -> Failure:
+        """What a stream sends for an error; `has_begun`: its head has been sent."""
+        ...
+
+    def refusal(self, error: ShoalError) -> Response:
+        """The whole response for an error, of one of which nothing has been sent."""
+        ...
+
+
+class Plan(NamedTuple):
+    """A request for a model as far as it is known without the model."""
+
+    name: str
+    version: str | None
+    prepare: Callable[[ModelEntry], Rendering]  # raises ShoalError where it does not fit the model
+
+
+#: From a request to its plan. Never waits; raises ShoalError.
+Planner = Callable[[HandlerCall], Plan]
+#: The planners of handlers whose requests a lane submits by itself, without calling the handler.
+PLANNERS: dict[Handler, Planner] = {}
+
+
+def event(text: bytes) -> bytes:
+    """A server-sent event with this JSON."""
+    return b"data: " + text + b"\n\n"
+
+
+def respond(rendering: Rendering, transport: "Transport") -> Response:
+    """The response to a prepared request, on the road. Closing a stream early cancels the request. Raises ShoalError
+    for what fails before any response of the model, and for any error of what is no stream."""
+    if rendering.is_stream:
+        return _stream(rendering, transport)
+    with closing(transport.stream(rendering.prepared)) as parts:
+        for part in parts:
+            _take(rendering, part)
+            if rendering.is_complete:
+                break
+    return rendering.body()
+
+
+def _stream(rendering: Rendering, transport: "Transport") -> Response:
+    parts = transport.stream(rendering.prepared)
+    try:
+        part = next(parts)
+        try:
+            first = Failure(200, rendering.headers, _take(rendering, part), is_over=False)
+        except ModelGoneError:
+            raise
+        except ShoalError as error:
+            first = rendering.failed(error, has_begun=False)
+    except BaseException:
+        parts.close()
+        raise
+    return Response(first.status, first.headers, close=parts.close, stream=_events(rendering, first, parts))
+
+
+def _events(rendering: Rendering, first: Failure, parts: "Iterator[StreamedResponse]") -> Iterator[bytes]:
+    data, is_over = first.data, first.is_over
+    while True:
+        if data:
+            yield data
+        if is_over:
+            return
+        try:
+            part = None if rendering.is_complete else next(parts, None)
+            if part is not None:
+                data = _take(rendering, part)
+                continue
+            data, is_over = rendering.end(), True
+        except ShoalError as error:  # the status has been sent
+            failure = rendering.failed(error, has_begun=True)
+            data, is_over = failure.data, failure.is_over
+
+
+def _take(rendering: Rendering, part: "StreamedResponse") -> bytes:
+    """What a stream sends for one reply; nothing for a mere end. Raises the model's error, or the reason why its
+    response has no such form."""
+    if part.error is not None:
+        raise part.error
+    answer = part.answer
+    if answer is None:
+        return b""
+    try:
+        return rendering.add(answer.response, answer.block)
+    finally:
+        answer.release()

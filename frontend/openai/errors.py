@@ -1,0 +1,58 @@
+"""Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`. Pure; front-end processes."""
+
+import orjson
+
+from shoal.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, ShoalError, UnauthenticatedError
+from shoal.frontend.response import CHALLENGE, Headers, Response, json_response
+
+
+class InvalidRequestError(InvalidArgumentError):
+    """A request's body is not as OpenAI's API has it, or asks for what this server does not do; `param` is the member
+    at fault."""
+
+    def __init__(self, sentence: str, param: str | None = None) -> None:
+        super().__init__(sentence)
+        self.param = param
+
+
+class NoSuchModelError(NotFoundError):
+    """A request names a model that is not there, or that is no model of its kind."""
+
+
+def refusal(error: ShoalError) -> Response:
+    """The response for an error; clients of OpenAI's package raise their own errors by its status."""
+    headers: Headers = ()
+    if error.retry_after_s:
+        headers = (("Retry-After", str(error.retry_after_s)),)
+    if isinstance(error, UnauthenticatedError):
+        headers = (*headers, *CHALLENGE)
+    return json_response(error.http_status, error_object(error), headers)
+
+
+def error_text(error: ShoalError) -> bytes:
+    """An error as JSON, for an event in a stream."""
+    return orjson.dumps(error_object(error))
+
+
+def error_object(error: ShoalError) -> dict[str, object]:
+    """The body of the response for an error."""
+    kind, code = _kind(error)
+    param = error.param if isinstance(error, InvalidRequestError) else None
+    if isinstance(error, NoSuchModelError):
+        param = "model"
+    # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
+    message = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _kind(error: ShoalError) -> tuple[str, str | None]:
+    """OpenAI's words for an error: its type and its code."""
+    if isinstance(error, NoSuchModelError):
+        return "invalid_request_error", "model_not_found"
+    if isinstance(error, UnauthenticatedError):
+        return "invalid_request_error", "invalid_api_key"
+    if isinstance(error, PermissionDeniedError):
+        return "invalid_request_error", "permission_denied"
+    if error.http_status == 429:
+        return "rate_limit_error", "rate_limit_exceeded"
+    return ("server_error" if error.http_status >= 500 else "invalid_request_error"), None

@@ -1,0 +1,198 @@
+"""The bodies of OpenAI's requests for text: what is asked for, and what is refused. Pure.
+
+A member of OpenAI's API that would change the answer and that this server does not honour is refused by its name; one
+that changes nothing (`user`, `metadata`) is left out; any other is a sampling parameter, which the model gets.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from shoal.errors import InternalError
+from shoal.frontend import read_json as door
+from shoal.frontend.openai.errors import InvalidRequestError
+
+#: Members that change nothing of what a model answers.
+_LEFT_OUT = frozenset(
+    {
+        "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+        "service_tier", "store", "user", "verbosity",
+    }
+)  # fmt: skip
+#: Members that are read below.
+_READ = frozenset(
+    {
+        "best_of", "chat_template_kwargs", "echo", "function_call", "functions", "logit_bias", "logprobs",
+        "max_completion_tokens", "max_tokens", "messages", "modalities", "model", "n", "prompt", "response_format",
+        "stop", "stream", "stream_options", "suffix", "tool_choice", "tools", "top_logprobs",
+    }
+)  # fmt: skip
+#: Members that would change the answer and are not honoured.
+_REFUSED = frozenset({"audio", "moderation", "prediction", "web_search_options"})
+#: OpenAI takes four; this many characters are searched for in each piece of an answer (both bounds ours).
+MAX_STOPS, MAX_STOP_CHARS = 16, 1024
+
+Message = Mapping[str, Any]
+
+
+class TextRequest(NamedTuple):
+    """A request for text."""
+
+    model: str
+    prompt: str  # of a completion
+    messages: Sequence[Message]  # of a chat: texts, and what else a message has; empty for a completion
+    template_variables: Mapping[str, Any]  # further names for the chat template: `chat_template_kwargs`, vLLM's name
+    is_stream: bool
+    includes_usage: bool  # a stream ends with a chunk that counts tokens
+    is_echoed: bool  # the answer begins with the prompt
+    stops: tuple[str, ...]
+    max_tokens: int
+    sampling: Mapping[str, Any]  # max_tokens, temperature, seed and what else the request has, without nulls
+
+
+def read_body(body: memoryview, max_input_size: int) -> dict[str, Any]:
+    """The object in a request's body, without members that are null. Raises InvalidRequestError."""
+    try:
+        request = door.read_json(body, max_input_size)
+    except InternalError as error:  # Triton's class for what is no JSON
+        raise InvalidRequestError(str(error)) from None
+    if type(request) is not dict:
+        raise InvalidRequestError("the body must be a JSON object")
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def model_of(request: Mapping[str, Any]) -> str:
+    """The model's name. Raises InvalidRequestError."""
+    model = request.get("model", "")
+    if type(model) is not str or not model:
+        raise InvalidRequestError("'model' must be the name of a model: GET /v1/models lists them", "model")
+    return model
+
+
+def read_chat(request: Mapping[str, Any], default_max_tokens: int) -> TextRequest:
+    """A request of POST /v1/chat/completions. Raises InvalidRequestError."""
+    tools_are_off = request.get("tool_choice") == "none"
+    if (request.get("tools") and not tools_are_off) or request.get("functions"):
+        raise InvalidRequestError(
+            "this server does not find calls of tools in a model's text: leave 'tools' and 'functions' out, or say "
+            "'tool_choice': 'none'",
+            "tools",
+        )
+    if request.get("modalities", ["text"]) != ["text"]:
+        raise InvalidRequestError("'modalities' must be [\"text\"]: models answer with text alone", "modalities")
+    variables = _of(request, "chat_template_kwargs", dict, {}, "an object")
+    return _text_request(request, default_max_tokens, "", _messages(request), variables)
+
+
+def read_completion(request: Mapping[str, Any], default_max_tokens: int) -> TextRequest:
+    """A request of POST /v1/completions. Raises InvalidRequestError."""
+    prompt = request.get("prompt")
+    if type(prompt) is list and len(prompt) == 1 and type(prompt[0]) is str:
+        [prompt] = prompt
+    if type(prompt) is not str:
+        raise InvalidRequestError(
+            "'prompt' must be one string: send one request for each prompt, and no tokens", "prompt"
+        )
+    if request.get("suffix"):
+        raise InvalidRequestError("'suffix' is not supported: leave it out", "suffix")
+    if _of(request, "best_of", int, 1, "a number") != 1:
+        raise InvalidRequestError("'best_of' must be 1: each request has one answer", "best_of")
+    return _text_request(request, default_max_tokens, prompt)
+
+
+def _text_request(
+    request: Mapping[str, Any],
+    default_max_tokens: int,
+    prompt: str,
+    messages: Sequence[Message] = (),
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> TextRequest:
+    _refuse(request)
+    is_stream = _of(request, "stream", bool, False, "true or false")
+    options = _of(request, "stream_options", dict, {}, "an object")
+    if options and not is_stream:
+        raise InvalidRequestError("'stream_options' needs 'stream': true", "stream_options")
+    name = "max_completion_tokens" if "max_completion_tokens" in request else "max_tokens"
+    max_tokens = _of(request, name, int, default_max_tokens, "a number")
+    if not 1 <= max_tokens <= door.MAX_INT64:
+        raise InvalidRequestError(f"'{name}' is {max_tokens}, must be at least 1", name)
+    others = {key: value for key, value in request.items() if key not in _READ and key not in _LEFT_OUT}
+    return TextRequest(
+        model_of(request),
+        prompt,
+        messages,
+        variables,
+        is_stream,
+        _of(options, "include_usage", bool, False, "true or false", "stream_options"),
+        bool(prompt) and _of(request, "echo", bool, False, "true or false"),
+        _stops(request),
+        max_tokens,
+        {"max_tokens": max_tokens, **others},
+    )
+
+
+def _refuse(request: Mapping[str, Any]) -> None:
+    """Refuse members that would change the answer and are not honoured."""
+    if _of(request, "n", int, 1, "a number") != 1:
+        raise InvalidRequestError("'n' must be 1: each request has one answer", "n")
+    for name in ("logprobs", "top_logprobs"):
+        if name in request and request[name] is not False:
+            raise InvalidRequestError(f"'{name}' is not supported: leave it out", name)
+    if request.get("logit_bias"):
+        raise InvalidRequestError("'logit_bias' is not supported: leave it out", "logit_bias")
+    if request.get("response_format", {"type": "text"}) != {"type": "text"}:
+        raise InvalidRequestError(
+            '\'response_format\' must be {"type": "text"}: no other is enforced', "response_format"
+        )
+    for name in sorted(_REFUSED & request.keys()):
+        raise InvalidRequestError(f"'{name}' is not supported: leave it out", name)
+
+
+def _of(members: Mapping[str, Any], name: str, kind: type, default: Any, wanted: str, param: str | None = None) -> Any:
+    """A member of one type, or its default. Raises InvalidRequestError."""
+    value = members.get(name)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise InvalidRequestError(f"'{name}' must be {wanted}, got {_shown(value)}", param or name)
+    return value
+
+
+def _stops(request: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = request.get("stop", [])
+    stops = [stop] if type(stop) is str else stop
+    if type(stops) is not list or any(type(each) is not str or not each for each in stops):
+        raise InvalidRequestError(f"'stop' must be a string or a list of strings, got {_shown(stop)}", "stop")
+    if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_CHARS for each in stops):
+        raise InvalidRequestError(f"'stop' may have {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters", "stop")
+    return tuple(stops)
+
+
+def _messages(request: Mapping[str, Any]) -> list[Message]:
+    messages = request.get("messages")
+    if type(messages) is not list or not messages:
+        raise InvalidRequestError("'messages' must be a list of at least one message", "messages")
+    return [_message(number, each) for number, each in enumerate(messages)]
+
+
+def _message(number: int, message: Any) -> Message:
+    where = f"messages[{number}]"
+    if type(message) is not dict or type(message.get("role")) is not str:
+        raise InvalidRequestError(f"{where} must be an object with 'role' and 'content'", where)
+    content = message.get("content")
+    if type(content) is list:
+        content = "".join(_part(f"{where}.content[{at}]", part) for at, part in enumerate(content))
+    if type(content) is not str:
+        raise InvalidRequestError(f"{where}.content must be a string or a list of parts of text", f"{where}.content")
+    return {**message, "content": content}
+
+
+def _part(where: str, part: Any) -> str:
+    if type(part) is dict and part.get("type") == "text" and type(text := part.get("text")) is str:
+        return text
+    raise InvalidRequestError(f"{where} must be a part of the type 'text': images and audio are not supported", where)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
