@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from shoal.datatypes import BY_WIRE, BYTES, TruncatedBytesError, decode_bytes_tensor
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError
+from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend.access.authorisation import check_named_model
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.generation import EVENTS, Failure, Plan, event
@@ -266,9 +266,11 @@ def _plan(call: HandlerCall, form: Form) -> Plan:
 
 
 def known(call: HandlerCall, name: str) -> None:
-    """Raise NoSuchModelError for a name that no model has."""
-    if not any(each.name == name for each in call.state.models.entries()):
-        raise NoSuchModelError(f"the model '{name}' does not exist: GET /v1/models lists those that do")
+    """Raise NoSuchModelError for a name that no model has, or one that is not loaded."""
+    try:
+        call.state.models.lookup(name, None)
+    except (NotFoundError, InvalidArgumentError) as error:  # the latter with namespaces
+        raise NoSuchModelError(f"{error}; GET /v1/models lists the models that text can be asked of") from None
 
 
 def id_of(headers: Mapping[str, str]) -> str:

@@ -26,8 +26,8 @@ MESSAGES = "messages"
 SAMPLING = "sampling_parameters"
 #: An input that gets what is to be embedded, as JSON: likewise.
 EMBEDDING_REQUEST = "embedding_request"
-#: Inputs by which a model is asked to leave the prompt out of its answer, and to tell how many tokens there were and why
-#: it ended: of Triton's vLLM and TensorRT-LLM backends.
+#: Inputs by which a model is asked to leave the prompt out of its answer, and to tell how many tokens there were and
+#: why it ended: of Triton's vLLM and TensorRT-LLM backends.
 _ASKED = (
     "exclude_input_in_output", "sampling_param_exclude_input_from_output", "return_num_input_tokens",
     "return_num_output_tokens", "return_finish_reason",
