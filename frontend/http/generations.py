@@ -1,5 +1,5 @@
-"""`generate`, `generate_stream` and OpenAI's completions on a lane: requests go in, a Rendering (generation.py) makes of
-each reply what the client gets, and what a stream sends for one is a chunk.
+"""`generate`, `generate_stream` and OpenAI's completions on a lane: requests go in, a Rendering (generation.py) makes
+of each reply what the client gets, and what a stream sends for one is a chunk.
 
 The JSON of a reply is rendered when the reply comes, and the worker's block released. Text that the client's socket
 does not take is kept, within the connection's share of the lane's kept memory (kept_memory.py). Replies beyond that

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import messages, sequences
 from shoal.model_config.messages import Config
+from shoal.model_config.python_backends import runs_on
 
 #: Triton's default for `--backend-config=onnxruntime,default-max-batch-size=N`.
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -41,7 +42,8 @@ def needs_autocomplete(config: Config) -> bool:
     """Whether the model file must be read before the configuration can be finished."""
     if config["backend"] in _DECLARING:
         return not (config["input"] and config["output"])
-    return bool(config["backend"] == "python")  # a model.py's auto_complete_config is always called
+    # The auto_complete_config of a model.py, a model's or a backend's, is always called.
+    return bool(config["backend"]) and runs_on(config) == "python"
 
 
 def complete(config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> Config:

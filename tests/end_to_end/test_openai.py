@@ -7,6 +7,7 @@ import base64
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,13 @@ backend: "python"
 max_batch_size: 4
 input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "embedding" data_type: TYPE_FP32 dims: [ 3 ] }
+"""
+#: As Triton's users write it; a played vLLM says the words of the prompt backwards, again and again.
+PLAYED = Path(__file__).parents[1] / "played_vllm"
+VLLM = """
+backend: "vllm"
+instance_group { count: 1 kind: KIND_MODEL }
+parameters { key: "chat_template" value { string_value: "{{ messages[0].content }}" } }
 """
 #: Length, first byte and last byte of each text.
 VECTORS_CODE = """
@@ -71,7 +79,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)
     add_model(directory / "models", "vectors", VECTORS, VECTORS_CODE)
-    with serving_to_the_end(directory / "models", f"--api-keys={keys['']}") as serving:
+    (add_model(directory / "models", "words", VLLM) / "model.json").write_text('{"model": "played"}')
+    paths = os.pathsep.join([str(PLAYED), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": paths}
+    with serving_to_the_end(directory / "models", f"--api-keys={keys['']}", environment=environment) as serving:
         yield serving
 
 
@@ -194,7 +205,7 @@ def test_errors_are_openai_s(
 
 
 def test_keys_open_the_models_that_they_are_for(ask: Any, server: Server) -> None:
-    assert [each["id"] for each in ask("/v1/models").json["data"]] == ["babble", "vectors"]
+    assert [each["id"] for each in ask("/v1/models").json["data"]] == ["babble", "vectors", "words"]
     assert [each["id"] for each in ask("/v1/models", None, "vectors").json["data"]] == ["vectors"]
     assert ask("/v1/models/babble").json["id"] == "babble"
     missing = ask("/v1/models/nix")
@@ -215,6 +226,35 @@ def test_texts_become_vectors(ask: Any) -> None:
     assert said["usage"] == {"prompt_tokens": 55, "total_tokens": 55}
     [row] = ask(EMBEDDINGS, {"model": "vectors", "input": "j" * 10, "encoding_format": "base64"}).json["data"]
     assert np.frombuffer(base64.b64decode(row["embedding"]), "<f4").tolist() == [10.0, 106.0, 106.0]
+
+
+@WAYS
+def test_a_model_of_vllm_s_backend(ask: Any, way: str) -> None:
+    asked = {"model": "words", "max_tokens": 5, "temperature": 0.5, "seed": 3, "stop": ["two "]}
+    whole = ask(CHAT, {**asked, "messages": [{"role": "user", "content": "one two three"}]}, way).json
+    assert whole["choices"][0]["message"]["content"] == "three "
+    asked["stop"] = None
+    said = ask(COMPLETIONS, {**asked, "prompt": "one two three"}, way).json
+    assert (said["choices"][0]["text"], said["choices"][0]["finish_reason"]) == ("three two one three two ", "length")
+    assert said["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    *words, last, usage = chunks(ask(COMPLETIONS, {**asked, "prompt": "one two three", **more}, way))
+    assert [each["choices"][0]["text"] for each in words] == ["three ", "two ", "one ", "three ", "two "]
+    assert (last["choices"][0]["finish_reason"], usage["usage"]) == ("length", said["usage"])
+    failed = ask(COMPLETIONS, {**asked, "prompt": "fail"}, way)
+    assert (failed.status, failed.json["error"]["message"]) == (500, "Error generating stream: no words")
+    vectors = ask(EMBEDDINGS, {"model": "words", "input": ["a bb ccc", "dddd e"], "dimensions": 2}, way).json
+    assert [each["embedding"] for each in vectors["data"]] == [[1.0, 2.0], [4.0, 1.0]]
+    assert vectors["usage"]["prompt_tokens"] == 5
+
+
+def test_vllm_s_model_by_triton_s_own_endpoints(ask: Any) -> None:
+    asked = {"text_input": "one two", "parameters": {"max_tokens": 2, "stream": False}}
+    assert ask("/v2/models/words/generate", asked).json["text_output"] == "one twotwo one "
+    asked["parameters"] = {"max_tokens": "2", "stream": True, "return_finish_reason": True}
+    events = ask("/v2/models/words/generate_stream", asked).body.decode().strip().split("\n\n")
+    told = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert [(each["text_output"], each["finish_reason"]) for each in told] == [("two ", "None"), ("one ", "length")]
 
 
 def test_a_body_that_a_lane_hands_over(server: Server, keys: dict[str, str]) -> None:
@@ -247,7 +287,7 @@ def test_openai_s_own_client(server: Server, keys: dict[str, str]) -> None:
         "openai", reason="NOT CHECKED: OpenAI's client is not installed (pip install '.[dev]')"
     )
     with openai.OpenAI(base_url=f"http://{server.url}/v1", api_key=keys["lane"], max_retries=0) as client:
-        assert [each.id for each in client.models.list()] == ["babble", "vectors"]
+        assert [each.id for each in client.models.list()] == ["babble", "vectors", "words"]
         whole = client.chat.completions.create(**babble(messages=HELLO))
         stream = client.chat.completions.create(**babble(messages=HELLO, stream=True))
         assert "".join(each.choices[0].delta.content or "" for each in stream) == whole.choices[0].message.content

@@ -35,10 +35,12 @@ Responses = Sequence[InferenceResponse | None]
 _NO_LIST = "Expected a list in the execute return, found type '{}'."
 _NO_RESPONSE = "Expected an 'InferenceResponse' object in the execute function return list, found type '{}'."
 
-# Frames of these files are not the model's: Triton's are in C++ and invisible; an importer's are useless.
+# Frames of these files are not the model's: Triton's are in C++ and invisible; an importer's, and those of a backend
+# that comes with Shoal, are useless.
 _NO_FRAMES = (
     os.path.dirname(triton_python_backend_utils.__file__) + os.sep,
     os.path.dirname(importlib.__file__) + os.sep,
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), "vllm_backend") + os.sep,
     "<frozen importlib",
 )
 

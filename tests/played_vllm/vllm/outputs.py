@@ -1,0 +1,42 @@
+"""What an engine answers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class CompletionOutput:
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    logprobs: list[Any] | None
+    finish_reason: str | None
+
+
+@dataclass
+class RequestOutput:
+    request_id: str
+    prompt: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+
+
+@dataclass
+class PoolingRequestOutput:
+    outputs: Any
+    prompt_token_ids: list[int]
+
+
+@dataclass
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput):
+    @staticmethod
+    def from_base(output: PoolingRequestOutput) -> "EmbeddingRequestOutput":
+        return EmbeddingRequestOutput(
+            EmbeddingOutput([float(each) for each in output.outputs]), output.prompt_token_ids
+        )
