@@ -17,6 +17,7 @@ BEGIN, END = "<!-- flags: begin -->\n", "<!-- flags: end -->\n"
 #: Flags that Triton does not have.
 OWN = frozenset({
     "shm-client-slab-mib", "shm-worker-slab-mib", "shm-oversize-mib", "max-in-flight", "default-max-queue-size",
+    "openai-port", "default-max-tokens",
     "request-deadline-ms", "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs",
     "max-request-bytes", "listen-backlog", "http-process-count", "grpc-process-count", "grpc-max-connections",
     "max-control-bytes", "max-expansion", "max-upload-mib", "upload-timeout-secs", "min-upload-rate",

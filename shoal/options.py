@@ -119,6 +119,9 @@ class ServerOptions:
     max_upload_mib: int = 0  # of requests that are arriving; 0 = a quarter of the memory at the start, or 64; ours
     upload_timeout_secs: int = 60  # s for a body, beside those for its bytes at min_upload_rate; ours: nginx's
     min_upload_rate: int = 1024  # bytes a second; ours: twice Apache's, as the slowest of mobile networks send
+    openai_port: int | None = (
+        None  # a second port for HTTP: that of Triton's OpenAI frontend, 9000; None: no second; ours
+    )
     default_max_tokens: int = 16  # of text, where a request to OpenAI's endpoints names none; Triton's
     http_header_forward_pattern: str = ""  # matching headers become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
@@ -314,6 +317,10 @@ def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
             Endpoint("http", "HTTP", options.http_address, options.http_port, options.reuse_http_port),
         ),
         (
+            options.allow_http and options.openai_port is not None,
+            Endpoint("openai", "OpenAI", options.http_address, options.openai_port or 0),
+        ),
+        (
             options.allow_grpc,
             Endpoint("grpc", "GRPC", options.grpc_address, options.grpc_port, options.reuse_grpc_port),
         ),
@@ -350,7 +357,8 @@ def torchserve_apis(options: ServerOptions) -> dict[str, tuple[str, ...]]:
 
 def https_endpoints(options: ServerOptions) -> tuple[str, ...]:
     """The names of the endpoints at which HTTP takes only clients with TLS."""
-    found = ["http"] if options.allow_http and options.has_http_tls else []
+    http = [each.name for each in endpoints(options) if each.name in ("http", "openai")]
+    found = http if options.has_http_tls else []
     found += ["metrics"] if options.allow_metrics and options.metrics_use_ssl else []
     found += [
         name for name, apis in torchserve_apis(options).items() if not set(apis).isdisjoint(options.torchserve_https)

@@ -78,7 +78,7 @@ class HttpTlsLane(HttpLane):
     def _serves(self, client: TlsSocket) -> bool:
         """Whether the lane itself answers at the endpoint of a connection. At others it only decrypts, for the road."""
         endpoint = self._endpoint_of(client)
-        return endpoint == "http" or endpoint in self._apis
+        return endpoint in ("http", "openai") or endpoint in self._apis
 
     def _take_back(self, client: TlsSocket, data: bytes) -> None:
         """Serve a connection again that the road has given back."""

@@ -106,6 +106,7 @@ def make_endpoints(
 
     return {
         "http": Endpoint(HTTP.admit),
+        "openai": Endpoint(HTTP.admit),
         "metrics": Endpoint(admit_metrics, preview=_without_body),
         "grpc": Endpoint(_admit_grpc),
         "sagemaker": Endpoint(admit_sagemaker),

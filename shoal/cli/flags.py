@@ -181,6 +181,11 @@ HTTP = (
     honour("http-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("reuse-http-port", BOOLEAN, _REUSE),
     honour(
+        "openai-port",
+        INTEGER,
+        "a second port for HTTP, for clients of Triton's OpenAI frontend, whose port is 9000; 0 for any free one",
+    ),
+    honour(
         "default-max-tokens",
         integer(1),
         "tokens of text where a request to OpenAI's endpoints names no number: docs/openai.md",

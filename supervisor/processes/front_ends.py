@@ -38,7 +38,7 @@ ANSWER_SLACK_S = 30
 #: Seconds in which front ends refuse the requests that are open when --exit-timeout-secs is over (ours).
 REFUSAL_S = 5
 #: The endpoints whose connections the lanes accept, HTTP's (beside all that have TLS) and gRPC's.
-HTTP_LANE_ENDPOINTS = ("http", "torchserve-inference")
+HTTP_LANE_ENDPOINTS = ("http", "openai", "torchserve-inference")
 GRPC_LANE_ENDPOINTS = ("grpc", "torchserve-grpc-inference", "torchserve-grpc-management")
 
 

@@ -25,6 +25,7 @@ FIRST_PASSED_FD = 3
 #: By endpoint, the service's name in the line that scripts wait for; Triton's.
 SERVICES = {
     "http": "HTTPService",
+    "openai": "OpenAI HTTPService",
     "grpc": "GRPCInferenceService",
     "metrics": "Metrics Service",
     "sagemaker": "Sagemaker HTTPService",

@@ -82,7 +82,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
     (add_model(directory / "models", "words", VLLM) / "model.json").write_text('{"model": "played"}')
     paths = os.pathsep.join([str(PLAYED), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": paths}
-    with serving_to_the_end(directory / "models", f"--api-keys={keys['']}", environment=environment) as serving:
+    flags = (f"--api-keys={keys['']}", "--openai-port=0")
+    with serving_to_the_end(directory / "models", *flags, environment=environment) as serving:
         yield serving
 
 
@@ -216,6 +217,13 @@ def test_keys_open_the_models_that_they_are_for(ask: Any, server: Server) -> Non
         unknown = fetch(server.http_port, path, body)
         assert (unknown.status, unknown.json["error"]["code"]) == (401, "invalid_api_key")
     assert ask("/v1/models/babble", None, "vectors").status == 403
+
+
+def test_the_port_for_clients_of_triton_s_frontend(server: Server, keys: dict[str, str]) -> None:
+    [port] = re.findall(rb"Started OpenAI HTTPService at 127.0.0.1:([0-9]+)", server.log)
+    for way in ("lane", "road"):
+        asked = fetch(int(port), COMPLETIONS, babble(prompt="Once"), headers={"X-API-Key": keys[way]})
+        assert (asked.status, asked.json["object"]) == (200, "text_completion")
 
 
 def test_texts_become_vectors(ask: Any) -> None:
