@@ -165,8 +165,8 @@ def _limited(filter_: Callable[..., Any]) -> Callable[..., Any]:
     return limited
 
 
-def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
-    text = str(text)
+def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
+    text = str(value)
     num = text.count(old) if old else len(text) + 1
     _check_length(len(text) + (num if count is None or count < 0 else min(num, count)) * len(new))
     return text.replace(old, new, -1 if count is None else count)

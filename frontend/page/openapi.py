@@ -12,6 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from shoal.frontend.call import HandlerCall
+from shoal.frontend.openai.text_model import embedding_model, text_model
 from shoal.frontend.page.files import SAFE
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.state import ServerState
@@ -54,6 +55,7 @@ def describe(state: ServerState) -> dict[str, Any]:
             for entry in entries:
                 version = f"/versions/{entry.version}"
                 paths |= _model_paths(f"/v2/models/{_escaped(name)}{version}", entry, version)
+    paths |= dict(_openai_paths(state.models.ready_entries()))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -71,7 +73,13 @@ def describe(state: ServerState) -> dict[str, Any]:
                 "Error": {
                     "description": "What is wrong, in one sentence",
                     "content": _json({"$ref": "#/components/schemas/Error"}),
-                }
+                },
+                "OpenAIError": {
+                    "description": "What is wrong, as OpenAI's API has it",
+                    "content": _json(
+                        _object({"error": _object({"message": {"type": "string"}}, ["message"])}, ["error"])
+                    ),
+                },
             },
         },
     }
@@ -94,6 +102,35 @@ def _server_paths() -> Iterator[tuple[str, Any]]:
                 _parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most of either kind"),
             ]
         yield path, {method: operation}
+
+
+def _openai_paths(entries: Sequence[ModelEntry]) -> Iterator[tuple[str, Any]]:
+    """The paths of OpenAI's API; what a request may have beside what stands here is OpenAI's documentation's to say."""
+    texts = sorted({entry.name for entry in entries if text_model(entry) is not None and _is_text(entry.name)})
+    vectors = sorted({entry.name for entry in entries if embedding_model(entry) is not None and _is_text(entry.name)})
+    content: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]}
+    message = _object({"role": {"type": "string"}, "content": content}, ["role", "content"])
+    strings: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    stream: Schema = {"type": "boolean"}
+    yield "/v1/models", {"get": _openai_operation("models", "Models that OpenAI's clients can ask", None)}
+    if texts:
+        which: Schema = {"enum": texts}
+        chat = _object(
+            {"model": which, "messages": {"type": "array", "items": message, "minItems": 1}, "stream": stream},
+            ["model", "messages"],
+        )
+        completion = _object({"model": which, "prompt": strings, "stream": stream}, ["model", "prompt"])
+        yield "/v1/chat/completions", {"post": _openai_operation("chat", "Go on with a conversation", chat)}
+        yield "/v1/completions", {"post": _openai_operation("completion", "Go on with a text", completion)}
+    if vectors:
+        embedding = _object({"model": {"enum": vectors}, "input": strings}, ["model", "input"])
+        yield "/v1/embeddings", {"post": _openai_operation("embedding", "Turn texts into vectors", embedding)}
+
+
+def _openai_operation(name: str, text: str, request: Schema | None) -> dict[str, Any]:
+    operation = _operation("server", f"openai_{name}", text, _OBJECT)
+    operation["responses"]["default"] = {"$ref": "#/components/responses/OpenAIError"}
+    return operation if request is None else operation | _body(request)
 
 
 def _parameter(name: str, schema: Schema, text: str) -> dict[str, Any]:

@@ -54,6 +54,13 @@ CONFIGS = [
     config("stream", 0, ("A", "TYPE_FP32", [1]), model_transaction_policy={"decoupled": True}),
     config("fixed", 0, ("A", "TYPE_INT32", [2])),
     config(
+        "story",
+        0,
+        ("A", "TYPE_STRING", [1]),
+        model_transaction_policy={"decoupled": True},
+        parameters={name: {"string_value": tensor} for name, tensor in (("text_input", "A"), ("text_output", "OUT_A"))},
+    ),
+    config(
         CORRELATED,
         0,
         ("A", "TYPE_FP32", [-1, -1]),

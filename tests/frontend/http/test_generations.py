@@ -20,7 +20,7 @@ from tests.frontend.lane_star import Star
 TIMEOUT_S = 300.0
 CHUNKED = b"Content-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
-FP32 = 11
+FP32, BYTES = 11, 13
 WORKER = {9}
 
 
@@ -65,6 +65,21 @@ class Lane:
         self.generations.begin(self.connection, head, memoryview(body), self.now_s)
         self.star.seen()
         return self.connection.number
+
+    def ask_openai(self, **members: Any) -> int:
+        """Ask for a text."""
+        head = parse_head(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert head is not None
+        body = json.dumps({"model": "story", "prompt": "Once", **members}).encode()
+        self.generations.begin(self.connection, head, memoryview(body), self.now_s)
+        self.star.seen()
+        return self.connection.number
+
+    def say(self, number: int, text: bytes, *, more: bool = True) -> None:
+        """One response of the model, a text as the tensor OUT_A."""
+        data = len(text).to_bytes(4, "little") + text
+        response = InferResponse((TensorRef("OUT_A", BYTES, (1,), 0, len(data)),), {})
+        self.take(self.star.reply(number, response, data, more=more))
 
     def answer(self, number: int, *values: float, more: bool = True) -> None:
         """One response of the model, its values as the tensor OUT_A."""
@@ -243,3 +258,54 @@ def test_a_client_that_may_have_gone_is_asked_only_before_its_stream_begins(lane
     assert lane.generations.doubt(lane.connection)
     lane.answer(number, 1.5)
     assert not lane.generations.doubt(lane.connection)
+
+
+def texts_in(received: bytes) -> list[str]:
+    """The pieces of a text in the chunks of OpenAI's stream."""
+    events = [line[6:] for line in received.split(b"\n") if line.startswith(b"data: {")]
+    return [choice["text"] for event in events for choice in json.loads(event)["choices"]]
+
+
+def test_a_stop_sequence_ends_a_stream_and_cancels_what_the_model_would_still_say(lane: Lane) -> None:
+    number = lane.ask_openai(stream=True, stop=["END"])
+    lane.say(number, b"the E")
+    received = lane.received()
+    assert (texts_in(received), b"x-request-id: req-" in received) == (["the "], True)
+    lane.say(number, b"ND of it")
+    received = lane.received()
+    assert texts_in(received) == [""]
+    assert received.endswith(b"data: [DONE]\n\n\r\n" + END)
+    assert (lane.star.num_cancels(), lane.star.port.num_held, lane.connection.stage) == (1, 0, READING)
+    assert (lane.generations.connection_of(number), lane.resumed, lane.closed) == (None, 1, 0)
+
+
+def test_a_stop_sequence_ends_a_whole_text(lane: Lane) -> None:
+    number = lane.ask_openai(stop="END")
+    lane.say(number, b"the E")
+    assert lane.received() == b""
+    lane.say(number, b"ND of it")
+    assert b'"text":"the ","logprobs":null,"finish_reason":"stop"' in lane.received()
+    assert (lane.star.num_cancels(), lane.star.port.num_held, lane.resumed) == (1, 0, 1)
+
+
+def test_a_model_that_fails_within_a_text_ends_the_stream(lane: Lane) -> None:
+    number = lane.ask_openai(stream=True)
+    lane.say(number, b"Once")
+    lane.received()
+    lane.take(lane.star.fail(number, 2, b"no more"))
+    error = b'data: {"error":{"message":"no more","type":"server_error","param":null,"code":null}}\n\n'
+    assert lane.received() == b"%x\r\n%b\r\n" % (len(error), error) + END
+
+
+def test_a_model_that_fails_before_a_text_gives_the_stream_its_status(lane: Lane) -> None:
+    lane.take(lane.star.fail(lane.ask_openai(stream=True), 5, b"full"))
+    received = lane.received()
+    assert received.startswith(b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n")
+    assert received.endswith(b'"code":null}}\r\n' + END)
+
+
+def test_a_text_whose_model_takes_too_long_ends_with_an_error(lane: Lane) -> None:
+    lane.ask_openai(stream=True)
+    lane.generations.expire(lane.connection, TIMEOUT_S)
+    assert b'"error":{"message":"Request timeout expired' in lane.received()
+    assert lane.star.num_cancels() == 1

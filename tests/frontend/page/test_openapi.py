@@ -84,3 +84,20 @@ def test_names_do_not_break_the_document(state: ServerState, make_message: Any) 
     OpenAPIV31SpecValidator(document).validate()
     assert "/v2/models/%7Bname%7D" in document["paths"]
     json.dumps(document).encode()
+
+
+def test_models_of_text_have_openai_s_paths(document: dict[str, Any], state: ServerState, make_message: Any) -> None:
+    assert "/v1/models" in document["paths"]
+    assert "/v1/completions" not in document["paths"], "no model takes it"
+    text, vector = (
+        {"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]},
+        {"data_type": "TYPE_FP32", "dims": [2]},
+    )
+    outputs = [{**text, "name": "text_output"}, {**vector, "name": "embedding"}]
+    state.models.apply(make_message("story", 1, 20, {**SIMPLE, "name": "story", "input": [text], "output": outputs}))
+    described = describe(state)
+    OpenAPIV31SpecValidator(described).validate()
+    chat = schema(described, "/v1/chat/completions").is_valid
+    assert chat({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "seed": 3})
+    assert not chat({"model": "simple", "messages": [{"role": "user", "content": "Hi"}]})
+    assert schema(described, "/v1/embeddings").is_valid({"model": "story", "input": ["a", "b"]})
