@@ -38,7 +38,7 @@ from shoal.star.models import ModelEntry
 _REQUEST_ID = "x-request-id"
 _MAX_ID_CHARS = 128
 #: The most characters of an answer that is no stream, which is put together in this process (ours).
-MAX_ANSWER_CHARS = 16 << 20
+MAX_ANSWER_CHARS = 1 << 20
 #: The last event of a stream.
 DONE = b"data: [DONE]\n\n"
 #: Outputs and parameters of a model's response, by which it tells more than its text.

@@ -29,6 +29,8 @@ _READ = frozenset(
 )  # fmt: skip
 #: Members that would change the answer and are not honoured.
 _REFUSED = frozenset({"audio", "moderation", "prediction", "web_search_options"})
+#: Sampling parameters that OpenAI's API has, all of them numbers.
+_NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
 #: OpenAI takes four; this many characters are searched for in each piece of an answer (both bounds ours).
 MAX_STOPS, MAX_STOP_CHARS = 16, 1024
 
@@ -116,6 +118,9 @@ def _text_request(
     max_tokens = _of(request, name, int, default_max_tokens, "a number")
     if not 1 <= max_tokens <= door.MAX_INT64:
         raise InvalidRequestError(f"'{name}' is {max_tokens}, must be at least 1", name)
+    for number in _NUMBERS:
+        if type(request.get(number, 0)) not in (int, float):
+            raise InvalidRequestError(f"'{number}' must be a number, got {_shown(request[number])}", number)
     others = {key: value for key, value in request.items() if key not in _READ and key not in _LEFT_OUT}
     return TextRequest(
         model_of(request),

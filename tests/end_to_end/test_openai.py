@@ -169,7 +169,8 @@ def test_a_stop_sequence_ends_the_model_s_work(ask: Any, way: str) -> None:
     endless = {"prompt": "Once", "temperature": 0, "max_tokens": 10**9}
     text = ask(COMPLETIONS, babble(**{**endless, "max_tokens": 20}), way).json["choices"][0]["text"]
     for stream in (False, True):
-        assert ask(COMPLETIONS, babble(**endless, stop=text[-1], stream=stream), way).status == 200
+        asked = babble(**endless, stop=text[-1], stream=stream)
+        assert ask(COMPLETIONS, asked, way, X_Shoal_Timing="1").status == 200
     assert ask(COMPLETIONS, babble(prompt="a", max_tokens=1), way).status == 200
 
 
@@ -185,7 +186,8 @@ def test_a_stop_sequence_ends_the_model_s_work(ask: Any, way: str) -> None:
         (CHAT, babble(messages=[]), 400, "messages", "at least one message"),
         (CHAT, babble(messages=HELLO, tools=[{"type": "function"}]), 400, "tools", "calls of tools"),
         (CHAT, babble(messages=HELLO, n=2), 400, "n", "'n' must be 1"),
-        (CHAT, babble(messages=HELLO, temperature="hot"), 500, None, "TypeError"),
+        (CHAT, babble(messages=HELLO, temperature="hot"), 400, "temperature", "must be a number, got 'hot'"),
+        (CHAT, babble(messages=HELLO, seed=-1), 500, None, "expected non-negative integer"),
         (COMPLETIONS, babble(prompt=[1, 2]), 400, "prompt", "'prompt' must be one string"),
         (COMPLETIONS, babble(prompt="a", stream="yes"), 400, "stream", "'stream' must be true or false, got 'yes'"),
         (COMPLETIONS, babble(prompt="a", top_k=[1]), 400, None, "parameter 'top_k' has invalid type"),

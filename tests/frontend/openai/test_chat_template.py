@@ -20,6 +20,9 @@ def test_a_conversation_becomes_a_prompt() -> None:
     assert render("m", "{{ messages[0] | tojson }}{{ deep }}", MESSAGES, {"deep": True}) == (
         '{"role": "user", "content": " hé "}True'
     )
+    assert render("m", "{{ messages | join('-', attribute='role') }}{{ ', '.join(['a', 'b']) }}", MESSAGES, {}) == (
+        "user-assistanta, b"
+    )
     assert render("m", "{{ 'a.b'.replace('.', '-') }}{{ 'x' | indent(2, true) }}", MESSAGES, {}) == "a-b  x"
 
 
@@ -42,6 +45,10 @@ def test_a_template_may_refuse_a_conversation() -> None:
         "{% set x = 'aaaaaaaa' %}" + "{% set x = ''.join([x, x]) %}" * 60,
         "{% set x = 'aaaaaaaa' %}" + "{% set x = x | replace('a', x) %}" * 9,
         "{% set x = 'aaaaaaaa' %}" + "{% set x = x.replace('a', x) %}" * 9,
+        "{{ range(99999) | join('a' * 99999) }}",
+        "{{ ('a' * 99999).join(range(99999) | map('string')) }}",
+        "{{ lipsum(9999999) }}",
+        "{{ ('a ' * 99999) | wordwrap(1, wrapstring='a' * 99999) }}",
         "{{ 'a' * 9999999999 }}",
         "{{ 9999999999 * [1] }}",
         "{{ 9 ** 9 ** 9 }}",

@@ -71,8 +71,8 @@ class TritonPythonModel:
             self._read(LORA_FILE) if str(settings.get("enable_lora", "")).lower() == "true" else {}
         )
         try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.engine.async_llm_engine import AsyncLLMEngine
+            from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+            from vllm.engine.async_llm_engine import AsyncLLMEngine  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise pb_utils.TritonModelException(
                 f"model '{self.name}' needs vLLM ({error}): install it with `pip install vllm`, or name an environment "
@@ -160,14 +160,14 @@ class TritonPythonModel:
             return None
         if name not in self.loras:
             raise ValueError(f"LoRA {name} is not supported, we currently support {list(self.loras)}")
-        from vllm.lora.request import LoRARequest
+        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         number = list(self.loras).index(name) + 1
         return LoRARequest(str(number), number, self.loras[name])
 
     async def _embed(self, request: pb_utils.InferenceRequest, sender: Any) -> None:
-        from vllm.outputs import EmbeddingRequestOutput
-        from vllm.pooling_params import PoolingParams
+        from vllm.outputs import EmbeddingRequestOutput  # pyright: ignore[reportMissingImports]
+        from vllm.pooling_params import PoolingParams  # pyright: ignore[reportMissingImports]
 
         asked = json.loads(text(request, "embedding_request"))
         dimensions = asked.get("pooling_params", {}).get("dimensions")
@@ -199,13 +199,13 @@ def text(request: pb_utils.InferenceRequest, name: str) -> str:
 
 def sampling(parameters: Mapping[str, Any]) -> Any:
     """vLLM's sampling parameters, each of the type that vLLM has for it: request parameters may be texts."""
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 
-    kinds = typing.get_type_hints(SamplingParams)
+    kinds = SamplingParams.__annotations__
     known = {}
     for name, value in parameters.items():
         if name == "structured_outputs":
-            from vllm.sampling_params import StructuredOutputsParams
+            from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
 
             value = StructuredOutputsParams(**(json.loads(value) if isinstance(value, str) else value))
         elif value is None:

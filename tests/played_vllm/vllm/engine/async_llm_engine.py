@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
-from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput  # pyright: ignore[reportMissingImports]
+from vllm.pooling_params import PoolingParams  # pyright: ignore[reportMissingImports]
+from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 
 
 class AsyncLLMEngine:
