@@ -131,7 +131,7 @@ class Router:
         try:
             decoded = decode_name(name)
         except InvalidArgumentError as error:
-            return self._refuse(error)
+            return (route.refuse or self._refuse)(error)
         scope = self._scopes[route.pattern][method]
         model = None if route.checks_model else decoded if route.names_model else ""
         return RouteMatch(handler, decoded, version, target.partition("?")[2], scope, model, route.refuse)

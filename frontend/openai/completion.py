@@ -9,6 +9,7 @@ output or a parameter of the response); `usage` is null where it does not tell.
 """
 
 import codecs
+import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -297,7 +298,7 @@ def _members(entry: ModelEntry, model: TextModel, request: TextRequest) -> dict[
             raise InvalidRequestError(f"model '{request.model}' takes messages alone: POST /v1/chat/completions")
         return {**members, model.prompt: request.prompt}
     if model.takes_messages:
-        return {**members, MESSAGES: orjson.dumps(request.messages).decode()}
+        return {**members, MESSAGES: json.dumps(request.messages)}  # orjson refuses large numbers
     template = parameter(entry.config, CHAT_TEMPLATE)
     if not template:
         raise InvalidRequestError(

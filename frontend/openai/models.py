@@ -28,7 +28,8 @@ def _is_served(call: HandlerCall, name: str) -> bool:
     """Whether the version that a name means is a text or embedding model."""
     ready = call.state.models.ready_entries(name)
     meant = next((entry for entry in ready if entry.is_default), ready[-1] if ready else None)
-    return meant is not None and is_listed(meant)
+    # A name in a repository may be no text, which no JSON can have.
+    return meant is not None and is_listed(meant) and name.isprintable()
 
 
 def _may_use(call: HandlerCall, name: str) -> bool:

@@ -10,10 +10,9 @@ An *embedding model* has a string input `text_input` and an output of floats `em
 `embedding_output` names. A model that answers `embedding_request`, as Triton's vLLM backend does, is both.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import orjson
 
 from shoal.datatypes import BYTES
 from shoal.model_config.parameters import parameter
@@ -95,7 +94,7 @@ def members_of(
         members["stream"] = is_stream
     if SAMPLING in inputs:
         told = {**sampling, "stop": list(stops)} if stops else dict(sampling)
-        return {**members, SAMPLING: orjson.dumps(told).decode()}
+        return {**members, SAMPLING: json.dumps(told)}  # orjson refuses large numbers
     for name in _STOPS:
         if stops and name in inputs:
             members[name] = list(stops)

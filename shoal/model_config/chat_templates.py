@@ -35,7 +35,9 @@ def with_chat_template(config: Config, model_dir: Path) -> Config:
     settings = _settings(directory / _CONFIG_FILE, what)
     template = parameter(config, CHAT_TEMPLATE) or _template(directory, settings, what)
     found = {CHAT_TEMPLATE: template} | {name: _token(settings.get(name)) for name in (BOS_TOKEN, EOS_TOKEN)}
-    parameters = {name: {"string_value": text} for name, text in found.items() if text}
+    # JSON may have lone surrogates, which have no UTF-8.
+    texts = {name: text.encode("utf-8", "replace").decode() for name, text in found.items() if text}
+    parameters = {name: {"string_value": text} for name, text in texts.items()}
     return {**config, "parameters": {**config["parameters"], **parameters}}
 
 

@@ -37,6 +37,11 @@ def test_a_tokenizer_s_template_and_tokens(tmp_path: Path) -> None:
     assert found == {"chat_template": "x", "bos_token": "<s>", "eos_token": "</s>"}
 
 
+def test_what_has_no_utf_8_is_replaced(tmp_path: Path) -> None:
+    found = model(tmp_path, NAMED, tokenizer_config__json='{"chat_template": "x\\ud800", "eos_token": "\\udcff"}')
+    assert found == {"chat_template": "x?", "bos_token": None, "eos_token": "?"}
+
+
 def test_several_templates_of_which_one_is_the_default(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     settings = json.dumps({"chat_template": templates, "bos_token": None})
