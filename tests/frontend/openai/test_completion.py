@@ -65,7 +65,7 @@ def test_what_the_model_gets(plan: Any, make_entry: Make) -> None:
     more = {"temperature": 0.5, "seed": 7, "top_k": 4, "stop": ["x"], "user": "me", "metadata": {"a": "b"}}
     asked = plan(entry_of(make_entry), prompt="Once", **more).prepared
     assert asked.parameters == {"max_tokens": 3, "temperature": 0.5, "seed": 7, "top_k": 4}
-    inputs = [("text_input", "TYPE_STRING", [1]), ("max_tokens", "TYPE_INT32", [1])]
+    inputs: list[Any] = [("text_input", "TYPE_STRING", [1]), ("max_tokens", "TYPE_INT32", [1])]
     inputs += [("stop_words", "TYPE_STRING", [-1], {"optional": True}), ("stream", "TYPE_BOOL", [1])]
     asked = plan(entry_of(make_entry, *inputs, batch=4), prompt="Once", **more).prepared
     assert {each.name: (each.shape, bytes_of(each.data)) for each in asked.inputs} == {
