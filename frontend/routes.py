@@ -118,9 +118,9 @@ ROUTES = (
     Route("/ui/access", {"POST": blocking(access)}, "model-repository"),
     Route(r"/ui/(?P<name>[a-z_]+\.[a-z]+)", page_methods(file), PAGE),
     Route(r"/openapi\.json", page_methods(document), "metadata"),
-    # OpenAI's API, over the same models.
+    # OpenAI's API, over the same models. A colon is KServe's of old: `/v1/models/M:predict`.
     Route("/v1/models", {"GET": models}, "metadata", refusal, checks_model=True),
-    Route("/v1/models/(?P<name>[^/]+)", {"GET": model}, "metadata", refusal),
+    Route("/v1/models/(?P<name>[^/:]+)", {"GET": model}, "metadata", refusal),
     Route("/v1/chat/completions", {"POST": _CHAT}, "inference", refusal, checks_model=True),
     Route("/v1/completions", {"POST": _COMPLETION}, "inference", refusal, checks_model=True),
     Route("/v1/embeddings", {"POST": embeddings}, "inference", refusal, checks_model=True),
