@@ -11,7 +11,7 @@ from scripts.gpu_check.finding import Finding, Surroundings, right_if
 PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-bindings", "nvidia-ml-py", "numpy", "protobuf")
 #: What the server imports, and what only some rows do.
 NEEDED = (
-    "argcomplete", "flask", "google.protobuf", "gunicorn", "hpack", "msgpack", "numpy", "orjson", "posix_ipc",
+    "argcomplete", "flask", "google.protobuf", "gunicorn", "hpack", "jinja2", "msgpack", "numpy", "orjson", "posix_ipc",
     "rapidjson", "setproctitle", "tritonclient", "yaml",
 )  # fmt: skip
 WANTED = ("torch", "cuda.bindings.runtime", "pynvml", "onnx", "onnxruntime", "tensorrt")
