@@ -20,6 +20,7 @@ from contextlib import suppress
 from shoal.messages.from_client import GuestConnected
 from shoal.messages.message import Kinds, M, Message, MessageError, encode
 from shoal.messages.shared import Acknowledged
+from shoal.open_files import explain, limit, num_open
 
 #: The variable from which a child process has the supervisor's address.
 ADDRESS_VARIABLE = "SHOAL_CONTROL"
@@ -117,9 +118,12 @@ class Channel:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(payload[: len(payload) // 4 * 4])
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            # Descriptors for which no number is left are dropped by the kernel (recvmsg(2), MSG_CTRUNC).
+            is_scarce = flags & socket.MSG_CTRUNC and num_open() >= limit()
             for fd in fds:
                 os.close(fd)
-            raise EOFError("a control message was cut short")
+            why = f": {explain(OSError(errno.EMFILE, ''))}" if is_scarce else ""
+            raise EOFError(f"a control message was cut short{why}")
         return data, fds.tolist()
 
     def acknowledge(self, seq: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from shoal import memo
 from shoal.messages.shared import LedgerCounted
+from shoal.open_files import num_open
 
 #: A segment of the server's in /proc/self/maps: a memfd, or a file in /dev/shm without a name.
 _OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", re.MULTILINE)
@@ -18,13 +19,8 @@ _LISTEN = "0A"
 
 def ledger_message(**counts: int) -> LedgerCounted:
     """The answer to LedgerWanted: `counts`, with those of the kernel and of memos."""
-    kernel = {"descriptors": descriptors(), "mapped_bytes": mapped_bytes()}
+    kernel = {"descriptors": num_open(), "mapped_bytes": mapped_bytes()}
     return LedgerCounted({**kernel, **counts, **memo.figures()})
-
-
-def descriptors() -> int:
-    """The number of open descriptors of this process."""
-    return len(os.listdir("/proc/self/fd")) - 1  # the listing's own is not counted
 
 
 def connections() -> int:

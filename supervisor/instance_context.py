@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from shoal.messages.shared import LogSettings
 from shoal.options import ServerOptions
 from shoal.placement import Machine
-from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.gpu_memory import GpuMemory
 from shoal.supervisor.memory.star import Star
@@ -35,5 +34,4 @@ class InstanceContext:
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
     rate_limits: RateLimits = field(default_factory=RateLimits)
     quarantine: GpuQuarantine = field(default_factory=GpuQuarantine)
-    descriptors: Descriptors = field(default_factory=Descriptors)
     mps_environment: Mapping[str, str] = field(default_factory=dict)  # of workers on GPUs, with --cuda-mps

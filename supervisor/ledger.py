@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shoal.ledger import descriptors
 from shoal.messages.shared import LedgerWanted
+from shoal.open_files import num_open
 from shoal.supervisor.event_loop import EventLoop, Task, first
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Member
@@ -57,7 +57,7 @@ class Ledger:
     def _own(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
-            "descriptors": descriptors(),
+            "descriptors": num_open(),
             "children": num_children(),
             "shared_bytes": shared_bytes(),
             **self._star.payloads.counts,

@@ -27,12 +27,14 @@ from shoal.messages import from_batcher, from_client, from_worker, to_client, to
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
+from shoal.open_files import explain
 from shoal.options import ServerOptions
 from shoal.placement import Machine
 from shoal.process import adopt_orphans
 from shoal.repository.slots import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.certificates import Certificates
+from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
 from shoal.supervisor.failure_domains import contained, report
 from shoal.supervisor.instance_context import InstanceContext
@@ -109,14 +111,15 @@ class Supervisor:
         self._predecessor = origin.predecessor
         self._loop = EventLoop()
         self._control = Listener.create()
-        self._star = Star(options, log_settings, self._loop)
+        self._roster = Roster(self._loop)
+        descriptors = Descriptors(lambda: self._roster.num_coming_up)
+        self._star = Star(options, log_settings, self._loop, descriptors=descriptors)
         self._ledger = Ledger(self._loop, self._star)
         address = self._control.address
         self._zygotes = Zygotes(self._loop, address)
         self._repository = RepositoryPoller(
             self._loop, options, address, log_settings, slots, store_slot, machine.gpu_ids("torchserve")
         )
-        self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop)
         self._mps = Mps(self._loop, mps_directory() if options.cuda_mps else None)
@@ -173,9 +176,7 @@ class Supervisor:
         )
         guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
         questions = Questions(self._loop, guest_questions.verbs)
-        self._guests = Guests(
-            self._loop, self._star, options, questions, self._clients.send_models, context.descriptors
-        )
+        self._guests = Guests(self._loop, self._star, options, questions, self._clients.send_models)
         self._service = Service(
             self._loop, self._star, notifier, options.model_load_timeout_secs, is_main=self._predecessor is None
         )
@@ -387,7 +388,7 @@ class Supervisor:
         try:
             accepted = self._control.accept()
         except OSError as error:
-            _log.error("no process can join: %s; it is tried again in %g s", error, ACCEPT_AGAIN_S)
+            _log.error("no process can join: %s; it is tried again in %g s", explain(error), ACCEPT_AGAIN_S)
             self._loop.pause(self._control.fileno(), ACCEPT_AGAIN_S)
             return
         if accepted is None:

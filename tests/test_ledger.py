@@ -9,9 +9,10 @@ import struct
 import pytest
 
 from shoal import memo
-from shoal.ledger import connections, descriptors, ledger_message, mapped_bytes
+from shoal.ledger import connections, ledger_message, mapped_bytes
 from shoal.memo import Memo
 from shoal.messages.shared import LedgerCounted
+from shoal.open_files import num_open
 from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.shm.segment import SegmentView
@@ -20,16 +21,16 @@ pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 def test_descriptors_are_those_that_are_open() -> None:
-    before = descriptors()
+    before = num_open()
     ends = os.pipe()
-    assert descriptors() == before + 2
+    assert num_open() == before + 2
     for fd in ends:
         os.close(fd)
-    assert descriptors() == before
+    assert num_open() == before
 
 
 def test_connections_are_counted_until_they_are_closed_and_nothing_else_is() -> None:
-    before = connections(), descriptors()
+    before = connections(), num_open()
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.socket(socket.AF_UNIX),
@@ -41,7 +42,7 @@ def test_connections_are_counted_until_they_are_closed_and_nothing_else_is() -> 
         client.close()
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
         assert connections() == before[0] + 1
-    assert (connections(), descriptors()) == before
+    assert (connections(), num_open()) == before
 
 
 def test_counting_connections_leaves_them_as_they_are() -> None:
@@ -77,5 +78,5 @@ def test_a_process_tells_its_counts_beside_the_kernels_and_its_memos(monkeypatch
     monkeypatch.setattr(memo, "_functions", {})
     Memo[str, int]("ledger", 1).keep("a", 1)
     message = ledger_message(requests_open=3)
-    counts = {"descriptors": descriptors(), "mapped_bytes": mapped_bytes(), "requests_open": 3}
+    counts = {"descriptors": num_open(), "mapped_bytes": mapped_bytes(), "requests_open": 3}
     assert message == LedgerCounted({**counts, "memo_ledger_kept": 1, "memo_ledger_dropped": 0})

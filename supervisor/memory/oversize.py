@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.open_files import RAISE, explain
 from shoal.options import MAX_OVERSIZE_BYTES
 from shoal.shm import layout, segment
-from shoal.supervisor.descriptors import is_scarce
 from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
 #: In place of a model id: a result, which clients read; a payload for whichever process asks for it (loans.py).
@@ -41,11 +41,15 @@ class OversizeSegment:
 
 
 class OversizeSegments:
-    """All segments for single payloads. `available_nbytes` returns how much memory is free."""
+    """All segments for single payloads. `available_nbytes` returns how much memory is free, `is_scarce` whether
+    descriptors are kept for other things."""
 
-    def __init__(self, limit_nbytes: int, available_nbytes: Callable[[], int]) -> None:
+    def __init__(
+        self, limit_nbytes: int, available_nbytes: Callable[[], int], is_scarce: Callable[[], bool] = lambda: False
+    ) -> None:
         self._limit_nbytes = limit_nbytes
         self._available_nbytes = available_nbytes
+        self._is_scarce = is_scarce
         # Changed by create, remove and close.
         self._segments: dict[int, OversizeSegment] = {}
         self._leaving = Counter[int]()  # by asker: segments removed that readers still have mapped
@@ -83,7 +87,9 @@ class OversizeSegments:
                 read_only_fd = segment.read_only(segment_fd)
                 undo.pop_all()
         except (OSError, segment.OutOfSharedMemoryError) as error:
-            raise UnavailableError(f"no shared memory for a payload of {payload_nbytes} bytes: {error}") from error
+            raise UnavailableError(
+                f"no shared memory for a payload of {payload_nbytes} bytes: {explain(error)}"
+            ) from error
         made = OversizeSegment(owner, asker, model_id, nbytes, segment_fd, read_only_fd, is_guests, may_be_kept)
         self._segments[owner] = made
         self._num_made += 1
@@ -118,10 +124,10 @@ class OversizeSegments:
                 f"{what} is too large for a slab, and there are {self._num_open} like it already, no more are taken. "
                 "Try again, or send smaller batches"
             )
-        if is_scarce():
+        if self._is_scarce():
             raise UnavailableError(
-                f"{what} is too large for a slab, and the server has no file descriptor left for it. Try again, or "
-                "raise the limit of open files"
+                f"{what} is too large for a slab, and the server keeps its last file descriptors for instances that "
+                f"start again. Try again, or send smaller batches. {RAISE}"
             )
         available = self._available_nbytes()
         if nbytes > available:

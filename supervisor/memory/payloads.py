@@ -22,12 +22,13 @@ from shoal.supervisor.processes.members import Member, Recipient
 
 
 class Payloads:
-    """The segments for single payloads of a star; `take_owner` returns an owner id that no segment has."""
+    """The segments for single payloads of a star; `take_owner` returns an owner id that no segment has, `is_scarce`
+    whether descriptors are kept for other things."""
 
-    def __init__(self, star: Participants, take_owner: Callable[[], int]) -> None:
+    def __init__(self, star: Participants, take_owner: Callable[[], int], is_scarce: Callable[[], bool]) -> None:
         self._star = star
         self._take_owner = take_owner
-        self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes)
+        self.segments = OversizeSegments(star.options.shm_oversize_mib * MIB, available_nbytes, is_scarce)
         #: Ids of ensembles, whose requests the batcher reads itself. Changed as ensembles are loaded and unloaded.
         self.ensembles: set[int] = set()
         #: Whether requests are recorded, which the batcher reads, too. Changed by the recorder's process.

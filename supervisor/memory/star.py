@@ -28,6 +28,7 @@ from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
 from shoal.shm.segment import unreserved_nbytes
+from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import Future, Task, shared
 from shoal.supervisor.memory.batcher_memory import BatcherMemory
 from shoal.supervisor.memory.counter_memory import CounterMemory
@@ -71,6 +72,7 @@ class Star(Participants):
     answered_before: list[int] = field(default_factory=lambda: [0] * layout.ANSWERED_WORDS)
     #: What they had counted beside requests (layout.NOTED_WORD).
     noted_before: list[int] = field(default_factory=lambda: [0] * layout.NOTED_WORDS)
+    descriptors: Descriptors = field(default_factory=Descriptors)
     owner_ids: OwnerIds = field(default_factory=OwnerIds)
     batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
@@ -83,7 +85,7 @@ class Star(Participants):
 
     def __post_init__(self) -> None:
         self.acknowledgements = Acknowledgements(self.loop)
-        self.payloads = Payloads(self, self.take_owner)
+        self.payloads = Payloads(self, self.take_owner, self.descriptors.is_scarce)
         self.dead_workers = DeadWorkers(self, self.payloads.release_all)
         self._introduced = self.acknowledgements.announce([])
 

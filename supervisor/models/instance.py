@@ -16,6 +16,7 @@ from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.messages.to_worker import ConfigFinished, StopWorker
 from shoal.model_config.execution_timeout import execution_timeout_ms, load_timeout_s
+from shoal.open_files import explain
 from shoal.placement import Placement
 from shoal.process import EXIT_DEVICE_LOST, pin_threads
 from shoal.reasons import Reason
@@ -160,7 +161,9 @@ class Instance:
                 )
             return await shared(exited)
         except OSError as refused:  # at once, or when a zygote has failed to fork the process
-            worker.error = UnavailableError(f"the worker of instance '{self.name}' cannot be started: {refused}")
+            worker.error = UnavailableError(
+                f"the worker of instance '{self.name}' cannot be started: {explain(refused)}"
+            )
             return 0
 
     async def _bring_up(self, worker: Worker) -> None:
@@ -173,7 +176,7 @@ class Instance:
         try:
             worker.participant = star.join_worker(member, self.version.config)
         except (OutOfSharedMemoryError, OSError) as error:
-            worker.fail(UnavailableError(str(error)))
+            worker.fail(UnavailableError(explain(error)))
             return
         self.state = InstanceState.MAPPING
         await shared(worker.mapped)

@@ -56,7 +56,7 @@ class Roster:
     ) -> list[Instance]:
         """Make instances, not started. Raises ShoalError, and makes none, where there are not enough descriptors for
         all, or no model file for one."""
-        context.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
+        context.star.descriptors.admit_instances(version.name, len(placements))
         files = [_file_of(version, placement, context) for placement in placements]
         made = [
             Instance(next(self._numbers), version, placement, file, context, on_state)

@@ -16,6 +16,7 @@ from shoal.model_config.ensemble import LATEST, decoupled_steps, mismatches, ste
 from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.messages import Config
+from shoal.open_files import explain
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
@@ -115,7 +116,7 @@ class ServedEnsemble(ServedVersion):
             self.fail(error)
             return
         except (OutOfSharedMemoryError, OSError) as error:
-            self.fail(UnavailableError(str(error)))
+            self.fail(UnavailableError(explain(error)))
             return
         if composing is not None:
             self._has_come_up = True

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.message import MessageError
 from shoal.messages.shared import Ping
+from shoal.open_files import explain
 from shoal.reasons import describe_exit
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop, Future, first, shared
@@ -95,7 +96,7 @@ class Batchers:
             finally:
                 self._children.discard(child)
         except OSError as error:
-            self._refused(f"no batcher can be started: {error}")
+            self._refused(f"no batcher can be started: {explain(error)}")
         else:
             self._leave(child, code)
 
@@ -168,7 +169,7 @@ class Batchers:
         try:
             self._on_active(member)
         except (OutOfSharedMemoryError, OSError) as error:
-            self._refused(f"the batcher (pid {member.pid}) cannot have its memory: {error}")
+            self._refused(f"the batcher (pid {member.pid}) cannot have its memory: {explain(error)}")
             member.hang_up()  # this batcher ends, and another is tried
             return
         self._num_refusals = 0

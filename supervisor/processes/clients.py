@@ -13,6 +13,7 @@ from shoal.messages.from_client import QuestionAsked
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
 from shoal.messages.to_client import ModelsKnown
+from shoal.open_files import explain
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import Future, sleep
 from shoal.supervisor.memory.participant import Participant
@@ -61,8 +62,9 @@ class Clients:
                 self._num_refused += 1
                 pause_s = backoff_s(self._num_refused)
                 _log.error(
-                    "a front end (pid %d) cannot join: %s; it is tried again in %g s", member.pid, error, pause_s
-                )
+                    "a front end (pid %d) cannot join: %s; it is tried again in %g s",
+                    member.pid, explain(error), pause_s,
+                )  # fmt: skip
                 await sleep(pause_s)
             else:
                 self._num_refused = 0
@@ -77,8 +79,9 @@ class Clients:
         try:
             caller = await self._welcome(*self._star.join_caller(member))
         except (OutOfSharedMemoryError, OSError) as error:
-            _log.error("a model cannot call others: %s", error)
-            member.send(Refused(UnavailableError.wire, str(error)))
+            sentence = explain(error)
+            _log.error("a model cannot call others: %s", sentence)
+            member.send(Refused(UnavailableError.wire, sentence))
             member.hang_up()
         else:
             self.send_models(caller)

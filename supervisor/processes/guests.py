@@ -23,10 +23,10 @@ from shoal.messages.from_client import GuestConnected
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import PayloadWanted, Refused
 from shoal.messages.to_client import GuestWelcomed, ServerStopping
+from shoal.open_files import explain
 from shoal.options import ServerOptions
 from shoal.shm.doorbell import GuestBell
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared, sleep
 from shoal.supervisor.memory.memory_plan import client_link_geometry, guest_geometry
 from shoal.supervisor.memory.participant import Participant, make_guest, read_only
@@ -52,14 +52,12 @@ class Guests:
         options: ServerOptions,
         questions: Questions,
         send_models: Callable[[Participant], object],
-        descriptors: Descriptors,
     ) -> None:
         self._loop = loop
         self._star = star
         self._options = options
         self._questions = questions
         self._send_models = send_models
-        self._descriptors = descriptors
         # Changed by open and close, and as guests come and go.
         self._listener: Listener | None = None
         self._path = ""
@@ -136,8 +134,8 @@ class Guests:
         assert self._listener is not None
         try:
             accepted = self._listener.accept(is_guests=True)
-        except OSError as error:
-            _log.warning("a client cannot connect: %s", error)  # the guest has gone again, or descriptors have run out
+        except OSError as error:  # the guest has gone again, or descriptors have run out
+            _log.warning("a client cannot connect: %s", explain(error))
             self._loop.pause(self._listener.fileno(), ACCEPT_AGAIN_S)
             return
         if accepted is None:
@@ -147,6 +145,11 @@ class Guests:
         if len(self._connections) >= self._options.client_count:
             sentence = f"{len(self._connections)} clients are connected, more are not taken; raise --client-count"
             self._refuse(member, sentence)
+            return
+        try:
+            self._star.descriptors.check_guest()
+        except UnavailableError as error:
+            self._refuse_to_join(member, error)
             return
         self._connections.add(member)
         member.listen_only(table(on(GuestConnected, lambda _message: self._join(member))))
@@ -162,7 +165,7 @@ class Guests:
         star, options = self._star, self._options
         own, link = guest_geometry(options), client_link_geometry(options)
         try:
-            self._descriptors.check_guest()
+            star.descriptors.check_guest()
             guest, far_end = make_guest(star.take_owner(), member, own, link)
         except (UnavailableError, OutOfSharedMemoryError, OSError) as error:
             self._refuse_to_join(member, error)
@@ -179,8 +182,9 @@ class Guests:
         self._loop.start(self._let_in(guest, far_end, star.announce_client(guest)))
 
     def _refuse_to_join(self, member: Member, error: Exception) -> None:
-        _log.error("a client cannot join: %s", error)
-        self._refuse(member, str(error))
+        sentence = explain(error)
+        _log.error("a client cannot join: %s", sentence)
+        self._refuse(member, sentence)
 
     async def _let_in(self, guest: Participant, far_end: GuestBell, known: Future[None]) -> None:
         """Send a guest its memory, once the batcher knows it, and then all models."""

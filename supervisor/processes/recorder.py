@@ -19,6 +19,7 @@ from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged, LogSettings
 from shoal.messages.to_batcher import RecordingChanged, RecordingMade
 from shoal.messages.to_recorder import BoundChanged, RecorderWelcomed, RingAdded, RingDrained
+from shoal.open_files import explain
 from shoal.reasons import describe_exit
 from shoal.recording_settings import RecordLimits, RecordRule
 from shoal.shm import layout, segment
@@ -152,7 +153,7 @@ class RecorderProcess:
             environment = {ADDRESS_VARIABLE: self._control_address}
             self._child = spawn(self._loop, "recorder", ["shoal.recorder.main"], environment)
         except OSError as error:
-            self._pause(f"the recorder cannot be started: {error}")
+            self._pause(f"the recorder cannot be started: {explain(error)}")
         else:
             self._loop.start(self._watch(self._child))
 

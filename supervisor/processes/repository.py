@@ -20,6 +20,7 @@ from shoal.errors import InternalError, ShoalError
 from shoal.messages import to_poller
 from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged, LogSettings
+from shoal.open_files import explain
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
 from shoal.repository.found import FoundModel, PollResult
@@ -193,7 +194,7 @@ class RepositoryPoller:
         try:
             self.start()
         except OSError as error:
-            refusal = InternalError(f"the process that reads model repositories cannot be started: {error}")
+            refusal = InternalError(f"the process that reads model repositories cannot be started: {explain(error)}")
             result.set_exception(refusal)
             return result
         self._orders[message.order] = OpenOrder(message, read, result)

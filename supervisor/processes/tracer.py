@@ -16,6 +16,7 @@ from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged, LogSettings
 from shoal.messages.to_tracer import TracerWelcomed, TracesCollected, TracingChanged
+from shoal.open_files import explain
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, Future, Task, first, shared
 from shoal.supervisor.processes.children import Child, spawn
@@ -105,7 +106,7 @@ class TracerProcess:
         try:
             self._child = spawn(self._loop, "tracer", ["shoal.tracer.main"], environment)
         except OSError as error:
-            self._pause(f"the tracer cannot be started: {error}")
+            self._pause(f"the tracer cannot be started: {explain(error)}")
         else:
             self._loop.start(self._watch(self._child))
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shoal.ledger import descriptors
 from shoal.messages.shared import LedgerWanted
+from shoal.open_files import num_open
 from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.supervisor import ledger
@@ -92,7 +92,7 @@ def test_the_supervisor_tells_its_own(ground: Ground) -> None:
     (told,) = ground.lines
     own = told["supervisor"]
     assert own == {
-        "pid": os.getpid(), "descriptors": descriptors(), "children": num_children(), "shared_bytes": shared_bytes(),
+        "pid": os.getpid(), "descriptors": num_open(), "children": num_children(), "shared_bytes": shared_bytes(),
         "oversize_acquired": 1, "oversize_released": 0,
     }  # fmt: skip
     assert own["shared_bytes"] >= ground.star.nbytes

@@ -1,5 +1,6 @@
 """Who hears of a segment and when."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from shoal.messages.to_client import ModelForgotten
 from shoal.reasons import Reason
 from shoal.shm import layout, segment
 from shoal.shm.layout import Geometry
-from shoal.supervisor.descriptors import Descriptors, num_open
 from shoal.supervisor.memory.participant import Participant, make_participant
 from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.guests import Guests
@@ -58,9 +58,7 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     rig: StarRig, monkeypatch: pytest.MonkeyPatch, num_descriptors: Callable[[], int], kind: str
 ) -> None:
     """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
-    guests = Guests(
-        rig.loop, rig.star, OPTIONS, Questions(rig.loop, {}), lambda _guest: None, Descriptors(num_open, lambda: 999)
-    )
+    guests = Guests(rig.loop, rig.star, OPTIONS, Questions(rig.loop, {}), lambda _guest: None)
     nothing: Any = SimpleNamespace(welcome=lambda **_: WELCOME)
     clients = Clients(rig.star, nothing, Questions(rig.loop, {}), nothing, lambda _client: None, lambda _error: True)
     join = {"front end": clients.join_front_end, "caller": clients.join_caller, "guest": guests._join}
@@ -70,7 +68,7 @@ def test_who_cannot_be_welcomed_leaves_nothing(
 
     def scarce(fd: int) -> int:
         if len(opened) == (1 if kind == "guest" else 2):
-            raise OSError(24, "no descriptor is left")
+            raise OSError(errno.EMFILE, "Too many open files")
         opened.append(read_only(fd))
         return opened[-1]
 
@@ -79,7 +77,9 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     if joining := join[kind](process.member):
         rig.loop.start(joining)
     refused = [message.sentence for message in process.heard() if isinstance(message, shared.Refused)]
-    assert refused == ([] if kind == "front end" else ["[Errno 24] no descriptor is left"])
+    assert [sentence.partition(",")[0] for sentence in refused] == (
+        [] if kind == "front end" else ["no file descriptor is left"]
+    )
     assert rig.star.clients == known
     process.member.hang_up()
     assert num_descriptors() == before - 1

@@ -12,6 +12,7 @@ from triton_python_backend_utils.model_request import ModelRequest
 from triton_python_backend_utils.runtime import Runtime
 
 from shoal.errors import ShoalError, UnavailableError
+from shoal.open_files import explain
 from shoal.star import client, model_control
 from shoal.star.client import StarClient
 from shoal.star.readiness import is_ready
@@ -116,5 +117,6 @@ class WorkerRuntime(Runtime):
                 try:
                     self._client = client.join()
                 except (OSError, EOFError) as error:
-                    raise UnavailableError(f"Model '{self._model}' cannot call other models now: {error}") from error
+                    sentence = f"Model '{self._model}' cannot call other models now: {explain(error)}"
+                    raise UnavailableError(sentence) from error
             return self._client
