@@ -157,7 +157,7 @@ def assert_same_end(data: bytes, size: int) -> bool:
 
 def read_by_gunicorn(data: bytes) -> tuple[bytes, int] | None:
     """The body, and how many bytes the request has; None if gunicorn refuses it."""
-    parser: Any = RequestParser(Config(), iter([data]), ("127.0.0.1", 5))
+    parser: Any = RequestParser(Peer.cfg, iter([data]), Peer.client)
     try:
         request = next(parser)
         body = request.body.read()

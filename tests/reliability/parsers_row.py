@@ -8,8 +8,6 @@ from tests.reliability.row import Course
 
 #: Inputs of all parsers together, and the most of one parser.
 WHOLE, SHORT = 1_000_000, 2_000
-#: What one input of a parser that walks through states counts for: so many frames or records.
-WALKS = {"http2": 8, "ring": 48}
 #: Inputs of one turn; seconds that each parser has, in the short form and in the whole one.
 TURN = 200
 SHARE_S = (2, 36)
@@ -22,13 +20,12 @@ def run(course: Course) -> None:
     counts: dict[str, int] = {}
     faults: list[str] = []
     for name, parser in PARSERS.items():
-        weight = WALKS.get(name, 1)
         end_s = time.monotonic() + course.pick(*SHARE_S)
         counts[name] = 0
-        turn = max(1, TURN // weight)
+        turn = max(1, TURN // parser.weight)
         while counts[name] < most and time.monotonic() < end_s:
             faults += attack(parser, turn, course.seed * 1_000_003 + counts[name])
-            counts[name] += turn * weight
+            counts[name] += turn * parser.weight
         print(f"{name}: {counts[name]}", flush=True)
     print(*faults, sep="\n")
     told = ", ".join(f"{name} {number}" for name, number in counts.items())
