@@ -22,6 +22,7 @@ from shoal.frontend.relayed_socket import make_pair, read_note
 from shoal.frontend.response import CLOSE, error_response
 from shoal.frontend.slow_readers import SEND_S
 from shoal.frontend.tls.tls_socket import TlsSocket
+from shoal.open_files import explain
 
 _log = logging.getLogger("shoal")
 
@@ -72,21 +73,23 @@ class Relays:
         self._returned = returned
         # Changed by every method.
         self._open: dict[int, Relay] = {}  # by both descriptors
+        self._refused: dict[int, tuple[TlsSocket, float]] = {}  # clients that may still send, and when they are closed
 
     def __len__(self) -> int:
-        return len(self._open) // 2
+        return len(self._open) // 2 + len(self._refused)
 
     def begin(self, client: TlsSocket, data: bytes, now_s: float) -> None:
         """Hand a connection over to the road, with the bytes that were read from it; the poller does not watch it."""
-        if len(self) >= self._max_num:
+        if len(self._open) // 2 >= self._max_num:
             sentence = f"{self._max_num} connections with TLS wait for answers that take long, as many as one lane has"
-            _refuse(client, UnavailableError(sentence))
+            self._refuse(client, sentence, now_s)
             return
         try:
             road, theirs, note = make_pair(client.getpeername(), client.getsockname())
         except OSError as error:  # its client is gone, or no descriptor is left
-            _log.warning("a connection with TLS is closed, since it cannot be relayed: %s", error)
-            client.close()
+            sentence = f"this connection with TLS cannot be relayed: {explain(error)}"
+            _log.warning("%s; it is closed", sentence)
+            self._refuse(client, sentence, now_s)
             return
         self._sources.hand_over(theirs, data)
         relay = Relay(client, road, note, now_s)
@@ -100,7 +103,7 @@ class Relays:
         """Handle an event; False if the descriptor is of no relayed connection."""
         relay = self._open.get(fd)
         if relay is None:
-            return False
+            return self._drop_rest(fd)
         if fd == relay.client.fileno() and event & _GONE:
             self._close(relay)
             return True
@@ -118,6 +121,8 @@ class Relays:
             is_stuck = relay.to_client and now_s - relay.progress_s >= SEND_S
             if is_stuck or 0.0 < relay.ends_s <= now_s:
                 self._close(relay)
+        for fd in [fd for fd, (_, ends_s) in self._refused.items() if ends_s <= now_s]:
+            self._close_refused(fd)
 
     def _pump(self, relay: Relay, now_s: float) -> None:
         """Move bytes in both directions as far as the sockets allow, and end the relay where its connection is over."""
@@ -228,11 +233,39 @@ class Relays:
         self._forget(relay)
         relay.client.close()
 
+    # --- refused connections ---
 
-def _refuse(client: TlsSocket, error: UnavailableError) -> None:
-    response = error_response(error)
-    response = response._replace(headers=response.headers + CLOSE)
-    with suppress(OSError):  # gone, or it does not read
-        client.send(b"".join([response_head(response), *response.chunks]))
-        client.shutdown(socket.SHUT_WR)
-    client.close()
+    def _refuse(self, client: TlsSocket, sentence: str, now_s: float) -> None:
+        """Answer 503. What the client still sends is read and dropped for LINGER_S: closed with bytes unread, the
+        connection would be reset, and the client could lose the response (RFC 9112, section 9.6)."""
+        response = error_response(UnavailableError(sentence))
+        response = response._replace(headers=response.headers + CLOSE)
+        try:
+            client.send(b"".join([response_head(response), *response.chunks]))
+            client.shutdown(socket.SHUT_WR)
+        except OSError:  # gone, or it does not read
+            client.close()
+            return
+        if len(self._refused) >= self._max_num:
+            self._close_refused(next(iter(self._refused)))  # the oldest: it has had the most time
+        self._refused[client.fileno()] = client, now_s + LINGER_S
+        self._poller.register(client.fileno(), _IN)
+
+    def _drop_rest(self, fd: int) -> bool:
+        """Read and drop what a refused client sends; False if the descriptor is of no refused connection."""
+        if fd not in self._refused:
+            return False
+        try:
+            is_over = not self._refused[fd][0].recv(READ_BYTES)
+        except BlockingIOError:
+            is_over = False
+        except OSError:
+            is_over = True
+        if is_over:
+            self._close_refused(fd)
+        return True
+
+    def _close_refused(self, fd: int) -> None:
+        client, _ = self._refused.pop(fd)
+        self._poller.unregister(fd)
+        client.close()

@@ -17,6 +17,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from shoal import Client
+from shoal.errors import UnavailableError
 from tests.end_to_end.asking import tensors
 from tests.end_to_end.lifecycle import instances, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, await_standby, descendants, only, serving, title, wait_until
@@ -68,6 +70,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("repository")
     write_model(made, "steady", 1)
     write_model(made, "later", 1, config=MODEL.replace("count: 1", "count: 4"))
+    write_model(made, "wide", 1, config=MODEL.replace("[ 4 ]", "[ -1 ]"))
     liar = write_model(made, "liar", 1, config=MODEL.replace("identity", "python"))
     (liar / "1" / "model.py").write_text(LIAR)
     stopped = write_model(made, "stopped_in_load", 1, config=MODEL.replace("identity", "python"))
@@ -77,7 +80,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
-    flags = [*only("steady", "liar"), "--http-process-count=2"]
+    flags = [*only("steady", "liar", "wide"), "--http-process-count=2", "--shm-client-slab-mib=1"]
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with serving(repository, *flags, descriptors=(SOFT_DESCRIPTORS, hard)) as started:
         yield started
@@ -142,6 +145,24 @@ def test_a_worker_that_lies_costs_itself(server: Server, client: triton.Inferenc
     assert b"of the server's own" not in server.log[start:]
 
 
+def test_the_last_descriptors_are_kept_for_instances_that_start_again(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    start, liar, pid = len(server.log), pid_of(client, "liar"), server.process.pid
+    beyond_a_slab = np.ones((1, 100_000), np.int32)
+    with limited(resource.RLIMIT_NOFILE, num_open(pid) + 48 - 20, pid):  # some may be given back meanwhile
+        with pytest.raises(UnavailableError, match=r"no more clients are taken\. Raise the limit of open files: Limit"):
+            Client(server.client_socket)
+        with pytest.raises(InferenceServerException, match="keeps its last file descriptors for instances that start"):
+            client.infer("wide", tensors({"A": beyond_a_slab}))
+        assert server.read_log(b"file descriptors open and may have", start=start)
+        os.kill(liar, signal.SIGKILL)
+        assert server.read_log(b"instance 'liar_0_0' of model 'liar' is up again", start=start)
+        ask(client, "liar")
+    assert client.infer("wide", tensors({"A": beyond_a_slab})).as_numpy("B") is not None
+    Client(server.client_socket).close()
+
+
 def test_a_load_for_which_there_are_no_descriptors_is_refused(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
@@ -161,7 +182,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_later(
     start, liar = len(server.log), pid_of(client, "liar")
     with limited(resource.RLIMIT_NOFILE, 3, server.process.pid):
         os.kill(liar, signal.SIGKILL)
-        assert server.read_log(b"the worker of instance 'liar_0_0' cannot be started", start=start)
+        assert server.read_log(b"'liar_0_0' cannot be started: no file descriptor is left", start=start)
         ask(client, "steady")
     wait_until(lambda: client.is_model_ready("liar"))
     ask(client, "liar")

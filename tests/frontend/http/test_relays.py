@@ -18,6 +18,7 @@ from shoal.frontend.slow_readers import SEND_S
 from shoal.frontend.tls.tls_socket import TlsSocket
 from tests.certificates import Certificates
 from tests.frontend.grpc.connection_pair import tls_ends
+from tests.scarcity import no_descriptors_left
 
 LARGE = bytes(range(256)) * (64 * 1024)  # 16 MiB: more than the sockets and the lane hold
 DEADLINE_S = 60.0
@@ -52,13 +53,13 @@ class Loop:
 
 
 class Relayed:
-    """One relayed connection."""
+    """One connection that is relayed, or refused."""
 
     def __init__(self, loop: Loop, certificates: Certificates, data: bytes = b"") -> None:
         self.loop = loop
         self.ours, self.client = tls_ends(certificates)
         loop.relays.begin(self.ours, data, loop.now_s)
-        self.road, self.data = loop.handed_over[-1]
+        self.road, self.data = loop.handed_over[-1]  # of a connection that is refused: another's
         self.client.setblocking(False)
         self.got = bytearray()  # by the client
         self.has_ended = False
@@ -86,6 +87,15 @@ class Relayed:
             self.taken += piece
             self.is_over = not piece
         return bytes(self.taken)
+
+    def send_all(self, data: bytes) -> None:
+        """Send these bytes to the lane, which passes meanwhile."""
+        sent = 0
+        while sent < len(data):
+            try:
+                sent += self.client.send(data[sent : sent + 65536])
+            except ssl.SSLWantWriteError:
+                self.loop.run_until(lambda: select.select([], [self.client], [], 0)[1])
 
     def fill_client(self) -> int:
         """Answer until the client's socket, the lane and the road's socket are full; the number of bytes."""
@@ -187,12 +197,7 @@ def test_a_road_that_dies_ends_the_connection(loop: Loop, relayed: Relayed) -> N
 def test_a_client_that_goes_on_sending_can_read_the_refusal(loop: Loop, relayed: Relayed) -> None:
     relayed.road.send(b"HTTP/1.1 413")
     relayed.road.close()
-    sent = 0
-    while sent < len(LARGE):
-        try:
-            sent += relayed.client.send(LARGE[sent : sent + 65536])
-        except ssl.SSLWantWriteError:
-            loop.run_until(lambda: select.select([], [relayed.client], [], 0)[1])
+    relayed.send_all(LARGE)
     loop.run_until(lambda: relayed.read() and relayed.has_ended)
     assert relayed.got == b"HTTP/1.1 413"
     relayed.client.close()
@@ -254,8 +259,47 @@ def test_one_connection_too_many_is_refused(loop: Loop, certificates: Certificat
     assert len(loop.handed_over) == 2
     for each in made:
         each.client.close()
-    loop.run_until(lambda: all(each.take() == b"" and each.is_over for each in made))
+    loop.run_until(lambda: all(each.take() == b"" and each.is_over for each in made[:2]))
     for road, _ in loop.handed_over:
         road.close()
     loop.run_until(lambda: not len(loop.relays))
     assert len(os.listdir("/proc/self/fd")) == num_descriptors
+
+
+def test_one_connection_too_many_can_read_why_though_it_goes_on_sending(loop: Loop, certificates: Certificates) -> None:
+    kept = [Relayed(loop, certificates) for _ in range(2)]
+    refused = Relayed(loop, certificates)
+    refused.send_all(LARGE)
+    loop.run_until(lambda: refused.read() and refused.has_ended)
+    assert refused.got.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert len(loop.relays) == 3
+    loop.relays.expire(loop.now_s + LINGER_S - 0.1)
+    assert len(loop.relays) == 3
+    loop.relays.expire(loop.now_s + LINGER_S)
+    assert len(loop.relays) == 2
+    for each in [*kept, refused]:
+        each.client.close()
+
+
+def test_of_refused_connections_the_oldest_make_room(loop: Loop, certificates: Certificates) -> None:
+    made = [Relayed(loop, certificates) for _ in range(5)]
+    assert len(loop.relays) == 4
+    loop.run_until(lambda: all(each.read().startswith(b"HTTP/1.1 503 ") and each.has_ended for each in made[2:]))
+    for each in made:
+        each.client.close()
+    loop.run_until(lambda: len(loop.relays) == 2)
+
+
+def test_a_connection_that_cannot_be_relayed_for_lack_of_descriptors_is_refused(
+    loop: Loop, certificates: Certificates
+) -> None:
+    ours, client = tls_ends(certificates)
+    with no_descriptors_left():
+        loop.relays.begin(ours, b"GET ", loop.now_s)
+    answer = b""
+    while piece := client.recv(65536):
+        answer += piece
+    assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"cannot be relayed: no file descriptor is left, a process of the server's may have 3. Raise" in answer
+    client.close()
+    loop.run_until(lambda: not len(loop.relays))

@@ -272,7 +272,7 @@ def test_an_instance_that_cannot_be_started_at_all_fails_its_load(monkeypatch: p
         with no_descriptors_left():
             loaded = made.begin()
         assert made.served.ended.done()
-        with pytest.raises(UnavailableError, match="^the worker of instance 'm_0_0' cannot be started: no file descr"):
+        with pytest.raises(UnavailableError, match=r"^the worker of instance 'm_0_0' cannot be started: no file descr"):
             loaded.result()
         assert made.served.version.state is VersionState.UNAVAILABLE
     finally:
