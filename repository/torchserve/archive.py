@@ -170,7 +170,8 @@ def _zip_entry(info: zipfile.ZipInfo) -> _Entry:
         )
     if info.flag_bits & _ENCRYPTED:
         raise RefusedArchiveError(f"entry {info.orig_filename!r} is encrypted; make the archive without a password")
-    return _Entry(info.orig_filename, info.is_dir(), info.file_size)
+    # ZipInfo.is_dir() fails for an entry without a name before Python 3.12; the name may also begin with a NUL byte.
+    return _Entry(info.orig_filename, info.filename.endswith("/"), info.file_size)
 
 
 def _central_directory_bytes(archive: BinaryIO, size: int) -> int:

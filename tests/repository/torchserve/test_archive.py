@@ -110,6 +110,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "backslash": (lambda path: zipped(path, ("..\\evil.py", b"x")), "leads out"),
     "only a dot": (lambda path: zipped(path, (".", b"x")), "is no name of a file"),
     "control character": (lambda path: zipped(path, ("a\nb.py", b"x")), "is no name of a file"),
+    "no name before a NUL byte": (_patched(_plain, lambda raw: raw.replace(b"a.py", b"\0.py")), "is no name of a file"),
     "long name": (lambda path: zipped(path, ("a" * 300, b"x")), "is no name of a file"),
     "long path": (lambda path: zipped(path, ("a/" * 600 + "b", b"x")), "is no name of a file"),
     "link": (lambda path: zipped(path, (info("evil", 0o120777), b"/etc/passwd")), "is a link or a device"),
