@@ -105,8 +105,24 @@ ROWS = (
             "others": Line("1,000 connections that stand still: other clients", "p99 ≤ 1.5 × that without", FIGURE),
             "answers": Line("1,000 connections that stand still: other clients' answers", "each right"),
             "gone": Line(
-                "1,000 connections that stand still are closed", "heads ≤ 10 s, bodies ≤ 30 s, ± 5 s", FIGURE
+                "1,000 connections that stand still are closed, with `--upload-timeout-secs=30` (by default 60)",
+                "heads ≤ 10 s, bodies ≤ 30 s, ± 5 s",
+                FIGURE,
             ),
+        },
+    ),
+    Row(
+        "held-memory", "held_memory:run", 180, 60,
+        {
+            "each": Line(
+                "memory of a connection that stays in the middle of something small", "≤ 32 KiB", FIGURE
+            ),
+            "all": Line(
+                "memory of all unfinished bodies and messages, with `--max-upload-mib=64` and slabs of 64 MiB",
+                "≤ 208 MiB: 16 of a lane, those 64, half of each slab, and 64 for gRPC",
+                FIGURE,
+            ),
+            "again": Line("memory that the second such attack leaves", "≤ 8 MiB", FIGURE),
         },
     ),
     Row(
@@ -145,6 +161,16 @@ ROWS = (
         {
             "cpu": Line("systemd-analyze security of the unit, with `--clients`", "≤ 1.1", FIGURE),
             "gpu": Line("systemd-analyze security of the unit with GPUs, with `--clients`", "≤ 1.3", FIGURE),
+        },
+    ),
+    Row(
+        "service", "service:run", 240, 120,
+        {
+            "start": Line("the unit under a live systemd, in its sandbox", "active, and ready at once", FIGURE),
+            "upgrade": Line("`systemctl reload` and SIGUSR2 under load: the main process changes", "0 failed", FIGURE),
+            "restart": Line("`systemctl restart` under load, with shoal.socket", "0 failed", FIGURE),
+            "again": Line("the main process is killed, and stands still: systemd starts it again", "each time", FIGURE),
+            "stop": Line("`systemctl stop`", "success, and nothing left", FIGURE),
         },
     ),
 )  # fmt: skip

@@ -29,6 +29,7 @@ from shoal.workers.requests import Request, RequestReader
 from tests.client.client_harness import MODEL_ID, WAIT_S, ClientHarness
 from tests.frontend.lane_star import config, message
 from tests.request_headers import request_header
+from tests.scarcity import no_descriptors_left
 from tests.workers.worker_harness import CONFIG
 
 SECOND = 1_000_000_000
@@ -212,3 +213,22 @@ def test_a_model_that_cannot_join_is_told_so_and_may_try_again(monkeypatch: pyte
         told.clear()
     with pytest.raises(TritonModelException, match=r"^Model 'caller' cannot call other models now: "):
         runtime.load_model("m", "", None)
+
+
+def test_a_model_whose_worker_has_no_descriptor_left_is_told_the_limit_and_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "@shoal-nobody-listens-here")
+    told = list[InferenceResponse | None]()
+    request = InferenceRequest(requested_output_names=[], inputs=[], model_name="m")
+    with no_descriptors_left():
+        WorkerRuntime("caller").submit(request, False, lambda response, _is_final: told.append(response))
+    (response,) = told
+    assert response is not None
+    error = response.error()
+    assert error is not None
+    assert error.code() == TritonError.UNAVAILABLE
+    assert error.message() == (
+        "Model 'caller' cannot call other models now: no file descriptor is left, a process of the server's may have 3. "
+        "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
+    )
