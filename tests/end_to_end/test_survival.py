@@ -151,8 +151,11 @@ def test_the_last_descriptors_are_kept_for_instances_that_start_again(
     start, liar, pid = len(server.log), pid_of(client, "liar"), server.process.pid
     beyond_a_slab = np.ones((1, 100_000), np.int32)
     with limited(resource.RLIMIT_NOFILE, num_open(pid) + 48 - 20, pid):  # some may be given back meanwhile
-        with pytest.raises(UnavailableError, match=r"no more clients are taken\. Raise the limit of open files: Limit"):
-            Client(server.client_socket)
+        with (
+            Client(server.client_socket) as guest,
+            pytest.raises(UnavailableError, match=r"taken\. Raise the limit of"),
+        ):
+            guest.infer("steady", {"A": np.ones((1, 4), np.int32)})
         with pytest.raises(InferenceServerException, match="keeps its last file descriptors for instances that start"):
             client.infer("wide", tensors({"A": beyond_a_slab}))
         assert server.read_log(b"file descriptors open and may have", start=start)
@@ -160,7 +163,8 @@ def test_the_last_descriptors_are_kept_for_instances_that_start_again(
         assert server.read_log(b"instance 'liar_0_0' of model 'liar' is up again", start=start)
         ask(client, "liar")
     assert client.infer("wide", tensors({"A": beyond_a_slab})).as_numpy("B") is not None
-    Client(server.client_socket).close()
+    with Client(server.client_socket) as guest:
+        assert guest.infer("steady", {"A": np.ones((1, 4), np.int32)})["B"].tolist() == [[1] * 4]
 
 
 def test_a_load_for_which_there_are_no_descriptors_is_refused(
