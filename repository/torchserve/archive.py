@@ -83,9 +83,11 @@ def unpack(archive: BinaryIO, target: Path, limits: Limits = LIMITS) -> Unpacked
     except _DAMAGED as error:
         raise RefusedArchiveError(f"it is damaged, or neither a zip nor a .tar.gz ({error}); make it again") from error
     except OSError as error:
-        if error.errno != errno.EINVAL:  # an offset before the archive's beginning
+        if error.errno not in (None, errno.EINVAL):
             raise
-        raise RefusedArchiveError("it is damaged (an offset leads out of it); make it again") from error
+        # bz2 has no errno for data that is none; EINVAL is an offset before the archive's beginning.
+        why = "an offset leads out of it" if error.errno else error
+        raise RefusedArchiveError(f"it is damaged ({why}); make it again") from error
     except RuntimeError as error:  # zipfile's word for an entry that needs a password
         raise RefusedArchiveError(f"it cannot be read ({error}); make it again") from error
     return Unpacked(budget.num_files, budget.nbytes)

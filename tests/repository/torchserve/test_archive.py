@@ -82,6 +82,15 @@ def _flag_as_encrypted(raw: bytes) -> bytes:
     return raw[: at + 8] + bytes([raw[at + 8] | 1]) + raw[at + 9 :]
 
 
+def _claim_bzip2(raw: bytes) -> bytes:
+    """Set the method of every entry to 12 (APPNOTE.TXT 4.4.5)."""
+    for signature, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        parts = raw.split(signature)
+        parts[1:] = [part[: offset - 4] + b"\x0c\x00" + part[offset - 2 :] for part in parts[1:]]
+        raw = signature.join(parts)
+    return raw
+
+
 def _rename_to_no_utf8(raw: bytes) -> bytes:
     """Claim UTF-8 (bit 11) for a name that is none."""
     at = raw.index(b"PK\x01\x02")
@@ -110,6 +119,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "backslash": (lambda path: zipped(path, ("..\\evil.py", b"x")), "leads out"),
     "only a dot": (lambda path: zipped(path, (".", b"x")), "is no name of a file"),
     "control character": (lambda path: zipped(path, ("a\nb.py", b"x")), "is no name of a file"),
+    "no bzip2": (_patched(_plain, _claim_bzip2), r"it is damaged \(Invalid data stream\)"),
     "no name before a NUL byte": (_patched(_plain, lambda raw: raw.replace(b"a.py", b"\0.py")), "is no name of a file"),
     "long name": (lambda path: zipped(path, ("a" * 300, b"x")), "is no name of a file"),
     "long path": (lambda path: zipped(path, ("a/" * 600 + "b", b"x")), "is no name of a file"),

@@ -229,6 +229,7 @@ def test_a_model_whose_worker_has_no_descriptor_left_is_told_the_limit_and_the_c
     assert error is not None
     assert error.code() == TritonError.UNAVAILABLE
     assert error.message() == (
-        "Model 'caller' cannot call other models now: no file descriptor is left, a process of the server's may have 3. "
-        "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
+        "Model 'caller' cannot call other models now: no file descriptor is left, a process of the server's may have "
+        "3. Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or "
+        "ulimit -n"
     )
