@@ -6,10 +6,12 @@ Used in every process.
 import errno
 import os
 import resource
+from functools import cache
 
 #: Where the soft and the hard limit are "unlimited", and the most that the server raises its soft limit to (ours): some
 #: programs go through all numbers up to the limit, and some systems allow 2^30.
 MOST = 1 << 20
+_OPEN = "/proc/self/fd"
 #: What an operator does against too few descriptors.
 RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
 
@@ -23,10 +25,19 @@ def limit() -> int:
 def num_open() -> int:
     """The number of descriptors that this process has open; the limit, where /proc does not tell."""
     try:
-        # The directory's size is the number since Linux 6.2, and 0 before.
-        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1  # the listing's own is listed
+        return os.stat(_OPEN).st_size if _size_tells() else _num_listed()
     except OSError:
         return limit()
+
+
+@cache
+def _size_tells() -> bool:
+    """Whether the size of /proc/self/fd is the number of descriptors: since Linux 6.2, but not in every sandbox."""
+    return os.stat(_OPEN).st_size == _num_listed()
+
+
+def _num_listed() -> int:
+    return len(os.listdir(_OPEN)) - 1  # the listing's own is among them
 
 
 def explain(error: BaseException) -> str:

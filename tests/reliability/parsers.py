@@ -306,10 +306,9 @@ _KEPT: list["tempfile.TemporaryDirectory[str]"] = []
 def zipped(method: int) -> bytes:
     """A .mar."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", manifest())
-        archive.writestr("echo.py", HANDLER)
-        archive.writestr("sub/", "")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in (("MAR-INF/MANIFEST.json", manifest()), ("echo.py", HANDLER), ("sub/", "")):
+            archive.writestr(zipfile.ZipInfo(name), content, method)  # of no time of day: inputs are those of the seed
     return file.getvalue()
 
 
@@ -332,7 +331,7 @@ def tarred() -> bytes:
 @cache
 def tarred_and_compressed() -> bytes:
     """A .tar.gz."""
-    return gzip.compress(tarred(), 1)
+    return gzip.compress(tarred(), 1, mtime=0)
 
 
 def make_archive(dice: Random) -> bytes:
@@ -341,7 +340,7 @@ def make_archive(dice: Random) -> bytes:
     if way < 2:
         return mutated(dice, zipped((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[way]))
     if way == 2:
-        return gzip.compress(mutated(dice, tarred()), 1)
+        return gzip.compress(mutated(dice, tarred()), 1, mtime=0)
     return mutated(dice, tarred_and_compressed())
 
 
@@ -396,7 +395,11 @@ PARSERS = {
         Parser("http_chunks", gunicorn_judge.mutated, read_chunks, ()),
         Parser("json", of(*BODIES), read_json),
         Parser("binary", of(*BINARY), read_binary),
-        Parser("gzip", of(gzip.compress(BODIES[0]), gzip.compress(bytes(5000))), lambda data: inflate(data, LIMIT)),
+        Parser(
+            "gzip",
+            of(gzip.compress(BODIES[0], mtime=0), gzip.compress(bytes(5000), mtime=0)),
+            lambda data: inflate(data, LIMIT),
+        ),
         Parser("form", of(*FORMS), read_form),
         Parser("grpc", make_grpc, read_grpc),
         Parser("http2", *walk(http2_fuzz.run), (), 8),
