@@ -224,7 +224,7 @@ def write_units(directory: Path) -> int:
     """Write the service's units, as for an operator, and the targets that they name; returns HTTP's port."""
     units = directory / "units"
     (units / "shoal.service.d").mkdir(parents=True)
-    ports = []
+    ports = list[int]()
     for _ in range(3):
         with socket.create_server(("127.0.0.1", 0)) as free:
             ports.append(free.getsockname()[1])
