@@ -82,6 +82,7 @@ def test_a_cycle_is_found(back: str) -> None:
         ("shoal.zygote", {"numpy", "google.protobuf", "asyncio", "hashlib"}),
         ("shoal.environments.enter", {"numpy", "google.protobuf", "asyncio"}),
         ("shoal.frontend.grpc.lane", {"flask", "asyncio", "http.client"}),
+        ("shoal.frontend.road.road", {"flask", "werkzeug", "jinja2", "asyncio"}),
     ],
 )
 def test_a_process_starts_without(entry: str, absent: set[str]) -> None:

@@ -13,6 +13,7 @@ this file corrects that, outside the application.
 import os
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,16 +30,16 @@ from shoal.frontend.front_end import join
 from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.response import error_json
 from shoal.frontend.road.admissions import Admissions
-from shoal.frontend.road.app import (
+from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
+from shoal.frontend.road.connection import ParsedHead, RoadConnection, parsed
+from shoal.frontend.road.endpoints import (
     HEAD_VARIABLE,
     TRANSPORT_VARIABLE,
     Endpoint,
     body_limit,
-    create_app,
     make_endpoints,
+    scraped,
 )
-from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
-from shoal.frontend.road.connection import ParsedHead, RoadConnection, parsed
 from shoal.frontend.road.hang_ups import Caller, HangUps, has_left
 from shoal.frontend.road.refusal_log import RefusalLog
 from shoal.frontend.road.transport import PortTransport, WatchedTransport
@@ -265,13 +266,39 @@ def create() -> "RoadApplication":
     hang_ups.start()
     state = front_end.state
     endpoints = make_endpoints(state, transport, transport.count_answer)
-    application = create_app(state, transport, (ParseException,), endpoints)
+    flask = LateApplication(partial(_flask_application, state, transport, endpoints))
+    application = scraped(flask, state, transport, endpoints, (ParseException,))
 
     def watched(caller: Caller) -> WatchedTransport:
         return WatchedTransport(transport, partial(hang_ups.watch, caller))
 
     mended = mend(application, state, watched)
     return RoadApplication(mended, state, endpoints, transport.refuse_all, transport.count_abandoned)
+
+
+def _flask_application(
+    state: ServerState, transport: PortTransport, endpoints: Mapping[str, Endpoint]
+) -> "WSGIApplication":
+    from shoal.frontend.road.app import create_app  # with the first request: Flask, Jinja and Werkzeug take 8 MiB
+
+    return create_app(state, transport, (ParseException,), endpoints)
+
+
+class LateApplication:
+    """A WSGI application that is made with the first request, in whichever of the road's threads that has."""
+
+    def __init__(self, make: "Callable[[], WSGIApplication]") -> None:
+        self._make = make
+        self._making = threading.Lock()
+        self._made: WSGIApplication | None = None  # changed by the first call
+
+    def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
+        """Answer a request, see PEP 3333."""
+        application = self._made
+        if application is None:
+            with self._making:
+                application = self._made = self._made or self._make()
+        return application(environ, start_response)
 
 
 class RoadApplication:

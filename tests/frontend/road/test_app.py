@@ -281,7 +281,7 @@ def test_a_stream_is_closed_after_its_last_piece(
 ) -> None:
     closed: list[str] = []
     response = Response(200, (), (), lambda: closed.append("closed"), iter([b"he", b"llo"]))
-    monkeypatch.setattr("shoal.frontend.road.app.answer", lambda *_: response)
+    monkeypatch.setattr("shoal.frontend.road.endpoints.answer", lambda *_: response)
     reply = create_app(state, transport).wsgi_app(EnvironBuilder(path="/v2").get_environ(), lambda *_: lambda _: None)
     assert (list(reply), closed) == ([b"he", b"llo"], [])
     reply.close()  # type: ignore[attr-defined]

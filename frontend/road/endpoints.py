@@ -1,0 +1,266 @@
+"""The endpoints of the road, and the way of a WSGI request through one of them: its access, its body, its handler.
+
+The body is read here, exactly as long as it is announced, and refused beforehand if that is too long. Unexpected
+exceptions become JSON errors here and nowhere else. `Connection: close` among a response's headers is for the server to
+obey: WSGI servers drop the header itself. Knows no Flask.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.api_keys import ApiKey
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.frontend.access.audit import AUDIT
+from shoal.frontend.access.authorisation import authorise, is_authorised
+from shoal.frontend.access.doors import Scope, scope_of
+from shoal.frontend.access.key_limits import KeyLimitError
+from shoal.frontend.clouds.sagemaker import admit_sagemaker
+from shoal.frontend.clouds.vertex_ai import admit_vertex_ai
+from shoal.frontend.header_forwarding import forwarded
+from shoal.frontend.metrics.listener import MetricsListener
+from shoal.frontend.response import CLOSE, Response, error_json, error_response
+from shoal.frontend.road.body import ControlBodyTooLongError, Environ, has_body, read_body
+from shoal.frontend.road.traced_transport import TracedTransport
+from shoal.frontend.router import HTTP, Admit, RouteMatch, answer, path_of
+from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.road_endpoint import RoadEndpoint
+from shoal.frontend.tracing import or_untraced
+from shoal.timing import wants_timing
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from shoal.frontend.road.transport import Transport
+
+_log = logging.getLogger("shoal")
+
+#: The name of a WSGI variable with the request's head as it came: WSGI's own have lost how the names were spelled.
+HEAD_VARIABLE = "shoal.head"
+#: The name of a WSGI variable with a transport that cancels requests when this client hangs up.
+TRANSPORT_VARIABLE = "shoal.transport"
+# What wsgi.input raises if the client sends no more or a chunk is broken; each server has further classes.
+_BODY_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError)
+
+
+class Endpoint(NamedTuple):
+    """An endpoint (shoal/options.py) as its clients know it."""
+
+    admit: Admit
+    refuse: Callable[[ShoalError], Response] = error_response
+    finish: Callable[[Response], Response] = lambda response: response  # adds what each of its responses has
+    max_request_bytes: int | None = None  # None: the server's
+    preview: Admit | None = None  # like `admit`, but never waits; None: `admit` itself does not
+
+
+def make_endpoints(
+    state: ServerState, transport: "Transport", count: Callable[[int], None] = lambda _status: None
+) -> dict[str, Endpoint]:
+    """The endpoints by their names; `count` counts a response of TorchServe's protocol by its status."""
+    metrics = MetricsListener(state, transport)
+    scope = scope_of("metrics", "GET /metrics")
+
+    def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> RouteMatch:
+        path = path_of(target)
+        return RouteMatch(lambda _call: metrics.answer(method, path), "", None, "", scope)
+
+    return {
+        "http": Endpoint(HTTP.admit),
+        "openai": Endpoint(HTTP.admit),
+        "metrics": Endpoint(admit_metrics, preview=_without_body),
+        "grpc": Endpoint(_admit_grpc),
+        "sagemaker": Endpoint(admit_sagemaker),
+        "vertex-ai": Endpoint(
+            partial(admit_vertex_ai, metrics=admit_metrics), preview=partial(admit_vertex_ai, metrics=_without_body)
+        ),
+        **{name: _torchserve(state, apis, count) for name, apis in state.torchserve_apis.items()},
+    }
+
+
+def _without_body(_state: ServerState, _method: str, _target: str, _headers: Mapping[str, str]) -> Response:
+    """Stands for a response that does not depend on the request's body (see Admit)."""
+    return Response(200)
+
+
+def body_limit(
+    state: ServerState, endpoint: Endpoint, method: str, target: str, headers: Mapping[str, str], address: str
+) -> int | None:
+    """The most bytes of a request's body that the application reads; None if it answers, or refuses, the request
+    without its body. Never waits."""
+    found = (endpoint.preview or endpoint.admit)(state, method, target, headers)
+    if headers.get("transfer-encoding", "chunked").lower() != "chunked":  # body.py refuses others
+        return None
+    if isinstance(found, Response) or not is_authorised(state, found.scope, headers, address, found.model):
+        return None
+    return _limit(found, state, endpoint)
+
+
+def _limit(found: RouteMatch, state: ServerState, endpoint: Endpoint) -> int:
+    limit = endpoint.max_request_bytes or state.max_request_bytes
+    return min(limit, state.max_control_bytes) if found.has_small_body else limit
+
+
+def _torchserve(state: ServerState, apis: Sequence[str], count: Callable[[int], None]) -> Endpoint:
+    made = RoadEndpoint(state, apis, count)
+    return Endpoint(made.admit, made.refuse, made.finish, state.torchserve.max_request_size)
+
+
+def respond(
+    state: ServerState,
+    transport: "Transport",
+    endpoints: Mapping[str, Endpoint],
+    environ: Environ,
+    body_errors: tuple[type[Exception], ...] = (),
+) -> Response:
+    """The response to a request; `body_errors` are the exceptions that this server's `wsgi.input` raises for a broken
+    body. An unexpected exception is logged, and is a response, too."""
+    try:
+        watched = environ.get(TRANSPORT_VARIABLE, transport)
+        endpoint = endpoints[_endpoint_of(state, environ)]
+        return endpoint.finish(_serve(state, watched, endpoint, environ, _BODY_ERRORS + body_errors))
+    except Exception as error:  # noqa: BLE001  outermost
+        _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
+        sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
+        return error_json(500, sentence, CLOSE)
+
+
+def scraped(
+    application: "WSGIApplication",
+    state: ServerState,
+    transport: "Transport",
+    endpoints: Mapping[str, Endpoint],
+    body_errors: tuple[type[Exception], ...] = (),
+) -> "WSGIApplication":
+    """The application, for all but GET of the endpoint for metrics, which is answered here: a server that is scraped,
+    and asked for nothing else that takes the road, does without Flask."""
+
+    def answered(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
+        if environ["REQUEST_METHOD"] != "GET" or _endpoint_of(state, environ) != "metrics":
+            return application(environ, start_response)
+        response = respond(state, transport, endpoints, environ, body_errors)
+        body = b"".join(response.chunks)
+        headers = [*response.headers, ("Content-Length", str(len(body)))]
+        start_response(f"{response.status} {HTTPStatus(response.status).phrase.upper()}", headers)
+        return [body]
+
+    return answered
+
+
+def _serve(
+    state: ServerState,
+    transport: "Transport",
+    endpoint: Endpoint,
+    environ: Environ,
+    unreadable: tuple[type[Exception], ...],
+) -> Response:
+    method = environ["REQUEST_METHOD"]
+    target = _target(environ)
+    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
+        error = InvalidArgumentError("the request has no Host header, which HTTP/1.1 requires")
+        return _closed(endpoint.refuse(error))
+    headers = _headers(environ)
+    found = endpoint.admit(state, method, target, headers)
+    key: ApiKey | None = None
+    if isinstance(found, RouteMatch) and found.refuse is not None:
+        endpoint = endpoint._replace(refuse=found.refuse)
+    if not isinstance(found, Response):
+        try:
+            key = authorise(state, found.scope, headers, environ.get("REMOTE_ADDR", ""), found.model)
+        except ShoalError as error:
+            if found.scope is Scope.ADMIN:
+                AUDIT.refused(_audited(environ), environ.get("REMOTE_ADDR", ""), error.http_status)
+            found = endpoint.refuse(error)
+    if isinstance(found, Response):
+        # The body was not read, and could not be told from the next request.
+        return _closed(found) if has_body(environ) else found
+    try:
+        response = state.key_uses.answer(
+            key if found.scope is Scope.INFER else None,
+            partial(_answer, state, transport, endpoint, environ, headers, found, unreadable),
+        )
+    except KeyLimitError as error:
+        response = endpoint.refuse(error)
+        return _closed(response) if has_body(environ) else response
+    if found.scope is Scope.ADMIN:
+        AUDIT.answered(_audited(environ), key, environ.get("REMOTE_ADDR", ""), response.status)
+    return response
+
+
+def _audited(environ: Environ) -> str:
+    """A request's method and path, for the audit log."""
+    return f"{environ['REQUEST_METHOD']} {path_of(_target(environ))}"
+
+
+def _answer(
+    state: ServerState,
+    transport: "Transport",
+    endpoint: Endpoint,
+    environ: Environ,
+    headers: Mapping[str, str],
+    found: RouteMatch,
+    unreadable: tuple[type[Exception], ...],
+) -> Response:
+    begun_ns = time.monotonic_ns()
+    try:
+        body = _read(environ, found, state, endpoint, unreadable)
+    except ShoalError as error:
+        return _closed(endpoint.refuse(error))
+    head = environ.get(HEAD_VARIABLE, b"")
+    fields = forwarded(state.header_forward_pattern, head)
+    if state.tracing is None and not wants_timing(headers):
+        return answer(found, state, transport, headers, body, fields, head, endpoint.refuse)
+    tracing = or_untraced(state.tracing, state.models.names)
+    traced = TracedTransport(transport, tracing, headers, begun_ns)
+    return traced.see_off(answer(found, state, traced, headers, body, fields, head, endpoint.refuse))
+
+
+def _read(
+    environ: Environ,
+    found: RouteMatch,
+    state: ServerState,
+    endpoint: Endpoint,
+    unreadable: tuple[type[Exception], ...],
+) -> memoryview:
+    """The request's body. Raises ShoalError, also if it is longer than bodies of its kind may be."""
+    limit = _limit(found, state, endpoint)
+    if limit < (endpoint.max_request_bytes or state.max_request_bytes):
+        return read_body(environ, limit, unreadable, ControlBodyTooLongError)
+    return read_body(environ, limit, unreadable)
+
+
+def _closed(response: Response) -> Response:
+    """The response; the connection ends with it."""
+    return response._replace(headers=response.headers + CLOSE)
+
+
+def _endpoint_of(state: ServerState, environ: Environ) -> str:
+    """The name of the endpoint at which a request arrived."""
+    if environ.get("REMOTE_ADDR") == "":  # a socketpair of a gRPC lane: all else has an address
+        return "grpc"
+    return state.endpoint_at(environ["SERVER_NAME"], environ["SERVER_PORT"])
+
+
+def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Response | RouteMatch:
+    # Where there is no gRPC, protobuf is not imported.
+    from shoal.frontend.grpc.tunnel import admit
+
+    return admit(state, method, target, headers)
+
+
+def _target(environ: Environ) -> str:
+    """The request's target, as the client wrote it; with escapes undone where the server does not pass it on as
+    written."""
+    written: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    return written or f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
+
+
+def _headers(environ: Environ) -> dict[str, str]:
+    headers = {key[5:].replace("_", "-").lower(): value for key, value in environ.items() if key.startswith("HTTP_")}
+    if "CONTENT_TYPE" in environ:
+        headers["content-type"] = environ["CONTENT_TYPE"]
+    if "CONTENT_LENGTH" in environ:
+        headers["content-length"] = environ["CONTENT_LENGTH"]
+    return headers
