@@ -24,7 +24,7 @@ from shoal.supervisor.processes.children import Child, ChildProgram
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.silence import Silence, observe
-from shoal.supervisor.processes.zygotes import Zygotes
+from shoal.supervisor.processes.zygotes import BASE, Zygotes
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Batchers:
     async def _run_process(self) -> None:
         """Start a batcher's process, wait for its end, and handle that end."""
         try:
-            child = self._zygotes.spawn("batcher", self._program)
+            child = self._zygotes.spawn(BASE, self._program)
             self._children.add(child)
             try:
                 code = await shared(child.exited)

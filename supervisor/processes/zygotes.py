@@ -4,7 +4,9 @@
                                     └unfit─► all of this kind are exec'd
 
     base, exec'd ─┬─► zygote of a kind ─┬─► process of that kind          all share the pages of what base has imported
-                  ├─► …                 └─► …
+                  ├─► …                 ├─► …
+                  │                     └─► the next batchers, when base has ended
+                  ├─► a batcher
                   └─► the front ends' arbiter
 
 No call here blocks: a child has been requested when `spawn` returns, and starts when the zygote has forked it or, where
@@ -33,6 +35,7 @@ from shoal.open_files import explain
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop, first, resolve, shared
 from shoal.supervisor.failure_domains import contained
+from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.children import Child, ChildProgram, prepare
 from shoal.supervisor.processes.restarts import Pauses
 
@@ -47,8 +50,15 @@ BASE = "base"
 #: Kind → the modules that its zygote imports. A worker's kind is its backend; others may start threads at import.
 MODULES = {
     # what front ends, workers of every backend and the batcher import, or all but one of these
-    BASE: ("numpy", "hashlib", "shoal.options", "shoal.star.models", "shoal.star.outgoing", _WORKER),
-    "batcher": ("shoal.batcher.main",),
+    BASE: (
+        "numpy",
+        "hashlib",
+        "shoal.options",
+        "shoal.star.models",
+        "shoal.star.outgoing",
+        _WORKER,
+        "shoal.batcher.main",
+    ),
     "embedding": (_WORKER, "shoal.workers.backends.embedding"),
     "fil": (_WORKER, "scipy.sparse"),  # 0.3 of 0.33 s; treelite's OpenMP reads its environment once, so in the child
     "identity": (_WORKER, "shoal.workers.backends.identity"),
@@ -64,6 +74,8 @@ MODULES = {
         "shoal.workers.backends.torchserve.with_torch",
     ),
 }
+#: Kinds with so much in memory that no batcher should have it in its address space, and a fork takes longer.
+_LARGE = ("openvino", "pytorch", "tensorflow", TORCHSERVE_WITH_TORCH)
 #: A zygote whose imports or next fork take longer is killed (ours; usual are 0.3 s, with torch 2 s, and 5 ms, but its
 #: priority is low: where six times as many processes run as there are cores, a fork was seen to take 0.7 s, and an exec
 #: half a minute; beside two busy loops on two cores, torch a minute).
@@ -79,9 +91,9 @@ class Zygotes:
         self._loop = loop
         self._control_address = control_address
         self._modules = modules
-        # Changed by spawn and give_way.
+        # Changed by spawn, give_way and end_base.
         self._zygotes: dict[str, Zygote] = {}
-        self._is_serving = False
+        self._is_serving = self._is_base_to_end = False
 
     def spawn(self, kind: str, program: ChildProgram, *, captured: bool = False) -> Child:
         """Start a process whose imports are those of `kind`: forked where there is a zygote, otherwise exec'd.
@@ -104,12 +116,22 @@ class Zygotes:
             self._start(BASE)
 
     def _begin(self, kind: str, child: Child) -> None:
+        if kind == BASE and BASE in self._zygotes:
+            self._heir().fork(child)
+            return
         if kind not in self._modules:
             child.execute()
             return
         if kind not in self._zygotes:
             self._start(kind)
         self._zygotes[kind].fork(child)
+
+    def _heir(self) -> "Zygote":
+        """The zygote that forks what the base would fork: the base, until it is to end or has ended."""
+        base = self._zygotes[BASE]
+        if base.lives and not self._is_base_to_end:
+            return base
+        return next((each for each in self._zygotes.values() if each.can_be_heir), base)
 
     def _start(self, kind: str) -> None:
         parent = self._zygotes.get(BASE) if kind != BASE else None
@@ -126,10 +148,18 @@ class Zygotes:
             zygote.give_way()
 
     def end_base(self) -> None:
-        """End the base zygote in a while: all processes run. It takes 6 MiB, pages of which all others have copies;
-        what it would have forked later is exec'd."""
+        """End the base zygote in a while, unless none could take its place: all processes run. It takes 6 MiB, pages of
+        which all others have copies. A batcher or an arbiter that is started from now on is forked by a worker's
+        zygote, which has the base's modules and its pages."""
         if BASE in self._zygotes:
-            self._loop.call_after(BASE_S, self._zygotes[BASE].stop)
+            self._is_base_to_end = True
+            self._loop.call_after(BASE_S, self._end_base)
+
+    def _end_base(self) -> None:
+        if any(each.can_be_heir for each in self._zygotes.values()):
+            self._zygotes[BASE].stop()
+        else:
+            self._is_base_to_end = False
 
     def stop(self) -> None:
         """End all zygotes; processes started later are exec'd."""
@@ -152,7 +182,7 @@ class Zygote:
         self._gives_way = False
         self._child: Child | None = None
         self._channel: Channel | None = None
-        self._is_ready = False
+        self.is_ready = False  # whether it takes orders
         self._is_over = False  # a zygote that cannot fork safely, or has been stopped
         self._waiting: list[Child] = []  # children to fork once the imports are done
         self._pauses = Pauses()
@@ -162,6 +192,16 @@ class Zygote:
     def title(self) -> str:
         """The name of this zygote in the log."""
         return f"zygote '{self.kind}'"
+
+    @property
+    def can_be_heir(self) -> bool:
+        """Whether it forks now what the base would fork, in about as little time and address space."""
+        return self.is_ready and self.kind != BASE and self.kind not in _LARGE
+
+    @property
+    def lives(self) -> bool:
+        """Whether it takes orders, or will once its imports are done."""
+        return self._channel is not None
 
     def contain(self, _error: Exception) -> None:
         """Kill the zygote after an unexpected error; until another has taken its place, processes are exec'd."""
@@ -230,7 +270,7 @@ class Zygote:
         """Fork a child as soon as the imports are done."""
         if self._channel is None:
             child.execute_instead()
-        elif self._is_ready:
+        elif self.is_ready:
             self._order(self._channel, child)
         else:
             self._waiting.append(child)
@@ -250,7 +290,7 @@ class Zygote:
             self._hang_up()
             return
         if isinstance(message, ZygoteReady):
-            self._is_ready = True
+            self.is_ready = True
             waiting, self._waiting = self._waiting, []
             for child in waiting:
                 self.fork(child)
@@ -266,14 +306,14 @@ class Zygote:
         self._loop.forget(self._channel.fileno())
         self._channel.close()
         self._channel = None
-        self._is_ready = False
+        self.is_ready = False
         waiting, self._waiting = self._waiting, []
         for child in waiting:
             child.execute_instead()
 
     async def _watch(self, process: Child) -> None:
         """Kill a zygote that is not ready within IMPORT_S, and start another when one has ended."""
-        if not (await first(process.exited, limit_s=IMPORT_S) or self._is_ready):
+        if not (await first(process.exited, limit_s=IMPORT_S) or self.is_ready):
             process.signal(signal.SIGKILL)
         try:
             code = await shared(process.exited)
@@ -312,9 +352,17 @@ class Zygote:
             return
         finally:
             theirs.close()
-        self._loop.start(self._await_fork(child, ours))
+        self._loop.start(self._await_fork(child, ours, hurries=self._hurry(child)))
 
-    async def _await_fork(self, child: Child, link: socket.socket) -> None:
+    def _hurry(self, child: Child) -> bool:
+        """Give this zygote the priority of those that serve if it has a lower one than the child that it is to fork;
+        returns whether it had."""
+        has_lower = self._child is not None and self._gives_way and not child.program.gives_way
+        if has_lower and self._child is not None:
+            niceness.join_in(self._child.pid)
+        return has_lower
+
+    async def _await_fork(self, child: Child, link: socket.socket, *, hurries: bool) -> None:
         """Begin a child once its pid is known. It has FORK_S for that from the order on or, since a zygote forks one
         child at a time, from the zygote's last fork; after that the child is exec'd instead, and the zygote killed."""
         ordered_s, is_told = self._loop.now_s(), self._loop.future()
@@ -323,6 +371,8 @@ class Zygote:
             if await first(is_told, limit_s=left_s):
                 break
         self._loop.forget(link.fileno())
+        if hurries and self._child is not None:
+            niceness.give_way(self._child.pid)
         with link:
             if not is_told.done():
                 _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)

@@ -46,7 +46,6 @@ READY_TITLES = {
     "shoal worker simple_string_0_0",
     "shoal worker tokenizer_0_0",
     "shoal zygote base",
-    "shoal zygote batcher",
     "shoal zygote embedding",
     "shoal zygote identity",
     "shoal zygote onnxruntime",
@@ -180,7 +179,7 @@ def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
         everybody = await_standby(server)
-        assert len([pid for pid in everybody if title(pid) not in EARLY]) == 28
+        assert len([pid for pid in everybody if title(pid) not in EARLY]) == 27
         assert left_behind(before) == set()
         server.process.kill()
         assert wait_for_deaths(everybody)
@@ -210,7 +209,7 @@ def test_no_front_end_has_a_file_that_had_a_name(samples: Server) -> None:
 
 def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: Server) -> None:
     zygotes = [pid for pid in await_standby(samples) if title(pid).startswith("shoal zygote")]
-    assert len([pid for pid in zygotes if title(pid) not in EARLY]) == 5
+    assert len([pid for pid in zygotes if title(pid) not in EARLY]) == 4
     for pid in zygotes:
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
         targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
@@ -221,9 +220,9 @@ def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: 
 
 def test_processes_that_see_no_tensor_have_one_thread(samples: Server) -> None:
     """A child's life hangs on the thread that started it (PR_SET_PDEATHSIG)."""
-    kinds = ("shoal supervisor", "shoal batcher", "shoal zygote batcher", "gunicorn: master")
+    kinds = ("shoal supervisor", "shoal batcher", "gunicorn: master")
     pids = [pid for pid in (samples.process.pid, *await_standby(samples)) if title(pid).startswith(kinds)]
-    assert len(pids) == 5  # with the standby
+    assert len(pids) == 4  # with the standby
     for pid in pids:
         assert len(os.listdir(f"/proc/{pid}/task")) == 1, title(pid)
     # numpy's BLAS starts threads, but in a zygote, which gives it one

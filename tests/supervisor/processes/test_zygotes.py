@@ -251,6 +251,42 @@ def test_a_base_that_has_ended_is_not_missed(clock: ClockLoop, harness: Harness)
     assert harness.run() == FORKED
 
 
+def test_what_a_base_would_fork_another_zygote_forks_when_it_ends(clock: ClockLoop, harness: Harness) -> None:
+    harness.zygotes = Zygotes(harness.loop, "@test", {BASE: ("child_of_zygote",), "test": ("child_of_zygote",)})
+    harness.zygotes.start()
+    (base,) = harness.children()
+    harness.spawn(BASE)
+    assert harness.run() == FORKED
+    harness.spawn()
+    assert harness.run() == FORKED
+    (zygote,) = [pid for pid in harness.children() if pid != base]
+    harness.zygotes.end_base()
+    os.kill(base, signal.SIGSTOP)  # so that it forks nothing: the other forks what is asked for from now on
+    harness.spawn(BASE)
+    assert harness.run() == FORKED
+    clock.pass_time(BASE_S)
+    clock.until(lambda: harness.children() == [zygote])
+    harness.spawn(BASE)
+    assert harness.run() == FORKED
+
+
+@pytest.mark.parametrize("kinds", [(), ("pytorch",)])
+def test_a_base_that_no_other_zygote_can_stand_for_does_not_end(
+    clock: ClockLoop, harness: Harness, kinds: tuple[str, ...]
+) -> None:
+    harness.zygotes = Zygotes(harness.loop, "@test", dict.fromkeys((BASE, *kinds), ("child_of_zygote",)))
+    harness.zygotes.start()
+    (base,) = harness.children()
+    for kind in (*kinds, BASE):
+        harness.spawn(kind)
+        assert harness.run() == FORKED
+    harness.zygotes.end_base()
+    clock.pass_time(BASE_S)
+    harness.spawn(BASE)
+    assert harness.run() == FORKED
+    assert base in harness.children()
+
+
 @pytest.fixture
 def base(harness: Harness) -> int:
     """The pid of a base zygote, which forks that of the kind "test" when one is needed."""
@@ -324,6 +360,9 @@ def test_whoever_is_started_gives_way_once_somebody_serves(harness: Harness, mon
     execd = harness.spawn("another", gives_way=True)
     assert harness.run() == EXECUTED
     assert told[4:] == [("give way", execd.pid)]
+    urgent = harness.spawn()  # the zygote forks it as one that serves would
+    assert harness.run() == FORKED
+    assert told[5:] == [("join in", zygote), ("give way", zygote), ("join in", urgent.pid)]
     os.kill(zygote, signal.SIGKILL)
-    harness.clock.until(lambda: len(told) == 6)
-    assert told[5] == ("give way", harness.zygote_pid())
+    harness.clock.until(lambda: len(told) == 9)
+    assert told[8] == ("give way", harness.zygote_pid())
