@@ -23,7 +23,6 @@ from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, Sho
 from shoal.frontend.access.authorisation import check_named_model
 from shoal.frontend.call import HandlerCall
 from shoal.frontend.generation import EVENTS, Failure, Plan, event
-from shoal.frontend.openai.chat_template import render
 from shoal.frontend.openai.errors import InvalidRequestError, NoSuchModelError, error_text, refusal
 from shoal.frontend.openai.request import TextRequest, model_of, read_body, read_chat, read_completion
 from shoal.frontend.openai.stop_sequences import StopSequences
@@ -306,6 +305,8 @@ def _members(entry: ModelEntry, model: TextModel, request: TextRequest) -> dict[
             "config.pbtxt, or POST /v1/completions with a prompt",
             "messages",
         )
+    from shoal.frontend.openai.chat_template import render  # with the first template: Jinja takes 2 MiB
+
     tokens = {name: parameter(entry.config, name) or "" for name in (BOS_TOKEN, EOS_TOKEN)}
     return {
         **members,
