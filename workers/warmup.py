@@ -97,6 +97,14 @@ def _requests(sample: Config, model: BackendModel, signature: Signature) -> list
     return [reader.open(position, block, header) for position in range(sample["batch_size"])]
 
 
+def check_files(model: BackendModel, signature: Signature) -> None:
+    """Read the files of all samples, as a warm-up does. Raises what it raises for one that is missing or too short."""
+    for sample in model.config["model_warmup"]:
+        for name, given in sample["inputs"].items():
+            if INPUT_DATA_FILE in given:
+                _data(given, signature.inputs[name], model)
+
+
 def _data(given: Config, spec: TensorSpec, model: BackendModel) -> bytes:
     # The zeros of a string are the four bytes of its length: an empty string.
     nbytes = math.prod(given["dims"]) * (spec.datatype.itemsize or 4)

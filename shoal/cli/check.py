@@ -17,9 +17,10 @@ EXIT_FOUND = 2
 
 _USAGE = "shoal check <repository or model directory> … [options]"
 _HELP = """\
-Say what is wrong with the models of a repository, without loading them: layout, config.pbtxt, ensembles, files, the
-source of every model.py. No code of a model runs, and no framework is needed; what only a framework finds in a model's
-file, a load finds (shoal run <model directory> --sample ones).
+Say what is wrong with the models of a repository, without loading them: layout, config.pbtxt, ensembles, files, names,
+datatypes and shapes in ONNX files, settings of frameworks, Python environments, warm-up, the source of every model.py.
+No code of a model runs, and no framework is needed; what only a framework finds in a model's file, a load finds
+(shoal run <model directory> --sample ones).
 
 Examples:
   shoal check model_repository

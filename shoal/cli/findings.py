@@ -7,24 +7,44 @@ those of the server: the poller's, the supervisor's and, of a model's file, thos
 import ast
 import importlib.util
 import logging
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.environments.resolve import refuse_missing
+from shoal.environments.wanted import wanted
 from shoal.errors import ShoalError
-from shoal.model_config.autocomplete import needs_autocomplete
+from shoal.model_config.autocomplete import IOTensor, ModelIO, complete_from_file, needs_autocomplete
 from shoal.model_config.ensemble import LATEST, is_ensemble, mismatches, steps
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.model_config.finish import finish_config
 from shoal.model_config.messages import Config
+from shoal.model_config.python_backends import runs_on
+from shoal.model_config.sequences import with_sequence_tensors
+from shoal.model_config.signature import Signature
 from shoal.repository.found import FoundModel
 from shoal.repository.misplaced import is_model
 from shoal.repository.poll import Repositories
 from shoal.repository.scan import model_file
 from shoal.workers import unreadable
-from shoal.workers.backends import BACKENDS
+from shoal.workers.backends import (
+    BACKENDS,
+    file_checks,
+    onnx_file,
+    onnxruntime_checks,
+    onnxruntime_options,
+    openvino_options,
+    pytorch_options,
+    tensorflow_options,
+)
+from shoal.workers.backends.backend import BackendModel, Device
+from shoal.workers.ragged import RaggedBatches
+from shoal.workers.warmup import check_files
 
 ERROR, WARNING = "error", "warning"
 #: Backend → the module of its framework; the others need nothing beside Shoal.
@@ -39,6 +59,17 @@ _FRAMEWORKS = {
 _MODEL_CLASS = "TritonPythonModel"
 #: The place of a fault in a text proto, as the sentence about it has it.
 _POSITION = re.compile(r"\bline (\d+), column \d+")
+
+
+#: Backend → what reads its settings. What a build of ONNX Runtime has, a load finds out.
+_SETTINGS: dict[str, Callable[[BackendModel, Device], object]] = {
+    "onnxruntime": partial(onnxruntime_options.session_settings, available=onnxruntime_options.PROVIDERS),
+    "openvino": openvino_options.openvino_settings,
+    "pytorch": pytorch_options.settings,
+    "tensorflow": tensorflow_options.tensorflow_settings,
+}
+#: A directory of backends that has none.
+_NOWHERE = Path("/nonexistent")
 
 
 class Finding(NamedTuple):
@@ -140,12 +171,15 @@ def _check_model(found: FoundModel, finished: dict[str, Config]) -> Iterator[Fin
         except ShoalError as error:
             yield Finding(ERROR, found.name, version.directory, str(error))
             continue
+        yield from _check_beside(found, config, version.directory, finished)
         if file is None:
             continue
         if reason := unreadable.reason(str(file)):
             yield Finding(ERROR, found.name, Path(reason[0]), reason[1])
         elif config["backend"] == "python":
             yield from _check_python(found.name, file)
+        elif config["backend"] == "onnxruntime":
+            yield from _check_onnx(found, config, file, finished)
 
 
 def _check_python(model: str, file: Path) -> Iterator[Finding]:
@@ -166,6 +200,73 @@ def _check_python(model: str, file: Path) -> Iterator[Finding]:
     elif not _may_bind(tree.body, _MODEL_CLASS):
         text = f"no class {_MODEL_CLASS}: '{file}' has to define a class of this name"
         yield Finding(ERROR, model, file, f"{text}; it defines {', '.join(classes) or 'none'}")
+
+
+def _check_beside(
+    found: FoundModel, config: Config, version_dir: Path, finished: Mapping[str, Config]
+) -> Iterator[Finding]:
+    """Check the settings of a version's backend, its Python environment, and the files of its warm-up."""
+    instance = f"{found.name}_0_0"
+    model = BackendModel(found.name, int(version_dir.name), instance, str(version_dir), "", config, {})
+    checks: list[Callable[[], object]] = []
+    if runs_on(config) == "python" and (asked := wanted(version_dir, config, _NOWHERE, install_requirements=False)):
+        checks.append(partial(refuse_missing, asked, os.environ))
+    kinds = {group["kind"] for group in config["instance_group"]}
+    if kinds <= {"KIND_AUTO", "KIND_CPU"} and (settings := _SETTINGS.get(config["backend"])) is not None:
+        checks.append(partial(settings, model, Device("KIND_CPU", 0, (0,))))
+    if (whole := finished.get(found.name)) is not None:
+        checks.append(partial(check_files, replace(model, config=whole), Signature.from_config(whole)))
+    for each in checks:
+        try:
+            each()
+        except ShoalError as error:
+            yield Finding(ERROR, found.name, _config_path(found), str(error))
+
+
+def _check_onnx(found: FoundModel, config: Config, file: Path, finished: dict[str, Config]) -> Iterator[Finding]:
+    """Check a configuration against the file's inputs and outputs, and what it leaves open is completed from it."""
+    if file.is_dir():
+        file = file / file.name
+    try:
+        onnx = onnx_file.read(file)
+    except ShoalError as error:
+        yield Finding(ERROR, found.name, file, str(error))
+        return
+    except OSError as error:
+        yield Finding(ERROR, found.name, file, f"cannot be read: {error.strerror}")
+        return
+    for location in sorted(onnx.locations):
+        if not (file.parent / location).is_file():
+            text = f"'{file.name}' has its weights in a file of its own, '{location}', which is not there: copy it, too"
+            yield Finding(ERROR, found.name, file, text)
+    try:
+        onnxruntime_checks.refuse_maps(found.name, config, onnx.io.outputs)
+        if needs_autocomplete(config):
+            config = finish_config(complete_from_file(config, onnx.io))
+            finished[found.name] = config
+        if found.name in finished:
+            _check_tensors(config, onnx)
+    except ShoalError as error:
+        yield Finding(ERROR, found.name, _config_path(found), str(error))
+
+
+def _check_tensors(config: Config, onnx: onnx_file.OnnxFile) -> None:
+    """Raises InvalidArgumentError where a finished configuration and the file disagree."""
+    signature, ragged = Signature.from_config(with_sequence_tensors(config)), RaggedBatches(config)
+    specs = {**signature.inputs, **signature.outputs}
+    batch = (-1,) * (signature.max_batch_size > 0)
+
+    def known(tensors: Iterable[IOTensor]) -> tuple[IOTensor, ...]:
+        # What the file does not say, ONNX Runtime may find out.
+        return tuple(
+            each._replace(dims=(*batch, *specs[each.name].model_dims))
+            if each.name in onnx.unknown_ranks and each.name in specs
+            else each
+            for each in tensors
+        )
+
+    io = ModelIO(known(onnx.io.inputs), known(onnx.io.outputs))
+    file_checks.check(signature, io, known(onnx.initializers), ragged.made, ragged.scattered)
 
 
 def _may_bind(body: Iterable[ast.stmt], name: str) -> bool:

@@ -44,8 +44,7 @@ class Environment(NamedTuple):
 def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: Log) -> Environment:
     """Make the wanted environment, unless it exists; `log` takes the installer's lines. Raises ShoalError with the
     reason where it cannot be made."""
-    if wanted.execution_env and wanted.interpreter:
-        raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
+    refuse_missing(wanted, environ)
     try:
         path = _interpreter(wanted, cache, environ, log)
     except OSError as error:
@@ -59,18 +58,23 @@ def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: Log) 
     return Environment(path, variables, interpreter.prefix)
 
 
+def refuse_missing(wanted: Wanted, environ: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError if what an environment is made of is not there; nothing is made, and nothing runs."""
+    if wanted.execution_env and wanted.interpreter:
+        raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
+    if wanted.execution_env and not (place := Path(wanted.execution_env).absolute()).exists():
+        raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} '{place}' does not exist")
+    if wanted.interpreter and shutil.which(wanted.interpreter, path=environ.get("PATH")) is None:
+        raise InvalidArgumentError(f"{PYTHON_INTERPRETER} '{wanted.interpreter}' is no program")
+
+
 def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     if wanted.execution_env:
         place = Path(wanted.execution_env).absolute()
-        if not place.exists():
-            raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} '{place}' does not exist")
         return _python_in(place if place.is_dir() else _unpacked(place, cache, environ, log))
     base = Path(sys.executable)
     if wanted.interpreter:
-        found = shutil.which(wanted.interpreter, path=environ.get("PATH"))
-        if found is None:
-            raise InvalidArgumentError(f"{PYTHON_INTERPRETER} '{wanted.interpreter}' is no program")
-        base = Path(found).absolute()
+        base = Path(shutil.which(wanted.interpreter, path=environ.get("PATH")) or wanted.interpreter).absolute()
     if not wanted.requirements:
         return base
     return _python_in(_installed(Path(wanted.requirements), base, cache, environ, log))

@@ -81,7 +81,7 @@ class OnnxruntimeBackend(BatchedBackend):
         """The inputs and outputs of the file."""
         self._open(model, device)
         outputs = _io_tensors(self._session.get_outputs())
-        onnxruntime_checks.refuse_maps(model, outputs)
+        onnxruntime_checks.refuse_maps(model.name, model.config, outputs)
         return ModelIO(_io_tensors(self._session.get_inputs()), outputs)
 
     def load(self, model: BackendModel, device: Device) -> None:

@@ -16,18 +16,18 @@ def refuse_bf16(config: Config) -> None:
         raise UnsupportedError(f"model '{config['name']}': TYPE_BF16 is not supported together with TYPE_STRING")
 
 
-def refuse_maps(model: BackendModel, outputs: Iterable[IOTensor]) -> None:
+def refuse_maps(model: str, config: Config, outputs: Iterable[IOTensor]) -> None:
     """Raise UnsupportedError for an output that the configuration has, or would be given, and that is no tensor.
 
     `outputs` are the file's; one that is a list of maps has ONNX Runtime's name for that in place of a data type.
     """
-    wanted = {output["name"] for output in model.config["output"]}
+    wanted = {output["name"] for output in config["output"]}
     for output in outputs:
         if output.data_type.startswith("seq(") and (not wanted or output.name in wanted):
             is_zipmap = output.data_type.startswith("seq(map(")
             advice = (
                 "It is a list of maps, as skl2onnx makes them of a classifier's probabilities; convert the model with "
-                f"options={{'zipmap': False}}, or name only other outputs in the configuration of model '{model.name}'"
+                f"options={{'zipmap': False}}, or name only other outputs in the configuration of model '{model}'"
             )
             raise UnsupportedError(
                 f"Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O '{output.name}', expected 'ONNX_TYPE_TENSOR'."

@@ -14,6 +14,8 @@ from shoal.workers.backends.backend import BackendModel, Device
 
 CPU, CUDA, TENSORRT, OPENVINO = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "OpenVINO"))
 
+PROVIDERS = (CPU, CUDA, TENSORRT, OPENVINO)
+
 #: optimization.graph.level → the name of ONNX Runtime's level; any other number means all.
 GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 

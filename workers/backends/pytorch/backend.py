@@ -23,8 +23,8 @@ from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device, joinable
 from shoal.workers.backends.device_input import DeviceInput
 from shoal.workers.backends.pytorch import programs
-from shoal.workers.backends.pytorch.options import PytorchSettings, settings
 from shoal.workers.backends.pytorch.transfers import Transfers
+from shoal.workers.backends.pytorch_options import PytorchSettings, settings
 from shoal.workers.cuda_regions import GpuTensor
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.requests import Request

@@ -26,7 +26,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unavai
 from shoal.workers.backends.backend import BackendModel
 from shoal.workers.backends.python.model import import_model
 from shoal.workers.backends.pytorch import naming
-from shoal.workers.backends.pytorch.options import COMPILE, PytorchSettings, check_tensors
+from shoal.workers.backends.pytorch_options import COMPILE, PytorchSettings, check_tensors
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.workers.backends.backend import Device
-from shoal.workers.backends.pytorch.options import PytorchSettings, check_tensors, settings
+from shoal.workers.backends.pytorch_options import PytorchSettings, check_tensors, settings
 from tests.workers.worker_harness import model, model_config, tensor_config
 
 CPU = Device("KIND_CPU", 0, (2, 3, 5))
