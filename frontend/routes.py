@@ -14,6 +14,7 @@ from shoal.frontend.road.inference import generate, generate_stream, generating,
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.v2.finished_requests import finished_requests
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
+from shoal.frontend.v2.log_lines import log_lines
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings
 from shoal.frontend.v2.metadata import model_config, model_metadata, server_metadata
 from shoal.frontend.v2.model_instances import batches, instances, scale
@@ -43,6 +44,7 @@ _INSTANCES = {
 }
 _BATCHES = {"GET": blocking(lambda call: batches(call.ask, call.name, call.version))}
 _FINISHED = {"GET": blocking(lambda call: finished_requests(call.state, call.ask, call.query))}
+_LOG = {"GET": blocking(lambda call: log_lines(call.state, call.query))}
 _RECORDING = {
     "GET": blocking(lambda call: recording(call.ask)),
     "POST": blocking(lambda call: record(call.state, call.ask, call.body)),
@@ -109,6 +111,7 @@ ROUTES = (
         "shared-memory",
     ),
     Route("/v2/debug/requests", _FINISHED, "statistics"),  # ours
+    Route("/v2/debug/log", _LOG, "logging"),  # ours
     Route("/v2/recording", _RECORDING, "trace"),  # ours
     # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
     Route("/", _PAGE, PAGE),

@@ -93,6 +93,7 @@ def _server_paths() -> Iterator[tuple[str, Any]]:
         ("/v2/health/reasons", "get", "server_reasons", "What keeps the server from being ready", _OBJECT),
         ("/v2/models/stats", "get", "statistics", "Statistics of every model that is ready", _OBJECT),
         ("/v2/debug/requests", "get", "requests", "The slowest and the failed of the last five minutes", _OBJECT),
+        ("/v2/debug/log", "get", "log", "The last lines of the server's log file", _OBJECT),
         ("/v2/repository/index", "post", "repository_index", "All models and their states", {"type": "array"}),
     ):
         operation = _operation("server", name, text, schema)
@@ -100,6 +101,11 @@ def _server_paths() -> Iterator[tuple[str, Any]]:
             operation["parameters"] = [
                 _parameter("model", {"type": "string"}, "Of this model alone"),
                 _parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most of either kind"),
+            ]
+        if name == "log":
+            operation["parameters"] = [
+                _parameter("lines", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most lines"),
+                _parameter("after", {"type": "integer", "minimum": 0}, "The position of an earlier answer"),
             ]
         yield path, {method: operation}
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RefusedError, RemoteServer
@@ -16,13 +17,15 @@ from shoal.cli.serve import CommandLineError
 from shoal.cli.verb import EXIT_DONE
 
 _DESCRIPTION = """\
-Print the last lines of the file that a server of this machine logs to (--log-file), and with --follow those that come,
-until Ctrl-C. A server without one logs to its terminal, or under systemd to the journal: journalctl -u shoal."""
+Print the last lines of the file that a server logs to (--log-file), and with --follow those that come, until Ctrl-C.
+The file of a server of this machine is read; a server elsewhere is asked, as an administrator, for at most 1000 lines.
+One without a file logs to its terminal, or under systemd to the journal: journalctl -u shoal."""
 
 _EXAMPLES = """\
   shoal logs
   shoal logs --lines 1000 | grep ^E          # errors
   shoal logs --follow
+  shoal logs --url https://gpu-1:8000 --header "X-API-Key: $KEY"
 
 Options of this verb:
   --lines <count>        how many of the last lines (default: 20)
@@ -30,6 +33,9 @@ Options of this verb:
 """
 #: Between two looks at the file (ours), in s.
 _INTERVAL_S = 0.2
+#: Between two questions to a server elsewhere (ours), in s; and the most lines of an answer.
+_ASK_S, _MOST_LINES = 1.0, 1000
+_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> int:
@@ -39,6 +45,8 @@ def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[fl
     parser.add_argument("--follow", "-f", action="store_true", help=argparse.SUPPRESS)
 
     def show(arguments: argparse.Namespace, server: RemoteServer) -> str:
+        if urlsplit(server.url).hostname not in _HERE:
+            return _from_elsewhere(arguments, server, sleep)
         path = _file_of(server)
         try:
             with path.open("rb") as file:
@@ -57,6 +65,21 @@ def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[fl
         return operate(parser, argv, environ, show)
     except KeyboardInterrupt:
         return EXIT_DONE
+
+
+def _from_elsewhere(arguments: argparse.Namespace, server: RemoteServer, sleep: Callable[[float], None]) -> str:
+    """The last lines of a server that is not on this machine. With --follow they are printed as they come, for ever."""
+    told = server.log_lines(min(arguments.lines, _MOST_LINES), 0)
+    if not told["log_file"]:
+        raise RefusedError(200, f"{server.url}: {told['note']}.")
+    if not arguments.follow:
+        found = {"log_file": told["log_file"], "lines": told["lines"]}
+        return json.dumps(found) if arguments.json else "\n".join(told["lines"])
+    while True:
+        for line in told["lines"]:
+            print(line, flush=True)
+        sleep(_ASK_S)
+        told = server.log_lines(_MOST_LINES, told["position"])
 
 
 def coming(file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:

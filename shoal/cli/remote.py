@@ -109,6 +109,11 @@ class RemoteServer:
         found: Row = self._ask("GET", "/v2/logging", dict)
         return found
 
+    def log_lines(self, count: int, after: int) -> Row:
+        """The last lines of the server's log file behind a position, at most `count`, and the position behind them."""
+        found: Row = self._ask("GET", f"/v2/debug/log?lines={count}&after={after}", dict)
+        return found
+
     def model_statistics(self, model: str, version: str = "") -> Row:
         """The statistics of a model version, the only one or the first, as `statistics` lists them."""
         found: Row = self._ask("GET", f"{_served(model, version)}/stats", dict)

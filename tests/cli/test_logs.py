@@ -50,6 +50,32 @@ def test_a_file_that_is_cut_short_is_read_from_its_beginning(tmp_path: Path) -> 
         assert list(islice(coming(opened, rotate), 2)) == [b"a long line before\n", b"after\n"]
 
 
+def test_a_server_elsewhere_is_asked_for_its_lines(
+    server: Answering, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shoal.cli.logs._HERE", ())
+    first = {"log_file": "/var/log/shoal", "lines": ["one", "two"], "position": 8, "is_cut": True}
+    server.answer("GET /v2/debug/log?lines=20&after=0", first)
+    assert logs([f"--url={server.url}"], environ={}) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert logs([f"--url={server.url}", "--json"], environ={}) == 0
+    assert json.loads(capsys.readouterr().out) == {"log_file": "/var/log/shoal", "lines": ["one", "two"]}
+
+    server.answer("GET /v2/debug/log?lines=1000&after=8", {**first, "lines": ["three"], "position": 14})
+    server.answer("GET /v2/debug/log?lines=1000&after=14", {**first, "lines": [], "position": 14})
+    sleeps = iter([None, None])
+
+    def sleep(_seconds: float) -> None:
+        if next(sleeps, "over") == "over":
+            raise KeyboardInterrupt
+
+    assert logs([f"--url={server.url}", "--follow"], environ={}, sleep=sleep) == 0
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"
+    server.answer("GET /v2/debug/log?lines=3&after=0", {"log_file": "", "lines": [], "note": "there is no file"})
+    assert logs([f"--url={server.url}", "--lines=3"], environ={}) == 2
+    assert "there is no file." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("log_file", "code", "sentence"),
     [

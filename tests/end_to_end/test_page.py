@@ -4,7 +4,9 @@ HTML, and those who use a keyboard, a telephone or a screen reader can use it, t
 # pyright: reportMissingImports=false
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,13 +20,13 @@ from tests.end_to_end.asking import fetch
 from tests.end_to_end.browser import Tab, browser, missing
 from tests.end_to_end.page_pictures import PICTURES, take
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import SAMPLES, Server
+from tests.end_to_end.server import SAMPLES, Server, launch, only, wait_until, worker_of
 
 pytestmark = pytest.mark.skipif(
     bool(missing()), reason=f"NOT CHECKED: the page in a browser, since there is no {missing()} (docs/page.md)"
 )
 VIEWS = [
-    "", "ui", "#/models/digits", "#/models/repeat/1", "#/models/nobody", "#/requests", "#/metrics", "#/api",
+    "", "ui", "#/models/digits", "#/models/repeat/1", "#/models/nobody", "#/requests", "#/logs", "#/metrics", "#/api",
     "#/api/digits",
 ]  # fmt: skip
 MODELS = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
@@ -162,6 +164,43 @@ def test_the_slowest_requests_are_drawn_with_where_their_time_went(samples: Serv
     shown.page.get_by_role("heading", name="Requests", exact=True).wait_for()
 
 
+@pytest.fixture(scope="module")
+def logging_to_a_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of one model, whose output is its log file."""
+    path = tmp_path_factory.mktemp("log") / "shoal.log"
+    server = launch(SAMPLES, *only("add_sub"), f"--log-file={path}")
+    started = re.compile(r"Started HTTPService at [^ ]*:([0-9]+)")
+    try:
+        wait_until(lambda: path.exists() and started.search(path.read_text()) is not None, server.log.decode)
+        found = started.search(path.read_text())
+        assert found is not None
+        server.http_port = int(found[1])
+        yield server
+    finally:
+        server.process.terminate()
+        server.wait()
+
+
+def test_the_log_is_shown_as_it_is_written(logging_to_a_file: Server, tab: Open) -> None:
+    server = logging_to_a_file
+    shown = tab(server).open("#/logs")
+    lines = shown.page.locator(".log li")
+    lines.filter(has_text="Started HTTPService at").wait_for()
+    shown.page.get_by_label("Level").select_option("errors")
+    assert lines.count() == 0
+    assert fetch(server.http_port, "/v2/repository/models/<b>no/load", b"").status >= 400
+    os.kill(worker_of(server, "add_sub_0_0"), signal.SIGKILL)
+    lines.filter(has_text="add_sub_0_0").first.wait_for()
+    assert shown.page.locator("main b").count() == 0
+    shown.page.get_by_label("With").fill("no such text in it")
+    assert lines.count() == 0
+
+
+def test_a_server_without_a_log_file_says_what_to_do(samples: Server, tab: Open) -> None:
+    shown = tab(samples).open("#/logs")
+    shown.page.get_by_role("status").get_by_text("--log-file=<path>").wait_for()
+
+
 def test_nothing_is_asked_while_no_view_draws_figures(samples: Server, tab: Open) -> None:
     shown = tab(samples).open("#/api")
     shown.page.locator("details").first.wait_for()
@@ -169,7 +208,7 @@ def test_nothing_is_asked_while_no_view_draws_figures(samples: Server, tab: Open
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", ["", "#/models/digits", "#/requests", "#/metrics", "#/api/digits"])
+@pytest.mark.parametrize("view", ["", "#/models/digits", "#/requests", "#/logs", "#/metrics", "#/api/digits"])
 def test_axe_finds_no_serious_fault(samples: Server, tab: Open, view: str, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -179,7 +218,7 @@ def test_axe_finds_no_serious_fault(samples: Server, tab: Open, view: str, schem
         shown.open_model("digits").ask()
     else:
         shown.open(view)
-        shown.page.locator("tbody tr, details").first.wait_for()
+        shown.page.locator("tbody tr, details, .log").first.wait_for()
     found = Axe().run(shown.page).response["violations"]
     serious = [
         (each["id"], each["help"], [node["html"] for node in each["nodes"]][:3])
@@ -219,7 +258,7 @@ def test_a_keyboard_is_enough(samples: Server, tab: Open) -> None:
 
 def test_the_pictures_of_the_documentation_can_be_taken(samples: Server, chromium: Any, tmp_path: Path) -> None:
     taken = take(chromium, samples, tmp_path)
-    assert [path.name for path in taken] == sorted((path.name for path in PICTURES.iterdir()), reverse=True)
+    assert [path.name for path in taken] == sorted((path.name for path in PICTURES.glob("*.png")), reverse=True)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in taken)
 
 

@@ -132,6 +132,10 @@ def test_everything_goes_to_the_log_file(tmp_path: Path) -> None:
             started = re.search(r"Started HTTPService at [^ ]*:([0-9]+)", before)
             assert started is not None
             server.http_port = int(started[1])
+            told = json.loads(ask(server, "GET", "/v2/debug/log?lines=1000")[1])
+            assert "\n".join(told["lines"]) in path.read_text()
+            assert any("Started HTTPService at " in line for line in told["lines"])
+            assert ask(server, "GET", "/v2/debug/log", headers={"X-Forwarded-For": "192.0.2.1"})[0] == 403
             os.truncate(path, 0)  # logrotate's copytruncate
             assert json.loads(ask(server, "GET", "/v2/logging")[1]) == DEFAULTS | {"log_file": str(path)}
         finally:

@@ -8,6 +8,7 @@ import { modelView } from "./model.js";
 import { metricsView } from "./metrics.js";
 import { apiView } from "./api.js";
 import { requestsView } from "./requests.js";
+import { logsView } from "./logs.js";
 
 const LOOK_MS = 1000;
 const main = document.getElementById("main");
@@ -62,6 +63,7 @@ function viewOf(parts) {
   if (page === "models" && rest[0]) return modelView(rest[0], rest[1] ?? "");
   if (page === "metrics") return metricsView();
   if (page === "requests") return requestsView(rest[0] ?? "");
+  if (page === "logs") return logsView();
   if (page === "api") return apiView(rest[0] ?? "");
   return modelsView();
 }
@@ -79,7 +81,7 @@ function navigate() {
   view?.close?.();
   view = viewOf(parts);
   main.replaceChildren(view.root);
-  const page = ["requests", "metrics", "api"].includes(parts[0]) ? parts[0] : "models";
+  const page = ["requests", "logs", "metrics", "api"].includes(parts[0]) ? parts[0] : "models";
   for (const link of document.querySelectorAll("header nav a"))
     if (link.dataset.page === page) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
