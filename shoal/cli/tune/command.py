@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import json
 import os
 import sys
 import time
@@ -27,10 +28,10 @@ EXIT_MISSED = 4
 _LEAST_REQUESTS, _MOST_WINDOWS, _TOLERANCE_PERCENT, _TIMEOUT_S = 20, 4, 15.0, 60.0
 _USAGE = "shoal tune <model> --model-repository <directory> --goal p99=20ms [options]"
 _HELP = """\
-Search the number of instances, the batch size and the queue delay with which a model answers the most requests under a
-latency goal. A server of its own, on a free port, loads the model from the repository with one setting after the other,
-and is loaded as by `shoal bench`; the repository stays as it is. The result is a table of all trials, and the change of
-config.pbtxt as a diff.
+Search the number of instances, their threads, the batch size and the queue delay with which a model answers the most
+requests under a latency goal. A server of its own, on a free port, loads the model from the repository with one setting
+after the other, and is loaded as by `shoal bench`; the repository stays as it is. The result is a table of all trials,
+and the change of config.pbtxt as a diff.
 
 Examples:
   shoal tune digits --model-repository model_repository --goal p99=20ms
@@ -56,6 +57,7 @@ The result:
   --url <url>                 of that server (default: $SHOAL_URL, or http://127.0.0.1:8000); it needs
                               --model-control-mode=explicit
   --svg <file>                write a picture of all trials
+  --json                      print JSON: all trials, the best, and the change of config.pbtxt
   --help                      print this and exit
 
 Run it on the machine that will serve, with nothing else on it. Exit codes: 0 done; 1 the command is wrong; 2 the model
@@ -86,6 +88,7 @@ def _parser() -> Parser:
     parser.add_argument("--apply", action="store_true")
     parser.add_argument("--url")
     parser.add_argument("--svg", type=Path)
+    parser.add_argument("--json", action="store_true")
     return parser
 
 
@@ -123,7 +126,13 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         best = best if search.is_gain(ratios) else trials[0]
     text, path = _config_text(given)
     changed = _changed_text(text, config, start, best.settings)
-    print(found)
+    old, new = text.splitlines(keepends=True), changed.splitlines(keepends=True)
+    diff = "".join(difflib.unified_diff(old, new, str(path), str(path)))
+    if given.json:
+        document = {"model": given.model, **report.as_json(trials, best, given.goal, ratios), "diff": diff}
+        print(json.dumps(document, indent=2))
+    else:
+        print(found + f"\n\n{diff}".rstrip("\n"))
     if given.svg is not None:
         try:
             given.svg.write_text(report.svg(given.model, trials, best, given.goal))
@@ -131,11 +140,7 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
             raise CommandLineError(f"--svg: cannot write {given.svg}: {error.strerror}") from None
     if best.best is None:
         return EXIT_MISSED
-    if changed == text:
-        return EXIT_DONE
-    old, new = text.splitlines(keepends=True), changed.splitlines(keepends=True)
-    print("\n" + "".join(difflib.unified_diff(old, new, str(path), str(path))), end="")
-    if given.apply:
+    if given.apply and changed != text:
         _apply(given, environ, path, text, changed)
     return EXIT_DONE
 
@@ -246,7 +251,8 @@ def _config_text(given: argparse.Namespace) -> tuple[str, Path]:
 
 def _changed_text(text: str, config: Mapping[str, Any], start: "Settings", best: "Settings") -> str:
     """The configuration's text with the best settings; only what differs is changed. Raises CommandLineError."""
-    from shoal.cli.tune.pbtxt_edit import inside, replaced
+    from shoal.cli.tune.pbtxt_edit import inside, replaced, with_parameter
+    from shoal.cli.tune.search import threads_parameter
 
     wanted: dict[str, str | None] = {}
     try:
@@ -270,7 +276,10 @@ def _changed_text(text: str, config: Mapping[str, Any], start: "Settings", best:
             )
             body = "".join(f"    {line.strip()}\n" for line in group.splitlines() if line.strip())
             wanted["instance_group"] = f"instance_group [\n  {{\n{body}  }}\n]"
-        return replaced(text, wanted)
+        found = replaced(text, wanted)
+        if best.threads is not None and best.threads != start.threads:
+            found = with_parameter(found, threads_parameter(config), str(best.threads))
+        return found
     except ValueError as error:
         raise CommandLineError(f"config.pbtxt cannot be changed: {error}") from None
 
@@ -299,4 +308,4 @@ def _apply(given: argparse.Namespace, environ: Mapping[str, str], path: Path, te
         raise CommandLineError(str(error)) from None
     except OSError as error:
         raise CommandLineError(f"--apply: cannot write {path}: {error.strerror}") from None
-    print(f"\nWritten to {path}, and loaded by {url}.")
+    print(f"\nWritten to {path}, and loaded by {url}.", file=sys.stderr if given.json else sys.stdout)

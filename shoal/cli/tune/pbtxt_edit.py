@@ -79,3 +79,22 @@ def inside(text: str, name: str) -> str:
         if place.name == name and place.inside is not None:
             return text[place.inside[0] : place.inside[1]]
     return ""
+
+
+def with_parameter(text: str, key: str, value: str) -> str:
+    """The text with a parameter of the model (`parameters { key: … value { string_value: … } }`) set to a value.
+
+    One that is there keeps its place; another comes at the end.
+    """
+    pattern = re.compile(
+        rf"""(key\s*:\s*(["']){re.escape(key)}\2[\s,;]*value\s*:?\s*\{{\s*string_value\s*:\s*)(["'])[^"'\n]*\3"""
+    )
+    for place in fields(text):
+        if place.name != "parameters" or place.inside is None:
+            continue
+        start, end = place.inside
+        changed, count = pattern.subn(rf'\g<1>"{value}"', text[start:end])
+        if count:
+            return text[:start] + changed + text[end:]
+    block = f'parameters {{\n  key: "{key}"\n  value {{ string_value: "{value}" }}\n}}\n'
+    return text + "\n" * bool(text and not text.endswith("\n")) + block

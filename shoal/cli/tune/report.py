@@ -1,7 +1,9 @@
 """The report of a search: a line for each trial, a table, an explanation, a picture. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
+from typing import Any
 
 from shoal.cli.bench import picture
 from shoal.cli.bench.arguments import Goal
@@ -9,7 +11,14 @@ from shoal.cli.bench.report import ms
 from shoal.cli.models import table
 from shoal.cli.tune.search import LEAST_GAIN, Trial, is_gain
 
-_HEAD = ["", "INSTANCES", "MAX BATCH", "DELAY", "REQUESTS/S", "AT ONCE", "LATENCY"]
+_HEAD = ["", "INSTANCES", "THREADS", "MAX BATCH", "DELAY", "REQUESTS/S", "AT ONCE", "LATENCY"]
+#: The settings that are tuned, as they are called.
+_TITLES = {
+    "instances": "instances",
+    "threads": "threads of each",
+    "max_batch": "a largest batch",
+    "delay_us": "a queue delay",
+}
 
 
 def line(trial: Trial, goal: Goal) -> str:
@@ -36,7 +45,8 @@ def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int) 
         if point is not None:
             found = [f"{point.requests_per_s:,.1f}", str(point.concurrency), ms(point.latency_ms)]
         mark = "best" if trial is best else "now" if trial is start else ""
-        rows.append([mark, str(settings.instances), str(settings.max_batch), delay, *found])
+        threads = "-" if settings.threads is None else _said("threads", settings.threads)
+        rows.append([mark, str(settings.instances), threads, str(settings.max_batch), delay, *found])
     lines = [table(_HEAD, rows), ""]
     if num_left > 0:
         lines.append(f"{num_left} of the combinations were not tried: they are off the way, or --budget was over.")
@@ -65,7 +75,7 @@ def explained(trials: Sequence[Trial], best: Trial, goal: Goal) -> list[str]:
     gain = f"{best.score / start.score:.2f} times as many requests/s" if start.score else f"{goal.text} is met"
     found = [f"{best.settings}: {gain} (now: {start.settings})."]
     by_settings = {trial.settings: trial for trial in trials}
-    for name, title in (("instances", "instances"), ("max_batch", "a largest batch"), ("delay_us", "a queue delay")):
+    for name, title in _TITLES.items():
         now, new = getattr(start.settings, name), getattr(best.settings, name)
         if now == new:
             continue
@@ -80,14 +90,33 @@ def explained(trials: Sequence[Trial], best: Trial, goal: Goal) -> list[str]:
 
 
 def _differ(settings: object, best: Trial) -> dict[str, object]:
-    names = ("instances", "max_batch", "delay_us")
-    return {n: getattr(settings, n) for n in names if getattr(settings, n) != getattr(best.settings, n)}
+    return {n: getattr(settings, n) for n in _TITLES if getattr(settings, n) != getattr(best.settings, n)}
 
 
 def _said(name: str, value: object) -> str:
+    if name == "threads" and value == 0:
+        return "all cores"
     if name != "delay_us":
         return str(value)
     return "no batching" if value is None else f"{value} µs"
+
+
+def as_json(trials: Sequence[Trial], best: Trial, goal: Goal, ratios: Sequence[float]) -> dict[str, Any]:
+    """All trials in their order, the best and the present settings. Latencies in ms, of the goal's percentile."""
+
+    def trial_json(trial: Trial) -> dict[str, Any]:
+        found: dict[str, Any] = {"settings": asdict(trial.settings), "points": [asdict(each) for each in trial.points]}
+        found["best"] = None if trial.best is None else asdict(trial.best)
+        return found | ({"refusal": trial.refusal} if trial.refusal else {})
+
+    return {
+        "goal": goal.text,
+        "is_met": best.best is not None,
+        "now": trial_json(trials[0]),
+        "best": trial_json(best),
+        "turns": list(ratios),
+        "trials": [trial_json(each) for each in trials],
+    }
 
 
 def svg(model: str, trials: Sequence[Trial], best: Trial, goal: Goal) -> str:

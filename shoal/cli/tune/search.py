@@ -15,17 +15,33 @@ DELAYS_US = (0, 100, 500, 1000, 2000, 5000, 10_000, 20_000)
 _MOST_OF_GOAL = 0.5
 
 
+#: Backend → the parameter of config.pbtxt that has the number of threads of an instance; 0 or none: one for each core.
+THREADS = {
+    "onnxruntime": "intra_op_thread_count",
+    "openvino": "INFERENCE_NUM_THREADS",
+    "pytorch": "INTRA_OP_THREAD_COUNT",
+    "tensorflow": "TF_NUM_INTRA_THREADS",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings that are tuned. `delay_us` None: no dynamic batching."""
+    """The settings that are tuned. `delay_us` None: no dynamic batching. `threads` of each instance; 0: one for each
+    core; None: they are no setting of this model."""
 
     instances: int
     max_batch: int
     delay_us: int | None
+    threads: int | None = None
 
     def __str__(self) -> str:
         batching = "no batching" if self.delay_us is None else f"batches of {self.max_batch}, delay {self.delay_us} µs"
-        return f"{self.instances} instance{'s' * (self.instances != 1)}, {batching}"
+        threads = f", {_counted(self.threads, 'thread')} each" if self.threads else ""
+        return f"{_counted(self.instances, 'instance')}{threads}, {batching}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +80,35 @@ class Space:
     instances: Sequence[int]
     max_batch: Sequence[int]
     delay_us: Sequence[int | None]
+    threads: Sequence[int | None] = (None,)
+    num_cores: int = 1
 
     @property
     def num_settings(self) -> int:
         """The number of combinations; without batches, their size does not count."""
         num_delays = sum(delay is not None for delay in self.delay_us)
         num_without = len(self.delay_us) - num_delays
-        return len(self.instances) * (num_delays * len(self.max_batch) + num_without)
+        return len(self.instances) * len(self.threads) * (num_delays * len(self.max_batch) + num_without)
+
+    def line(self, settings: Settings, name: str) -> list[Settings]:
+        """The settings that differ in one value. More instances also come with as few threads as share the cores."""
+        found = [replace(settings, **{name: value}) for value in getattr(self, name)]
+        if name == "instances":
+            found += [
+                replace(each, threads=shared)
+                for each in found
+                if (shared := max(1, self.num_cores // each.instances)) in self.threads and shared != each.threads
+            ]
+        return found
+
+
+def threads_parameter(config: Mapping[str, Any]) -> str:
+    """The parameter of a finished configuration that has the threads of an instance; "" for a backend without one, and
+    on GPUs, which do not use them."""
+    if config["instance_group"][0].get("kind") == "KIND_GPU":
+        return ""
+    found = THREADS.get(config.get("backend", ""), "")
+    return "NUM_THREADS" if found == THREADS["pytorch"] and "NUM_THREADS" in config.get("parameters", {}) else found
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
@@ -78,24 +116,32 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     batching = config.get("dynamic_batching")
     delay_us = None if batching is None else int(batching.get("max_queue_delay_microseconds", 0))
     instances = sum(int(group["count"]) for group in config["instance_group"])
-    return Settings(instances, int(config["max_batch_size"]), delay_us)
+    threads = None
+    if parameter := threads_parameter(config):
+        value = str(config.get("parameters", {}).get(parameter, {}).get("string_value", "")).strip()
+        threads = int(value) if value.isdecimal() else 0
+    return Settings(instances, int(config["max_batch_size"]), delay_us, threads)
 
 
 def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space:
     """The values that are tried of a model: what the configuration has is always among them.
 
-    Instances by doubling up to twice the cores, where there is one instance group; batch sizes by halving, and delays,
-    where the model takes batches and its scheduler is not one for sequences.
+    Instances by doubling up to twice the cores, where there is one instance group; threads of an instance by doubling
+    up to the cores, where the backend has them; batch sizes by halving, and delays, where the model takes batches and
+    its scheduler is not one for sequences.
     """
     own = settings_of(config)
     counts = [1 << power for power in range(20) if 1 << power <= 2 * num_cores]
     instances = sorted({*counts, own.instances}) if len(config["instance_group"]) == 1 else [own.instances]
+    threads: list[int | None] = [None]
+    if own.threads is not None:
+        threads = [*sorted({0, own.threads, *(count for count in counts if count < num_cores)})]
     if own.max_batch < 2 or config.get("sequence_batching") is not None:
-        return Space(instances, [own.max_batch], [own.delay_us])
+        return Space(instances, [own.max_batch], [own.delay_us], threads, num_cores)
     batches = [own.max_batch >> power for power in range(5) if own.max_batch >> power >= 2]
     within = {delay for delay in DELAYS_US if delay / 1000 <= goal_ms * _MOST_OF_GOAL}
     delays = within if own.delay_us is None else within | {own.delay_us}
-    return Space(instances, batches, [None, *sorted(delays)])
+    return Space(instances, batches, [None, *sorted(delays)], threads, num_cores)
 
 
 def search(
@@ -110,9 +156,9 @@ def search(
     best = known[start]
     while True:
         before = best
-        for name in ("delay_us", "instances", "max_batch"):
-            for value in getattr(space, name):
-                settings = replace(best.settings, **{name: value})
+        for name in ("delay_us", "threads", "instances", "max_batch"):
+            line = space.line(best.settings, name)
+            for settings in line:
                 if settings.delay_us is None and name == "max_batch":
                     continue  # has no effect without batches
                 if settings in known:
@@ -121,13 +167,9 @@ def search(
                     return
                 known[settings] = trial = try_out(settings)
                 yield trial
-            best = winner([best, *(known[each] for each in _line(best.settings, space, name) if each in known)])
+            best = winner([best, *(known[each] for each in line if each in known)])
         if best is before:
             return
-
-
-def _line(settings: Settings, space: Space, name: str) -> list[Settings]:
-    return [replace(settings, **{name: value}) for value in getattr(space, name)]
 
 
 def winner(trials: Sequence[Trial]) -> Trial:
@@ -180,4 +222,7 @@ def applied(config: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         changed["dynamic_batching"] = {**batching, "max_queue_delay_microseconds": settings.delay_us}
     if len(config["instance_group"]) == 1:
         changed["instance_group"] = [{**config["instance_group"][0], "count": settings.instances}]
+    if settings.threads is not None and settings.threads != settings_of(config).threads:
+        value = {"string_value": str(settings.threads)}
+        changed["parameters"] = {**config.get("parameters", {}), threads_parameter(config): value}
     return changed

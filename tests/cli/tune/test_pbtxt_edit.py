@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.cli.tune.pbtxt_edit import fields, inside, replaced
+from shoal.cli.tune.pbtxt_edit import fields, inside, replaced, with_parameter
 
 TEXT = """\
 # A model { with a bracket in its comment.
@@ -42,3 +42,27 @@ def test_only_what_is_named_changes() -> None:
 def test_what_is_no_message(text: str) -> None:
     with pytest.raises(ValueError, match=r"match|within a field"):
         fields(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("", 'parameters {\n  key: "T"\n  value { string_value: "2" }\n}\n'),
+        (
+            'parameters { key: "T" value: { string_value: "1" } } # why',
+            'parameters { key: "T" value: { string_value: "2" } } # why',
+        ),
+        (
+            'parameters [ { key: "U", value: { string_value: "1" } }, { key: "T", value { string_value: "0" } } ]',
+            'parameters [ { key: "U", value: { string_value: "1" } }, { key: "T", value { string_value: "2" } } ]',
+        ),
+        (
+            'parameters: { key: "U" value { string_value: "1" } }',
+            'parameters: { key: "U" value { string_value: "1" } }\n'
+            'parameters {\n  key: "T"\n  value { string_value: "2" }\n}\n',
+        ),
+    ],
+    ids=["none", "one", "a list", "another"],
+)
+def test_a_parameter_is_set_where_it_stands_or_at_the_end(text: str, changed: str) -> None:
+    assert with_parameter(text, "T", "2") == changed

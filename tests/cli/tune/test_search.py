@@ -1,6 +1,6 @@
 """The search of `shoal tune`, on models that are formulas: it finds the best, or nearly, with few trials."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 
 import pytest
@@ -21,7 +21,7 @@ from shoal.cli.tune.search import (
     winner,
 )
 
-CONFIG = {
+CONFIG: dict[str, object] = {
     "name": "m",
     "max_batch_size": 32,
     "dynamic_batching": {"preferred_batch_size": [32], "max_queue_delay_microseconds": 300, "preserve_ordering": True},
@@ -45,7 +45,13 @@ def queueing(cost_ms: float, row_ms: float, cores: int) -> Callable[[Settings, i
     return measure
 
 
-def tried(measure: Callable[[Settings, int], Point], goal_ms: float, most: int = 1000) -> list[Trial]:
+def tried(
+    measure: Callable[[Settings, int], Point],
+    goal_ms: float,
+    most: int = 1000,
+    config: Mapping[str, object] | None = None,
+) -> list[Trial]:
+    config = CONFIG if config is None else config
     trials: list[Trial] = []
 
     def try_out(settings: Settings) -> Trial:
@@ -54,7 +60,7 @@ def tried(measure: Callable[[Settings, int], Point], goal_ms: float, most: int =
         points = climb(lambda level: measure(settings, level), goal_ms, first, 64, lambda: False)
         return trial_of(settings, points, goal_ms)
 
-    for trial in search(settings_of(CONFIG), space_of(CONFIG, goal_ms, 4), try_out, lambda: len(trials) >= most):
+    for trial in search(settings_of(config), space_of(config, goal_ms, 4), try_out, lambda: len(trials) >= most):
         trials.append(trial)
     return trials
 
@@ -73,6 +79,49 @@ def test_the_best_is_within_a_tenth_of_all_combinations(cost_ms: float, row_ms: 
     trials = tried(measure, goal_ms)
     assert winner(trials).score >= 0.9 * most
     assert len(trials) < space.num_settings / 2
+
+
+ONNX: dict[str, object] = {**CONFIG, "backend": "onnxruntime", "parameters": {}}
+
+
+def with_threads(row_ms: float, cores: int) -> Callable[[Settings, int], Point]:
+    """A model whose rows are computed by threads; those beyond the cores gain nothing, and cost."""
+
+    def measure(settings: Settings, concurrency: int) -> Point:
+        threads = settings.threads or cores
+        servers = min(settings.instances, concurrency)
+        excess = max(1.0, servers * threads / cores)
+        took_ms = row_ms / threads**0.8 * excess**1.5
+        per_s = servers / took_ms * 1000
+        return Point(concurrency, per_s, concurrency / per_s * 1000)
+
+    return measure
+
+
+@pytest.mark.parametrize("goal_ms", [20.0, 500.0])
+def test_threads_and_instances_share_the_cores(goal_ms: float) -> None:
+    measure, space = with_threads(8, 4), space_of(ONNX, goal_ms, 4)
+    assert (space.threads, space.num_cores) == ([0, 1, 2], 4)
+    levels = (1, 2, 4, 8, 16, 32, 64)
+    every = [measure(Settings(count, 32, None, threads), level)
+             for count, threads, level in product(space.instances, space.threads, levels)]  # fmt: skip
+    most = max(point.requests_per_s for point in every if point.meets(goal_ms))
+    trials = tried(measure, goal_ms, config=ONNX)
+    assert winner(trials).score >= 0.9 * most
+    assert len(trials) < space.num_settings / 2
+
+
+def test_threads_are_those_of_the_backend() -> None:
+    assert settings_of(CONFIG).threads is None
+    assert settings_of(ONNX).threads == 0
+    set_to_2 = {**ONNX, "parameters": {"intra_op_thread_count": {"string_value": "2"}}}
+    assert settings_of(set_to_2) == Settings(1, 32, 300, 2)
+    assert applied(set_to_2, Settings(1, 32, 300, 1))["parameters"] == {"intra_op_thread_count": {"string_value": "1"}}
+    assert applied(ONNX, settings_of(ONNX))["parameters"] == {}
+    torch = {**ONNX, "backend": "pytorch", "parameters": {"NUM_THREADS": {"string_value": "3"}}}
+    assert settings_of(torch).threads == 3
+    on_gpu = {**ONNX, "instance_group": [{"count": 1, "kind": "KIND_GPU"}]}
+    assert settings_of(on_gpu).threads is None
 
 
 def test_the_first_trial_is_what_is_there_and_the_end_is_kept() -> None:
@@ -98,9 +147,11 @@ def test_turns_decide() -> None:
 
 
 def test_the_space_is_the_models() -> None:
-    assert space_of(CONFIG, 4, 2) == Space([1, 2, 4], [32, 16, 8, 4, 2], [None, 0, 100, 300, 500, 1000, 2000])
+    assert space_of(CONFIG, 4, 2) == Space(
+        [1, 2, 4], [32, 16, 8, 4, 2], [None, 0, 100, 300, 500, 1000, 2000], [None], 2
+    )
     no_batches = {**CONFIG, "max_batch_size": 0, "dynamic_batching": None}
-    assert space_of(no_batches, 4, 1) == Space([1, 2], [0], [None])
+    assert space_of(no_batches, 4, 1) == Space([1, 2], [0], [None], [None], 1)
     sequences = {**CONFIG, "sequence_batching": {}, "dynamic_batching": None}
     assert space_of(sequences, 4, 1).delay_us == [None]
     groups = {**CONFIG, "instance_group": [{"count": 2}, {"count": 1}]}
@@ -134,7 +185,7 @@ def test_the_explanation_says_what_each_change_is_worth() -> None:
     one = Trial(Settings(1, 8, 500), (Point(4, 150, 9),), Point(4, 150, 9))
     both = Trial(Settings(2, 8, 500), (Point(8, 240, 12),), Point(8, 240, 12))
     text = report.as_text([start, one, both], both, goal, num_left=4)
-    assert text.splitlines()[1].split() == ["best", "2", "8", "500", "µs", "240.0", "8", "12.00", "ms"]
+    assert text.splitlines()[1].split() == ["best", "2", "-", "8", "500", "µs", "240.0", "8", "12.00", "ms"]
     assert "2.40 times as many requests/s (now: 1 instance, no batching)." in text
     assert "  instances: 1 → 2, all else equal: +60% requests/s." in text
     assert "  a queue delay: no batching → 500 µs." in text
