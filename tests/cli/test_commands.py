@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from shoal import __version__
 from shoal.cli import main
 
 
@@ -22,7 +23,7 @@ def test_help_names_the_verbs(arguments: list[str], capsys: pytest.CaptureFixtur
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"shoal 0.1.0 (CPython {platform.python_version()} with")
+    assert capsys.readouterr().out.startswith(f"shoal {__version__} (CPython {platform.python_version()} with")
 
 
 def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

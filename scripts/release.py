@@ -1,0 +1,157 @@
+"""A release: scripts/release VERSION | build
+
+`VERSION`, as 0.2.0, sets the version wherever it stands, and gives what is under Unreleased in CHANGELOG.md its
+heading; look at the difference, run .ci/run, commit. `build` takes the commit, which must be clean, makes the source
+distribution and the pure wheel from it twice and compares them, byte by byte, checks their metadata, installs the wheel
+into a fresh environment and has it serve a sample model; it prints how to tag.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Files that say the version, and the text around it.
+PLACES = (
+    ("shoal/version.py", '__version__ = "{}"'),
+    ("deploy/helm/shoal/Chart.yaml", "\nversion: {}\n"),
+    ("deploy/helm/shoal/Chart.yaml", '\nappVersion: "{}"\n'),
+)
+#: What `helm` makes of the chart with it (tests/deploy/test_helm.py).
+RENDERED = "tests/deploy/rendered/*.yaml"
+RENDERED_PLACES = ('app.kubernetes.io/version: "{}"', "helm.sh/chart: shoal-{}")
+UNRELEASED = "## [Unreleased]\n"
+_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?")
+_BUILD = """
+import sys
+from setuptools import build_meta
+build_meta.build_sdist(sys.argv[1])
+build_meta.build_wheel(sys.argv[1])
+"""
+
+
+def current() -> str:
+    """The version of the checkout."""
+    found = re.search(r'"([^"]+)"', (ROOT / "shoal" / "version.py").read_text().split("__version__")[1])
+    assert found is not None
+    return found[1]
+
+
+def replaced(text: str, place: str, old: str, new: str) -> str:
+    """A file's text with the version in one kind of place changed. Raises ValueError if it does not stand there."""
+    if place.format(old) not in text:
+        raise ValueError(f"{place.format(old).strip()} does not stand there")
+    return text.replace(place.format(old), place.format(new))
+
+
+def with_release(changelog: str, version: str, day: str) -> str:
+    """The change log with what is unreleased under the heading of a version. Raises ValueError if there is nothing."""
+    before, found, after = changelog.partition(UNRELEASED)
+    if not found or f"## [{version}]" in changelog:
+        raise ValueError(f"CHANGELOG.md has no 'Unreleased', or {version} already")
+    if not re.search(r"^- ", after.partition("\n## [")[0], re.MULTILINE):
+        raise ValueError("CHANGELOG.md has nothing under 'Unreleased'")
+    return f"{before}{UNRELEASED}\n## [{version}] - {day}\n{after}"
+
+
+def notes(changelog: str, version: str) -> str:
+    """What the change log says of a version. Raises ValueError if it does not."""
+    found = re.search(rf"^## \[{re.escape(version)}\][^\n]*\n(.*?)(?=^## \[|\Z)", changelog, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"CHANGELOG.md does not say what changed in {version}: scripts/release {version}, first")
+    return found[1].strip()
+
+
+def set_version(version: str) -> None:
+    """Write the version and the change log's heading."""
+    if not _VERSION.fullmatch(version):
+        raise ValueError(f"a version is 0.2.0 or 0.2.0rc1, not '{version}'")
+    old, changelog = current(), ROOT / "CHANGELOG.md"
+    log = with_release(changelog.read_text(), version, date.today().isoformat())
+    texts: dict[Path, str] = {}
+    places = [(ROOT / name, place) for name, place in PLACES]
+    places += [(path, place) for path in sorted(ROOT.glob(RENDERED)) for place in RENDERED_PLACES]
+    for path, place in places:
+        texts[path] = replaced(texts.get(path) or path.read_text(), place, old, version)
+    for path, text in {**texts, changelog: log}.items():
+        path.write_text(text)
+    print(f"{old} → {version} in {len(texts)} files, and CHANGELOG.md. Next: git diff, .ci/run, git commit -a")
+
+
+def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
+    """The output of a command. Raises CalledProcessError if it fails."""
+    words, environment = [str(word) for word in command], {**os.environ, **variables}
+    return subprocess.run(words, cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def made(folder: Path, python: Path) -> Path:
+    """Build the commit's distributions in a copy of it that has nothing else; returns their folder."""
+    copy, dist = folder / "shoal", folder / "dist"
+    copy.mkdir(parents=True)
+    dist.mkdir()
+    archive = subprocess.Popen(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE)
+    subprocess.run(["tar", "-x", "-C", copy], stdin=archive.stdout, check=True)
+    if archive.wait():
+        raise ValueError("git archive failed")
+    seconds = run("git", "log", "-1", "--format=%ct").strip()
+    run(python, "-c", _BUILD, dist, cwd=copy, SOURCE_DATE_EPOCH=seconds, SHOAL_COMPILED="0")
+    return dist
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def build() -> None:
+    """Build, check and try the distributions of the commit."""
+    if run("git", "status", "--porcelain", "--untracked-files=no").strip():
+        raise ValueError("the checkout has changes that are not committed")
+    version = current()
+    said = notes((ROOT / "CHANGELOG.md").read_text(), version)
+    with tempfile.TemporaryDirectory(prefix="shoal-release-") as name:
+        folder = Path(name)
+        run(sys.executable, "-m", "venv", folder / "venv")
+        python = folder / "venv" / "bin" / "python"
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        run(*pip, "setuptools>=77", "twine")
+        dists = [made(folder / turn, python) for turn in ("one", "two")]
+        first, second = map(digests, dists)
+        if first != second:
+            raise ValueError(f"two builds of one commit differ: {first} and {second}")
+        files = sorted(dists[0].iterdir())
+        print(run(python, "-m", "twine", "check", "--strict", *files))
+        wheel = next(path for path in files if path.suffix == ".whl")
+        with zipfile.ZipFile(wheel) as opened:
+            print(f"{wheel.name}: {len(opened.namelist())} files, {wheel.stat().st_size / 1e6:.1f} MB")
+        run(sys.executable, "-m", "venv", folder / "fresh")
+        fresh = folder / "fresh" / "bin" / "python"
+        run(fresh, *pip[1:], wheel)
+        run(fresh, ROOT / "scripts" / "smoke.py", "pure Python", cwd=folder)
+        target = ROOT / "dist"
+        target.mkdir(exist_ok=True)
+        for path in files:
+            (target / path.name).write_bytes(path.read_bytes())
+            print(f"{first[path.name]}  dist/{path.name}")
+        (target / f"shoal-{version}.md").write_text(f"{said}\n")
+    print(f"It serves. Compiled wheels: scripts/wheels. Then: git tag -a v{version} -F dist/shoal-{version}.md")
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the argument says."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise SystemExit(__doc__)
+    try:
+        build() if arguments == ["build"] else set_version(arguments[0])
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"scripts/release: {error}") from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

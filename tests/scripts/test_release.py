@@ -1,0 +1,67 @@
+"""scripts/release: every place that knows the version gets the new one, and the change log its heading."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import release
+
+LOG = """\
+# Changelog
+
+## [Unreleased]
+
+### Added
+
+- A fin.
+
+## [0.1.0] - 2026-01-02
+
+### Added
+
+- A tail.
+"""
+#: Tracked files that name versions of Shoal of which figures were taken, or of packages that are not Shoal.
+OTHERS = ("docs/benchmarks.md", "tests/bench", "tests/cli", "tests/scripts", "CHANGELOG.md")
+
+
+def test_what_is_unreleased_gets_the_heading_of_the_version() -> None:
+    log = release.with_release(LOG, "0.2.0", "2026-11-29")
+    assert "## [Unreleased]\n\n## [0.2.0] - 2026-11-29\n\n### Added\n\n- A fin.\n\n## [0.1.0]" in log
+    assert release.notes(log, "0.2.0") == "### Added\n\n- A fin."
+    assert release.notes(log, "0.1.0") == "### Added\n\n- A tail."
+    with pytest.raises(ValueError, match=r"does not say what changed in 0\.2\.0"):
+        release.notes(LOG, "0.2.0")
+    with pytest.raises(ValueError, match="has nothing under 'Unreleased'"):
+        release.with_release(log, "0.3.0", "2026-11-30")
+    with pytest.raises(ValueError, match=r"or 0\.1\.0 already"):
+        release.with_release(LOG, "0.1.0", "2026-11-30")
+
+
+def test_every_file_that_knows_the_version_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = release.current()
+    words = ["git", "grep", "-lF", old, "--", "."]
+    listed = subprocess.run(words, cwd=release.ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    known = {name for name in listed if not name.startswith(OTHERS)}
+    for name in (*known, "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(release.ROOT / name, tmp_path / name)
+    (tmp_path / "CHANGELOG.md").write_text(LOG)
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    release.main(["9.8.7"])
+    assert release.current() == "9.8.7"
+    for name in known:
+        text = (tmp_path / name).read_text()
+        assert old not in text, name
+        assert "9.8.7" in text, name
+    assert "## [9.8.7] - 20" in (tmp_path / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("arguments", [["1.2"], ["v1.2.3"], ["1.2.3.dev1"], ["--help"], []])
+def test_what_is_no_version_changes_nothing(arguments: list[str]) -> None:
+    before = (release.ROOT / "shoal" / "version.py").read_bytes()
+    with pytest.raises(SystemExit):
+        release.main(arguments)
+    assert (release.ROOT / "shoal" / "version.py").read_bytes() == before
