@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Flag, FlagSupport
-from shoal.cli.served_paths import PathError, served_paths
+from shoal.cli.served_paths import ARCHIVE, PathError, archive_flags, served_paths
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
@@ -58,8 +58,9 @@ def serve(
     """
     paths, flags = _paths_first(argv) if takes_paths else ([], argv)
     try:
-        with served_paths(paths) as (repositories, models):
-            given = [f"--model-repository={repository}" for repository in repositories]
+        archives = [path for path in paths if path.suffix == ARCHIVE]
+        with served_paths([path for path in paths if path not in archives]) as (repositories, models):
+            given = [f"--model-repository={repository}" for repository in repositories] + archive_flags(archives)
             options, warnings = parse([*given, *flags], prog=prog, defaults=defaults, environ=environ)
             for warning in warnings:
                 print(f"Warning: {warning}", file=sys.stderr)
@@ -144,8 +145,8 @@ def _parser(prog: str, defaults: ServerOptions) -> Parser:
         prog=prog,
         usage=f"{prog} --model-repository <directory or URL> [options]",
         description="Serve the models of a repository over HTTP and gRPC, as Triton does. `shoal serve` may begin with "
-        "paths: of repositories, of single models' directories, or of model files (.onnx, .xml, .plan, .py), each "
-        "served under its name. Boolean flags take true, 1, "
+        "paths: of repositories, of single models' directories, or of model files (.onnx, .xml, .plan, .py, "
+        "forests of XGBoost and LightGBM, TorchServe's .mar), each served under its name. Boolean flags take true, 1, "
         "on and false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
         add_help=False,
     )

@@ -4,6 +4,8 @@ What is no repository is linked into a temporary one: a model's directory under 
 that says no more than its backend and file name. The rest of it is auto-completed from the file, as for any model.
 """
 
+import mmap
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,8 +25,23 @@ _BACKENDS = {".onnx": "onnxruntime", ".xml": "openvino", ".plan": "tensorrt", ".
 _INCOMPLETE = {
     ".pt": "a TorchScript file does not say the shapes of its inputs",
     ".pt2": "the names of its inputs and outputs are the configuration's",
-    ".ubj": "a forest's file does not say what its output means",
+    ".tl": "a forest's file does not say what its output means",
 }
+#: Ending → model_type of a forest's file, and the bytes that it begins with.
+_FORESTS = {
+    ".json": ("xgboost_json", b"{"),
+    ".ubj": ("xgboost_ubj", b"{"),
+    ".txt": ("lightgbm", b"tree\n"),
+}
+#: The objective of a forest, in the words of XGBoost (binary:logistic) and of LightGBM (objective=binary sigmoid:1).
+_OBJECTIVE = re.compile(
+    rb"objective.{0,400}?((?:binary|multi|reg|count|rank|survival):[a-z]+)|\nobjective=([a-z_0-9]+)", re.DOTALL
+)
+_OF_CLASSIFIERS = (b"binary", b"multi", b"multiclass", b"multiclassova")
+#: The most rows of a batch (ours): a row costs a forest microseconds.
+_FOREST_ROWS = 1024
+#: The ending of TorchServe's archives.
+ARCHIVE = ".mar"
 
 
 class PathError(Exception):
@@ -93,13 +110,45 @@ def _described(path: Path) -> LinkedModel:
             f"<model>/{CONFIG_FILENAME} beside the 1 (docs/backends.md)."
         )
     backend = _BACKENDS.get(path.suffix)
-    if backend is None:
+    more = "" if backend else _forest(path)
+    if backend is None and not more:
+        known = ", ".join(sorted({*_BACKENDS, *_FORESTS, ARCHIVE}))
         raise PathError(
-            f"'{path}' is no model that Shoal knows by its name; known are {', '.join(sorted(_BACKENDS))}, a model's "
-            "directory and a model repository."
+            f"'{path}' is no model that Shoal knows by its name; known are {known} (forests of XGBoost and LightGBM: "
+            ".json, .ubj, .txt), a model's directory and a model repository."
         )
     name = path.stem if path.stem != "model" else path.absolute().parent.name or "model"
-    return LinkedModel(name, path, f'backend: "{backend}"\ndefault_model_filename: "{_quoted(path.name)}"\n')
+    text = f'backend: "{backend or "fil"}"\ndefault_model_filename: "{_quoted(path.name)}"\n{more}'
+    return LinkedModel(name, path, text)
+
+
+def _forest(path: Path) -> str:
+    """The rest of the configuration of a forest's file; "" for any other file."""
+    model_type, begins = _FORESTS.get(path.suffix, ("", b""))
+    if not model_type or not path.stat().st_size:
+        return ""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = _OBJECTIVE.search(data) if data[: len(begins)] == begins else None
+        objective = bytes(found[1] or found[2]) if found else b""
+    if not objective:
+        return ""
+    is_classifier = objective.partition(b":")[0] in _OF_CLASSIFIERS
+    parameters = {"model_type": model_type, "is_classifier": str(is_classifier).lower()}
+    lines = [
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
+    ]
+    return f"max_batch_size: {_FOREST_ROWS}\n" + "".join(lines)
+
+
+def archive_flags(paths: Sequence[Path]) -> list[str]:
+    """The flags that serve TorchServe's archives; none without any. Raises PathError if they cannot be served."""
+    for path in paths:
+        if not path.is_file():
+            raise PathError(f"There is no file '{path}'.")
+    stores = {path.absolute().parent for path in paths}
+    if len(stores) > 1:
+        raise PathError(f"Archives of one directory can be served, and these are of {len(stores)}: use --model-store.")
+    return [*(f"--model-store={store}" for store in stores), *(f"--models={path.name}" for path in paths)]
 
 
 def _beside(path: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import tritonclient.http as triton
 
 from tests.end_to_end.server import SAMPLES, serving_to_the_end, wait_until
 
+FORESTS = Path(__file__).parents[1] / "data" / "forests"
 DOUBLE = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -32,10 +33,22 @@ def test_files_and_a_model_s_directory_are_served(tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "digits" / "1" / "model.onnx", tmp_path / "numbers.onnx")
     (tmp_path / "double.py").write_text(DOUBLE)
     (tmp_path / "beside.py").write_text("FACTOR = 2\n")
-    paths = [tmp_path / "numbers.onnx", tmp_path / "double.py", SAMPLES / "add_sub"]
+    shutil.copy(FORESTS / "xgboost.ubj", tmp_path / "forest.ubj")
+    paths = [tmp_path / "numbers.onnx", tmp_path / "double.py", SAMPLES / "add_sub", tmp_path / "forest.ubj"]
     with serving_to_the_end((), "--reload", paths=paths) as server, triton.InferenceServerClient(server.url) as client:
         assert f"'{tmp_path}/numbers.onnx' is served as model 'numbers'\n" in server.log.decode()
-        assert {row["name"] for row in client.get_model_repository_index()} == {"numbers", "double", "add_sub"}
+        assert {row["name"] for row in client.get_model_repository_index()} == {
+            "numbers",
+            "double",
+            "add_sub",
+            "forest",
+        }
+        features = triton.InferInput("input__0", [1, 13], "FP32")
+        features.set_data_from_numpy(np.zeros((1, 13), np.float32))
+        label = client.infer("forest", [features]).as_numpy("output__0")
+        assert label is not None
+        assert label.shape == (1,)
+        assert label.item() in range(3)
         image = triton.InferInput("image", [1, 64], "FP32")
         image.set_data_from_numpy(np.zeros((1, 64), np.float32))
         probabilities = client.infer("numbers", [image]).as_numpy("probabilities")
