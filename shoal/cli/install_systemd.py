@@ -32,6 +32,13 @@ _HOMES = ("/home", "/root", "/run/user")
 _NAMED_ADDRESSES = frozenset({"any", "localhost", "link-local", "multicast"})
 
 
+_EXAMPLES = f"""\
+Examples:
+  {PROG} --model-repository /srv/models --output -        # look at it first
+  sudo {PROG} --model-repository /srv/models --socket -- --http-address 0.0.0.0
+"""
+
+
 def install(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Write the unit, or print it; returns the exit code."""
     own, serve_flags = _split(argv)
@@ -69,8 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} --model-repository <directory or URL> [options] [-- serve flags]",
-        description="Write the unit that runs this server as a service of systemd. What follows -- is given to "
+        description="Write the unit that runs this server as a service of systemd. What follows -- is given to\n"
         "`shoal serve` as it stands.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
     parser.add_argument(

@@ -50,7 +50,7 @@ Exit codes: 0 done; 1 the command is wrong; 2 the file could not be changed.
 def key(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Make a key; returns the exit code."""
     parser = Parser(prog="shoal key", usage=_USAGE, add_help=False)
-    parser.add_argument("name")
+    parser.add_argument("name", nargs="?")
     parser.add_argument("--scope", action="append", choices=SCOPES)
     parser.add_argument("--model", action="append")
     parser.add_argument("--rate", dest="requests_per_second", type=float)
@@ -61,6 +61,8 @@ def key(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _make(arguments: argparse.Namespace) -> int:
+    if arguments.name is None:
+        raise CommandLineError("Whose key? Name who uses it, as in: shoal key shop --file keys.json")
     text = new_key()
     limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     entry = entry_of(text, arguments.scope or ["infer"], arguments.model or ["*"], limits)

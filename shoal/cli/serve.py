@@ -117,6 +117,29 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
     return CommandLine(options, tuple(warnings))
 
 
+#: By program, the end of its help.
+_EXAMPLES = {
+    "shoal serve": """\
+Examples:
+  shoal serve models                            # a repository of models
+  shoal serve resnet.onnx models/digits --reload
+  shoal serve models --model-control-mode explicit --load-model digits --http-port 9000
+""",
+    "tritonserver": """\
+Examples:
+  tritonserver --model-repository=models
+  tritonserver --model-repository=models --model-control-mode=explicit --load-model=digits
+""",
+}
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Wraps all but the examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("Examples:") else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises CommandLineError, and answers a shell that completes a command."""
 
@@ -148,6 +171,8 @@ def _parser(prog: str, defaults: ServerOptions) -> Parser:
         "paths: of repositories, of single models' directories, or of model files (.onnx, .xml, .plan, .py, "
         "forests of XGBoost and LightGBM, TorchServe's .mar), each served under its name. Boolean flags take true, 1, "
         "on and false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
+        epilog=_EXAMPLES.get(prog),
+        formatter_class=_Formatter,
         add_help=False,
     )
     for title, flags in GROUPS.items():
