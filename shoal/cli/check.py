@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli.colour import BAD, NOTE, coloured
 from shoal.cli.serve import CommandLineError, Parser
 from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.cli.findings import Finding
 
 EXIT_FOUND = 2
+_COLOURS = {r"^\S.*?: (error): ": BAD, r"^\S.*?: (warning): ": NOTE}
 
 _USAGE = "shoal check <repository or model directory> … [options]"
 _HELP = """\
@@ -68,7 +70,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(json.dumps({"models": models, "findings": rows}, indent=2))
     else:
         for each in found:
-            print(each)
+            print(coloured(str(each), _COLOURS))
         print(_summary(models, found, num_errors))
     return EXIT_FOUND if num_errors or (arguments.strict and found) else EXIT_DONE
 

@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from shoal.cli import colour
+from shoal.cli.colour import coloured
 from shoal.cli.machine_facts import MachineFacts, read_facts
 from shoal.cli.models import table
 from shoal.cli.serve import Parser
@@ -16,6 +18,7 @@ from shoal.placement import format_cores
 
 EXIT_FOUND = 2
 GOOD, NOTE, BAD = "ok", "note", "BAD"
+_COLOURS = {rf"^{BAD}\b": colour.BAD, rf"^{NOTE}\b": colour.NOTE, rf"^{GOOD}\b": colour.GOOD}
 
 _USAGE = "shoal doctor [options]"
 _HELP = """\
@@ -66,7 +69,7 @@ def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if arguments.json:
         print(json.dumps([row._asdict() for row in rows], indent=2))
     else:
-        print(as_text(rows))
+        print(coloured(as_text(rows), _COLOURS))
     return EXIT_FOUND if any(row.state == BAD for row in rows) else EXIT_DONE
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from shoal.cli.colour import BAD, GOOD, NOTE, coloured
 from shoal.cli.operate import OperatingParser, operate
 from shoal.cli.remote import RefusedError, RemoteServer, Row
 from shoal.placement import format_cores
@@ -17,6 +18,14 @@ _EXAMPLES = """\
 """
 
 _MIB = 1024 * 1024
+
+
+#: States of versions; a name may be one, too: the state is behind a version's number, or behind none.
+_COLOURS = {
+    r"^.+?  (?:[0-9]+|-) +(READY)\b": GOOD,
+    r"^.+?  (?:[0-9]+|-) +(UNAVAILABLE)\b": BAD,
+    r"^.+?  (?:[0-9]+|-) +(LOADING|UNLOADING)\b": NOTE,
+}
 
 
 def models(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
@@ -44,7 +53,7 @@ def show_models(server: RemoteServer, rows: Iterable[Row], *, as_json: bool) -> 
         [*(str(row.get(key) or "-") for key in ("name", "version", "state")), _share(row), _line(row.get("reason"))]
         for row in known
     ]
-    return table(["NAME", "VERSION", "STATE", "INSTANCES", "REASON"], cells)
+    return coloured(table(["NAME", "VERSION", "STATE", "INSTANCES", "REASON"], cells), _COLOURS)
 
 
 def show_instances(model: Row, *, as_json: bool) -> str:
