@@ -69,8 +69,9 @@ def launch_shoal(
     num_instances: int = 1,
     grpc: Sequence[str] | None = None,
     python: Path = SHOAL_PYTHON,
+    flags: Sequence[str] = (),
 ) -> Server:
-    """A `shoal serve` that is not started yet, with other models beside the measured one.
+    """A `shoal serve` that is not started yet, with other models beside the measured one, and more flags.
 
     The server is measured over HTTP, or over gRPC if `grpc` is a list of flags, which may be empty. `python` is the
     interpreter of the environment with the build that is measured.
@@ -81,6 +82,7 @@ def launch_shoal(
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
     command += ["--allow-grpc=false"] if grpc is None else [f"--grpc-port={grpc_port}", *grpc]
     command += ["--allow-client-shm=true"] if encoding == "regions" else []
+    command += flags
     return Server(command, os.environ, http_port if grpc is None else grpc_port, folder / "shoal.log")
 
 

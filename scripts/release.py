@@ -6,11 +6,14 @@ distribution and the pure wheel from it twice and compares them, byte by byte, c
 into a fresh environment and has it serve a sample model; it prints how to tag.
 """
 
+import gzip
 import hashlib
+import io
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from datetime import date
@@ -28,12 +31,7 @@ RENDERED = "tests/deploy/rendered/*.yaml"
 RENDERED_PLACES = ('app.kubernetes.io/version: "{}"', "helm.sh/chart: shoal-{}")
 UNRELEASED = "## [Unreleased]\n"
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?")
-_BUILD = """
-import sys
-from setuptools import build_meta
-build_meta.build_sdist(sys.argv[1])
-build_meta.build_wheel(sys.argv[1])
-"""
+_BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 
 
 def current() -> str:
@@ -85,9 +83,14 @@ def set_version(version: str) -> None:
 
 
 def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
-    """The output of a command. Raises CalledProcessError if it fails."""
+    """The output of a command. Raises ValueError with its last lines if it fails."""
     words, environment = [str(word) for word in command], {**os.environ, **variables}
-    return subprocess.run(words, cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    done = subprocess.run(words, cwd=cwd, env=environment, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(
+            f"{' '.join(words[:4])} … failed:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+        )
+    return done.stdout
 
 
 def made(folder: Path, python: Path) -> Path:
@@ -100,8 +103,25 @@ def made(folder: Path, python: Path) -> Path:
     if archive.wait():
         raise ValueError("git archive failed")
     seconds = run("git", "log", "-1", "--format=%ct").strip()
-    run(python, "-c", _BUILD, dist, cwd=copy, SOURCE_DATE_EPOCH=seconds, SHOAL_COMPILED="0")
+    for kind in ("build_sdist", "build_wheel"):
+        run(python, "-c", _BUILD, kind, dist, cwd=copy, SOURCE_DATE_EPOCH=seconds, SHOAL_COMPILED="0")
+    for path in dist.glob("*.tar.gz"):
+        settle(path, int(seconds))
     return dist
+
+
+def settle(path: Path, seconds: int) -> None:
+    """Write a source distribution anew with one time for all, and no owner: setuptools writes when and by whom."""
+    packed = io.BytesIO()
+    with tarfile.open(path) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
+        for member in sorted(old.getmembers(), key=lambda each: each.name):
+            content = old.extractfile(member) if member.isreg() else None
+            member.mtime, member.pax_headers = seconds, {}
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            new.addfile(member, content)
+    with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=seconds) as whole:
+        whole.write(packed.getvalue())
 
 
 def digests(folder: Path) -> dict[str, str]:

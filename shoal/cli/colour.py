@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TextIO
 
 #: SGR parameters of terminals: green, yellow, red.
@@ -18,7 +19,7 @@ def coloured(text: str, colours: Mapping[str, str], stream: TextIO | None = None
     if not is_wanted(sys.stdout if stream is None else stream, os.environ):
         return text
     for pattern, colour in colours.items():
-        text = re.sub(pattern, lambda found, colour=colour: _painted(found, colour), text, flags=re.MULTILINE)
+        text = re.sub(pattern, partial(_painted, colour), text, flags=re.MULTILINE)
     return text
 
 
@@ -27,7 +28,7 @@ def is_wanted(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
-def _painted(found: "re.Match[str]", colour: str) -> str:
+def _painted(colour: str, found: "re.Match[str]") -> str:
     (start, end), at = found.span(found.re.groups and 1), found.start()
     whole = found[0]
     return f"{whole[: start - at]}\x1b[{colour}m{whole[start - at : end - at]}\x1b[0m{whole[end - at :]}"

@@ -63,7 +63,7 @@ def _by_http(url: str, model: str, version: str, timeout_s: float) -> Target:
     path = f"{parts.path}/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version)}" if version else "")
 
     def connect(signature: Signature, requests: Sequence[RunRequest]) -> Transport:
-        made = [_http_body(f"{path}/infer", parts.netloc, signature, each) for each in requests]
+        made = [http_body(f"{path}/infer", parts.netloc, signature, each) for each in requests]
         return SocketTransport(str(parts.hostname), parts.port or 80, partial(HttpExchange, made))
 
     return Target(
@@ -76,7 +76,7 @@ def _by_http(url: str, model: str, version: str, timeout_s: float) -> Target:
     )
 
 
-def _http_body(path: str, host: str, signature: Signature, request: RunRequest) -> bytes:
+def http_body(path: str, host: str, signature: Signature, request: RunRequest) -> bytes:
     """A request of HTTP, with tensors in binary both ways, as perf_analyzer's are."""
     tensors = [(name, *_wire(signature, name, array)) for name, array in request.inputs.items()]
     head: dict[str, Any] = {

@@ -1,0 +1,123 @@
+"""Compares `shoal tune` with an exhaustive sweep: python -m bench.tune_sweep MODEL --goal p99=20ms
+
+`shoal tune` searches first. Then every combination of the settings that it chooses from is loaded and measured by short
+windows at a few levels of load, and the best of these, with tune's choice and the configuration's own, are measured
+again in turns by longer windows. The result is the throughput of tune's choice under the goal as a share of the best's:
+the median of the turns.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.peers import ROOT, SHOAL_PYTHON
+from shoal.cli.bench.arguments import Goal, latency_goal
+from shoal.cli.bench.measurement import Level, Plan, measure
+from shoal.cli.bench.targets import target
+from shoal.cli.remote import RefusedError, RemoteServer
+from shoal.cli.run_inputs import RunRequest, read_requests
+from shoal.cli.tune.search import Settings, applied, settings_of, space_of
+from shoal.cli.tune.trial_server import load, trial_server
+from shoal.model_config.signature import Signature
+
+#: Levels and seconds of a combination's windows in the sweep, and of those that are measured again.
+SWEEP_LEVELS, SWEEP_S = (8, 64), 0.12
+FINAL_LEVELS, FINAL_S, NUM_FINALISTS = (8, 32, 64), 0.4, 5
+
+
+class Sweep:
+    """A model on a server of its own, loaded with one setting after the other."""
+
+    def __init__(self, server: RemoteServer, model: str, goal: Goal) -> None:
+        self._server = server
+        self._model = model
+        self._goal = goal
+        self.config: dict[str, Any] = server.model_config(model)
+        self._requests: Sequence[RunRequest] = read_requests(self.config, [], None, "random")
+
+    def score(self, settings: Settings, levels: Sequence[int], seconds: float) -> float:
+        """The most requests a second at one of the levels that meets the goal; 0 if none does."""
+        wanted = applied(self.config, settings)
+        try:
+            load(self._server, self._model, wanted)
+        except RefusedError:
+            return 0.0
+        return max(self._rate(wanted, level, seconds) for level in levels)
+
+    def _rate(self, config: Mapping[str, Any], level: int, seconds: float) -> float:
+        plan = Plan(seconds / 2, seconds, 20, 1, 100, 60)
+        with ExitStack() as stack:
+            asked = stack.enter_context(closing(target(self._server.url, None, self._model, "", 60)))
+            transport = stack.enter_context(closing(asked.connect(Signature.from_config(dict(config)), self._requests)))
+            (found,) = measure([asked], [transport], Level(level), plan)
+        return found.whole.requests_per_s if self._goal.is_met(found.whole) and not found.whole.num_errors else 0.0
+
+
+def tuned(model: str, repository: Path, goal: str, budget_s: float) -> tuple[Settings, int]:
+    """What `shoal tune` has chosen, and by how many trials."""
+    command = [f"{SHOAL_PYTHON.with_name('shoal')}", "tune", model, f"--goal={goal}", f"--budget={budget_s}", "--json"]
+    done = subprocess.run([*command, f"--model-repository={repository}"], stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    return Settings(**found["best"]["settings"]), len(found["trials"])
+
+
+def every(config: Mapping[str, Any], goal: Goal) -> list[Settings]:
+    """All combinations."""
+    space = space_of(config, goal.most_ms, len(os.sched_getaffinity(0)))
+    batches = {delay: space.max_batch if delay is not None else space.max_batch[:1] for delay in space.delay_us}
+    return [
+        Settings(instances, max_batch, delay, threads)
+        for instances, threads, delay in product(space.instances, space.threads, space.delay_us)
+        for max_batch in batches[delay]
+    ]
+
+
+def main() -> None:
+    """Search, sweep, measure again, and print the result as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--goal", default="p99=20ms")
+    parser.add_argument("--model-repository", type=Path, default=ROOT / "model_repository")
+    parser.add_argument("--budget", type=float, default=120)
+    parser.add_argument("--turns", type=int, default=4)
+    given = parser.parse_args()
+    goal, start_s = latency_goal(given.goal), time.monotonic()
+    chosen, num_trials = tuned(given.model, given.model_repository, given.goal, given.budget)
+    tune_s = time.monotonic() - start_s
+    with trial_server(given.model_repository, given.model) as server:
+        sweep = Sweep(server, given.model, goal)
+        combinations = every(sweep.config, goal)
+        print(f"tune: {num_trials} trials, {tune_s:.0f} s: {chosen}; {len(combinations)} combinations", file=sys.stderr)
+        scores = {settings: sweep.score(settings, SWEEP_LEVELS, SWEEP_S) for settings in combinations}
+        first = sorted(scores, key=lambda each: -scores[each])[:NUM_FINALISTS]
+        finalists = list(dict.fromkeys([chosen, settings_of(sweep.config), *first]))
+        again: dict[Settings, list[float]] = {each: [] for each in finalists}
+        for turn in range(given.turns):
+            for each in finalists if turn % 2 else reversed(finalists):
+                again[each].append(sweep.score(each, FINAL_LEVELS, FINAL_S))
+    rates = {each: median(found) for each, found in again.items()}
+    best = max(rates, key=lambda each: rates[each])
+    # Of neighbours in time, since the machine may be faster in one turn than in another.
+    shares = sorted(mine / max(most, 1e-9) for mine, most in zip(again[chosen], again[best], strict=True))
+    found = {
+        "model": given.model, "goal": given.goal, "trials": num_trials, "combinations": len(combinations),
+        "tune_s": round(tune_s), "all_s": round(time.monotonic() - start_s), "share": median(shares), "shares": shares,
+        "finalists": [{**asdict(each), "rate": round(rates[each]), "turns": [round(rate) for rate in again[each]],
+                       "is": "tune's" * (each == chosen) or "now" * (each == settings_of(sweep.config))}
+                      for each in sorted(finalists, key=lambda each: -rates[each])],
+    }  # fmt: skip
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
