@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.bench import arguments as values
@@ -42,8 +43,8 @@ The search:
   --model-repository <directory>  where the model lies (default: model_repository)
   --goal <goal>               the latency that must be kept: p99=20ms, p50=800us
   --budget <seconds>          begin no trial after so long (default: 120)
-  --turns <count>             measure the best and the present settings again so often, in turns (default: 3; they must
-                              agree that it is better, or the configuration stays)
+  --turns <count>             measure the best five settings, the present ones among them, again so often in turns; the
+                              median decides, and what is not better by it stays as it is (default: 5)
   --trials <count>            try so many settings at most
   --concurrency <most>        the most requests at a time (default: 64)
   --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4)
@@ -77,7 +78,7 @@ def _parser() -> Parser:
     parser.add_argument("--model-repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--goal", type=values.latency_goal)
     parser.add_argument("--budget", type=seconds, default=120.0)
-    parser.add_argument("--turns", type=count, default=3)
+    parser.add_argument("--turns", type=count, default=5)
     parser.add_argument("--trials", type=count, default=1000)
     parser.add_argument("--concurrency", type=count, default=64)
     parser.add_argument("--window", type=seconds, default=0.4)
@@ -118,10 +119,15 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         for trial in search.search(start, space, try_out, is_enough):
             trials.append(trial)
             print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
-        best = search.winner(trials)
-        ratios = _in_turns(given, server, config, requests, trials[0], best)
-    found = report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials))
-    if ratios:
+        best, ratios = search.winner(trials), []
+        again = search.finalists(trials) if best is not trials[0] else []
+        if again:
+            index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]))
+            best = again[index] if again[0] is trials[0] or search.is_gain(ratios) else again[0]
+    is_compared = bool(ratios) and again[0] is trials[0]
+    gain = median(ratios) if is_compared else None
+    found = report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials), gain=gain)
+    if is_compared:
         found += "\n" + report.confirmation(ratios)
         best = best if search.is_gain(ratios) else trials[0]
     text, path = _config_text(given)
@@ -215,29 +221,30 @@ def _in_turns(
     server: RemoteServer,
     config: Mapping[str, Any],
     requests: "Sequence[RunRequest]",
+    finalists: "Sequence[Trial]",
     start: "Trial",
-    best: "Trial",
-) -> list[float]:
-    """The throughput of the best settings as shares of the configuration's own, measured in turns, each at its level.
+) -> list[list[float]]:
+    """The throughput of settings that are measured again, each at its best level, turn by turn there and back.
 
-    Without turns, or where there is nothing to compare, none. A turn in which the goal is missed counts as 0.
+    A turn in which the goal is missed counts as 0, but for the configuration's own settings.
     """
     from shoal.cli.tune import search
     from shoal.cli.tune.trial_server import load
 
-    if best is start or start.best is None or best.best is None:
-        return []
-    ratios = []
-    for _ in range(given.turns):
-        rates = []
-        for trial in (start, best):
-            assert trial.best is not None
+    turns: list[list[float]] = []
+    for number in range(given.turns):
+        rates: dict[int, float] = {}
+        order = range(len(finalists))
+        for index in reversed(order) if number % 2 else order:
+            trial = finalists[index]
+            assert trial.best is not None, "it met the goal"
             wanted = search.applied(config, trial.settings)
             load(server, given.model, wanted)
             point = _measure(given, server, wanted, requests, trial.best.concurrency)
-            rates.append(point.requests_per_s if trial is start or point.meets(given.goal.most_ms) else 0.0)
-        ratios.append(rates[1] / max(rates[0], 1e-9))
-    return ratios
+            rates[index] = point.requests_per_s if trial is start or point.meets(given.goal.most_ms) else 0.0
+        turns.append([rates[index] for index in order])
+        print(f"turn {number + 1}: " + ", ".join(f"{rate:,.0f}" for rate in turns[-1]), file=sys.stderr, flush=True)
+    return turns
 
 
 def _config_text(given: argparse.Namespace) -> tuple[str, Path]:

@@ -34,8 +34,11 @@ def line(trial: Trial, goal: Goal) -> str:
     )
 
 
-def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int) -> str:
-    """A table of the trials, best first, and sentences that explain the result."""
+def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int, gain: float | None = None) -> str:
+    """A table of the trials, the most throughput first, and sentences that explain the result.
+
+    `gain` is the best one's throughput as a multiple of what is now; None: as the trials have it.
+    """
     start = trials[0]
     rows = []
     for trial in sorted(trials, key=lambda each: -each.score):
@@ -50,7 +53,7 @@ def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int) 
     lines = [table(_HEAD, rows), ""]
     if num_left > 0:
         lines.append(f"{num_left} of the combinations were not tried: they are off the way, or --budget was over.")
-    return "\n".join(lines + explained(trials, best, goal))
+    return "\n".join(lines + explained(trials, best, goal, gain))
 
 
 def confirmation(ratios: Sequence[float]) -> str:
@@ -64,7 +67,7 @@ def confirmation(ratios: Sequence[float]) -> str:
     )
 
 
-def explained(trials: Sequence[Trial], best: Trial, goal: Goal) -> list[str]:
+def explained(trials: Sequence[Trial], best: Trial, goal: Goal, gain: float | None = None) -> list[str]:
     """Why these settings: what each change from the configuration's own is worth, as far as it was measured."""
     start = trials[0]
     if best.best is None:
@@ -72,8 +75,9 @@ def explained(trials: Sequence[Trial], best: Trial, goal: Goal) -> list[str]:
         return [f"No setting meets {goal.text}: the least p{goal.percent:g} was {ms(least)}."]
     if best is start:
         return [f"The configuration is best as it is: nothing gained more than {LEAST_GAIN:.0%}, which is noise."]
-    gain = f"{best.score / start.score:.2f} times as many requests/s" if start.score else f"{goal.text} is met"
-    found = [f"{best.settings}: {gain} (now: {start.settings})."]
+    times = gain if gain is not None else best.score / start.score if start.score else None
+    said = f"{goal.text} is met" if times is None else f"{times:.2f} times as many requests/s"
+    found = [f"{best.settings}: {said} (now: {start.settings})."]
     by_settings = {trial.settings: trial for trial in trials}
     for name, title in _TITLES.items():
         now, new = getattr(start.settings, name), getattr(best.settings, name)

@@ -13,6 +13,8 @@ LEAST_GAIN = 0.03
 #: Queue delays that are tried, in µs; beside the configuration's own, and up to a part of the goal.
 DELAYS_US = (0, 100, 500, 1000, 2000, 5000, 10_000, 20_000)
 _MOST_OF_GOAL = 0.5
+#: The most settings beside the present ones that are measured again (ours): each takes a second or two in each turn.
+NUM_FINALISTS = 4
 
 
 #: Backend → the parameter of config.pbtxt that has the number of threads of an instance; 0 or none: one for each core.
@@ -176,6 +178,24 @@ def winner(trials: Sequence[Trial]) -> Trial:
     """The best trial: the first, unless another gains more than noise."""
     best = max(trials, key=lambda trial: trial.score)
     return best if best.score > trials[0].score * (1 + LEAST_GAIN) else trials[0]
+
+
+def finalists(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that are measured again in turns: the configuration's own, if it meets the goal, then the best others.
+
+    A machine whose speed changes favours whatever was tried while it was fast. None where there is nothing to compare.
+    """
+    others = sorted((each for each in trials[1:] if each.score), key=lambda each: -each.score)[:NUM_FINALISTS]
+    found = [trials[0], *others] if trials[0].score else others
+    return found if len(found) > 1 else []
+
+
+def best_of_turns(turns: Sequence[Sequence[float]]) -> tuple[int, list[float]]:
+    """Which finalist but the first was best, and its throughput in each turn as a share of the first one's; `turns` has
+    the throughput of all finalists, turn by turn."""
+    shares = [[turn[index] / max(turn[0], 1e-9) for turn in turns] for index in range(len(turns[0]))]
+    best = max(range(1, len(shares)), key=lambda index: median(shares[index]))
+    return best, shares[best]
 
 
 def is_gain(ratios: Sequence[float]) -> bool:
