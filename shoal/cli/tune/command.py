@@ -119,17 +119,17 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         for trial in search.search(start, space, try_out, is_enough):
             trials.append(trial)
             print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
-        best, ratios = search.winner(trials), []
-        again = search.finalists(trials) if best is not trials[0] else []
-        if again:
+        best = other = search.winner(trials)
+        ratios: list[float] = []
+        if again := search.finalists(trials):
             index, ratios = search.best_of_turns(_in_turns(given, server, config, requests, again, trials[0]))
-            best = again[index] if again[0] is trials[0] or search.is_gain(ratios) else again[0]
-    is_compared = bool(ratios) and again[0] is trials[0]
+            other = again[index]
+            best = other if search.is_gain(ratios) else again[0]
+    is_compared = bool(again) and again[0] is trials[0]
     gain = median(ratios) if is_compared else None
     found = report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials), gain=gain)
     if is_compared:
-        found += "\n" + report.confirmation(ratios)
-        best = best if search.is_gain(ratios) else trials[0]
+        found += "\n" + report.confirmation(ratios, other.settings)
     text, path = _config_text(given)
     changed = _changed_text(text, config, start, best.settings)
     old, new = text.splitlines(keepends=True), changed.splitlines(keepends=True)

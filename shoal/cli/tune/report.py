@@ -9,7 +9,7 @@ from shoal.cli.bench import picture
 from shoal.cli.bench.arguments import Goal
 from shoal.cli.bench.report import ms
 from shoal.cli.models import table
-from shoal.cli.tune.search import LEAST_GAIN, Trial, is_gain
+from shoal.cli.tune.search import LEAST_GAIN, Settings, Trial, is_gain
 
 _HEAD = ["", "INSTANCES", "THREADS", "MAX BATCH", "DELAY", "REQUESTS/S", "AT ONCE", "LATENCY"]
 #: The settings that are tuned, as they are called.
@@ -56,14 +56,14 @@ def as_text(trials: Sequence[Trial], best: Trial, goal: Goal, *, num_left: int, 
     return "\n".join(lines + explained(trials, best, goal, gain))
 
 
-def confirmation(ratios: Sequence[float]) -> str:
-    """A sentence on the turns in which the best and the present settings were measured again."""
+def confirmation(ratios: Sequence[float], settings: Settings) -> str:
+    """A sentence on the turns in which these settings, the best ones, and the present ones were measured again."""
     measured = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
     if is_gain(ratios):
         return f"Measured again in turns: {median(ratios):.2f} times the throughput of now (each turn: {measured})."
     return (
-        f"Measured again in turns it is no better ({measured}, times the throughput of now under the goal): the "
-        "configuration stays as it is. A quieter machine, or a longer --window, says more."
+        f"Measured again in turns, {settings} is no better ({measured}, times the throughput of now under the goal): "
+        "the configuration stays as it is. A quieter machine, or a longer --window, says more."
     )
 
 

@@ -160,10 +160,13 @@ def test_the_best_are_measured_again_and_turns_decide() -> None:
 
 
 def test_turns_decide() -> None:
-    assert report.confirmation([2.0, 0.5, 1.5]) == (
+    two = Settings(2, 8, 100)
+    assert report.confirmation([2.0, 0.5, 1.5], two) == (
         "Measured again in turns: 1.50 times the throughput of now (each turn: 0.50, 1.50, 2.00)."
     )
-    assert report.confirmation([2.0, 0.0, 1.03]).startswith("Measured again in turns it is no better (0.00, 1.03, 2.00")
+    assert report.confirmation([2.0, 0.0, 1.03], two).startswith(
+        "Measured again in turns, 2 instances, batches of 8, delay 100 µs is no better (0.00, 1.03, 2.00"
+    )
 
 
 def test_the_space_is_the_models() -> None:

@@ -1,6 +1,7 @@
 """An ONNX file's interface, read without ONNX Runtime: it is what ONNX Runtime says of the file, and no file is taken
 for one that is none."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,13 @@ def test_a_sample_has_the_inputs_and_outputs_that_onnx_runtime_finds(path: Path)
 
 def written(path: Path, ir_version: int = 8, location: str = "") -> Path:
     """Y = X + w + s, with w as an input that has a default, and an output whose shape is not told."""
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-               for name, shape in (("X", ["n", 4]), ("w", [4]), ("s", []), ("Y", None))]  # fmt: skip
+    shapes: dict[str, Sequence[str | int] | None] = {"X": ["n", 4], "w": [4], "s": [], "Y": None}
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
     weights = numpy_helper.from_array(np.ones(4, "float32"), "w")
     nodes = [helper.make_node("Add", ["X", "w"], ["t"]), helper.make_node("Add", ["t", "s"], ["Y"])]
     graph = helper.make_graph(nodes, "g", tensors[:3], tensors[3:], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=ir_version)
-    external = {"save_as_external_data": True, "location": location, "size_threshold": 0} if location else {}
-    save_model(model, path, **external)
+    save_model(model, path, save_as_external_data=bool(location), location=location or None, size_threshold=0)
     return path
 
 
