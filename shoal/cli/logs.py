@@ -18,8 +18,8 @@ from shoal.cli.verb import EXIT_DONE
 
 _DESCRIPTION = """\
 Print the last lines of the file that a server logs to (--log-file), and with --follow those that come, until Ctrl-C.
-The file of a server of this machine is read; a server elsewhere is asked, as an administrator, for at most 1000 lines.
-One without a file logs to its terminal, or under systemd to the journal: journalctl -u shoal."""
+The file of a server of this machine is read; a server elsewhere, or in a container, is asked, as an administrator, for
+at most 1000 lines. One without a file logs to its terminal, or under systemd to the journal: journalctl -u shoal."""
 
 _EXAMPLES = """\
   shoal logs
@@ -57,8 +57,12 @@ def logs(argv: Sequence[str], *, environ: Mapping[str, str], sleep: Callable[[fl
                     print(line, flush=True)
                 for data in coming(file, sleep):
                     print(_text(data), flush=True)
-        except OSError as error:
-            raise CommandLineError(f"The server logs to {path}, which cannot be read here: {error.strerror}") from None
+        except OSError as error:  # another user's, or a container's
+            try:
+                return _from_elsewhere(arguments, server, sleep)
+            except RefusedError:
+                text = f"The server logs to {path}, which cannot be read here: {error.strerror}"
+                raise CommandLineError(text) from None
         raise AssertionError("a file that is followed has no end")
 
     try:

@@ -56,6 +56,11 @@ def test_a_server_elsewhere_is_asked_for_its_lines(
     monkeypatch.setattr("shoal.cli.logs._HERE", ())
     first = {"log_file": "/var/log/shoal", "lines": ["one", "two"], "position": 8, "is_cut": True}
     server.answer("GET /v2/debug/log?lines=20&after=0", first)
+    with monkeypatch.context() as here:  # a container's, whose file is not here
+        here.setattr("shoal.cli.logs._HERE", ("127.0.0.1",))
+        server.answer(SETTINGS, {"log_file": "/var/log/shoal/of/a/container"})
+        assert logs([f"--url={server.url}"], environ={}) == 0
+        assert capsys.readouterr().out == "one\ntwo\n"
     assert logs([f"--url={server.url}"], environ={}) == 0
     assert capsys.readouterr().out == "one\ntwo\n"
     assert logs([f"--url={server.url}", "--json"], environ={}) == 0
