@@ -228,11 +228,13 @@ def test_axe_finds_no_serious_fault(samples: Server, tab: Open, view: str, schem
     assert serious == []
 
 
-@pytest.mark.parametrize("view", ["", "#/models/text_classification", "#/requests", "#/metrics", "#/api/digits"])
+@pytest.mark.parametrize(
+    "view", ["", "#/models/text_classification", "#/requests", "#/logs", "#/metrics", "#/api/digits"]
+)
 def test_a_telephone_scrolls_in_one_direction(samples: Server, tab: Open, view: str) -> None:
     ask_digits(samples, "an-id-that-is-long-" * 6)
     shown = tab(samples, viewport={"width": 360, "height": 740}).open(view)
-    shown.page.locator("tbody tr, details").first.wait_for()
+    shown.page.locator("tbody tr, details, .log").first.wait_for()
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
