@@ -43,8 +43,8 @@ The search:
   --model-repository <directory>  where the model lies (default: model_repository)
   --goal <goal>               the latency that must be kept: p99=20ms, p50=800us
   --budget <seconds>          begin no trial after so long (default: 120)
-  --turns <count>             measure the best five settings, the present ones among them, again so often in turns; the
-                              median decides, and what is not better by it stays as it is (default: 5)
+  --turns <count>             measure the best four settings, the present ones among them, again so often in turns; the
+                              median decides, and what is not better by it stays as it is (default: 3)
   --trials <count>            try so many settings at most
   --concurrency <most>        the most requests at a time (default: 64)
   --window <seconds>          of one window of a trial; longer ones are less noisy (default: 0.4)
@@ -78,7 +78,7 @@ def _parser() -> Parser:
     parser.add_argument("--model-repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--goal", type=values.latency_goal)
     parser.add_argument("--budget", type=seconds, default=120.0)
-    parser.add_argument("--turns", type=count, default=5)
+    parser.add_argument("--turns", type=count, default=3)
     parser.add_argument("--trials", type=count, default=1000)
     parser.add_argument("--concurrency", type=count, default=64)
     parser.add_argument("--window", type=seconds, default=0.4)

@@ -14,7 +14,7 @@ LEAST_GAIN = 0.03
 DELAYS_US = (0, 100, 500, 1000, 2000, 5000, 10_000, 20_000)
 _MOST_OF_GOAL = 0.5
 #: The most settings beside the present ones that are measured again (ours): each takes a second or two in each turn.
-NUM_FINALISTS = 4
+NUM_FINALISTS = 3
 
 
 #: Backend → the parameter of config.pbtxt that has the number of threads of an instance; 0 or none: one for each core.
