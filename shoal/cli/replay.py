@@ -40,8 +40,9 @@ Options:
   --speed <factor>      2: in half of the time; 0: as fast as answers come (default: 1)
   --model <name>        only requests to this model
   --limit <number>      only so many, the first
-  --compare <tolerance> atol=1e-5,rtol=1e-3: for floating-point values; none: values are not compared (default: bits
-                        must be equal)
+  --compare <tolerance> atol=1e-5,rtol=1e-3: for floating-point values; top1: where the largest value stands;
+                        cosine=0.999: the direction of rows; none: values are not compared; scores:top1 for one output
+                        (default: bits must be equal)
   --json                print JSON, for programs
   --help                print this and exit
 
@@ -74,13 +75,13 @@ def _parser() -> Parser:
 
 
 def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from shoal.cli.replay_comparison import differences, read_tolerance
+    from shoal.cli.replay_comparison import differences, tolerance_of
 
     if not 0 <= arguments.speed < 1e6:
         raise CommandLineError("--speed is a factor from 0 on.")
     if arguments.exact_batches and arguments.repo is None:
         raise CommandLineError("--exact-batches needs --repo: a server forms its batches itself.")
-    tolerance = read_tolerance(arguments.compare)
+    tolerance = tolerance_of(arguments.compare)
     recording, number = open_recording(arguments.recording)
     found = read(recording, 0 if arguments.repo else number, arguments.model, arguments.limit)
     is_damaged = complain(recording)

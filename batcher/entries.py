@@ -1,0 +1,148 @@
+"""Entries for a ring: requests that have ended, copied out of the blocks that they and their answers lie in.
+
+The recorder gets them as recording.py notes them, the comparator as mirror.py does. Lives in the batcher.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shoal.batcher import statistics
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.peers import ClientPeer, OpenRequest
+from shoal.errors import InternalError
+from shoal.recorder import entry
+from shoal.recorder.entry import ASKERS, Outcome
+from shoal.request import ON_GPU, InferRequest, TensorRef, pack_request, unpack_lent_request
+from shoal.shm.layout import WORD, pack_span, unpack_span
+
+_ASKERS = {name: number for number, name in enumerate(ASKERS)}
+#: Tensors begin at multiples of this in a request that is put together of several blocks.
+_ALIGNMENT = 64
+_NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
+#: Status, block, header and number of pieces of a worker's answer.
+Answer = tuple[int, int, int, int]
+#: Reason and detail of a request that the batcher did not refuse.
+NO_REFUSAL = (0, 0)
+#: When a batch was formed, its instance, worker, number, the request's position there, and its requests and rows.
+BatchWords = tuple[int, int, int, int, int, int, int]
+NO_BATCH: BatchWords = (0, 0, 0, 0, 0, 0, 0)
+
+
+class Noted(NamedTuple):
+    """A request that is to be copied; `words` are RequestWords without the last four, `input_nbytes` and what
+    follows."""
+
+    client: ClientPeer | None  # None: its inputs are not copied
+    block: int
+    header: int
+    answer: int  # the block with the response; 0: none
+    answer_header: int
+    num_pieces: int
+    words: tuple[int, ...]
+
+
+def words_of(
+    outcome: Outcome, request: OpenRequest, status: int, compute: statistics.Compute, refusal: tuple[int, int],
+    now_ns: int, batch: BatchWords = NO_BATCH,
+) -> tuple[int, ...]:  # fmt: skip
+    """The words of a request that ends now, as Noted has them; `refusal` has reason and detail."""
+    client, model, _, _, _, start_ns, queue_ns, queued = request
+    return (
+        queued.key, outcome, status, *refusal, _ASKERS.get(client.kind, 0), queued.rows, queued.priority,
+        queued.timeout_us, queued.deadline_ns, queued.correlation, queued.flags, start_ns, queue_ns,
+        *(model.points(compute) if compute[0] else _NO_COMPUTE), now_ns, *batch,
+    )  # fmt: skip
+
+
+class EntryPacker:
+    """The packing of noted requests into entries."""
+
+    def __init__(self, blocks: Blocks, wall_offset_ns: int) -> None:
+        self._blocks = blocks
+        self._wall_offset_ns = wall_offset_ns
+
+    def pack(
+        self, description: bytes, group: Sequence[Noted], *, is_sampled: bool
+    ) -> tuple[list[bytes | memoryview], int, int]:
+        """The parts of an entry with the requests of a group, which one worker has answered into one block; its bytes,
+        and the number of requests in it: those whose inputs can be read. Without any there is no entry."""
+        found = [(each, content) for each in group if (content := self._input(each)) is not None]
+        if not found:
+            return [], 0, 0
+        output, base = self._output(group)
+        requests = []
+        for each, (data, header) in found:
+            span = each.answer_header if not base else pack_span(0, unpack_span(each.answer_header)[1])
+            requests.append((*each.words, len(data), header, span if output else 0, base))
+        parts, nbytes = entry.pack(
+            description, requests, [content for _, (content, _) in found], output, is_sampled=is_sampled,
+            wall_offset_ns=self._wall_offset_ns,
+        )  # fmt: skip
+        return parts, nbytes, len(found)
+
+    def _input(self, each: Noted) -> tuple[bytes | memoryview, int] | None:
+        """The tensors and the header of a request, one behind the other, and the header's span; None if they cannot be
+        read: a payload that no slab takes lies in a segment that the batcher has not mapped."""
+        client = each.client
+        if client is None:
+            return b"", 0
+        block = self._blocks.open(each.block)
+        if block is None:
+            return None
+        offset, nbytes = unpack_span(each.header)
+        if client.is_front_end:
+            return block[: offset + nbytes], each.header
+        own, blocks = block, self._blocks
+
+        def open_block(ref: int) -> memoryview | None:
+            if not ref:
+                return own
+            return None if client.is_guest and not blocks.is_of(client.owner, ref) else blocks.open(ref)
+
+        try:
+            return _gathered(own[offset : offset + nbytes].tobytes(), open_block)
+        except InternalError:
+            return None
+
+    def _output(self, group: Sequence[Noted]) -> tuple[list[bytes | memoryview], int]:
+        """The part of a response's block that has tensors and headers of these requests, and where the tensors' offsets
+        count from: behind the header if the response lies in several blocks."""
+        first = group[0]
+        block = self._blocks.open(first.answer) if first.answer else None
+        if block is None:
+            return [], 0
+        if not first.num_pieces:
+            return [block[: max([sum(unpack_span(each.answer_header)) for each in group])]], 0
+        offset, nbytes = unpack_span(first.answer_header)
+        refs = block[: first.num_pieces * WORD].cast("Q").tolist()
+        pieces = [piece for ref in refs if (piece := self._blocks.open(ref)) is not None]
+        if len(pieces) < len(refs):
+            return [], 0
+        return [block[offset : offset + nbytes], bytes(-nbytes % WORD), *pieces], nbytes + -nbytes % WORD
+
+
+def _gathered(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[bytes, int]:
+    """A request whose tensors may lie in several blocks as one that lies in one, and its header's span. Raises
+    InternalError for a header that is damaged, or a block that is gone."""
+    opened: dict[int, memoryview] = {}
+
+    def nbytes_of(ref: int) -> int:
+        block = open_block(ref)
+        if block is None:
+            return 0
+        opened[ref] = block
+        return len(block)
+
+    request, inputs = unpack_lent_request(header, nbytes_of)
+    gathered, refs = bytearray(), []
+    for each in inputs:
+        if each.ref == ON_GPU:
+            raise InternalError("an input lies in CUDA shared memory, which the batcher cannot read")
+        gathered += bytes(-len(gathered) % _ALIGNMENT)
+        refs.append(TensorRef(each.name, each.datatype, each.shape, len(gathered), each.nbytes))
+        if each.nbytes:
+            gathered += opened[each.ref][each.offset : each.offset + each.nbytes]
+    packed = pack_request(
+        InferRequest(request.id, tuple(refs), request.requested_outputs, request.parameters, request.sequence)
+    )
+    return bytes(gathered) + packed, pack_span(len(gathered), len(packed))
