@@ -37,6 +37,7 @@ from shoal.model_config.response_cache import enables_response_cache
 from shoal.model_config.signature import Signature
 from shoal.reasons import Reason
 from shoal.recording_settings import RecordRule
+from shoal.shadow import ShadowRule
 from shoal.shm.byte_ring import ByteRingWriter
 from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell, GuestBell
@@ -99,6 +100,8 @@ class Batcher:
             on(to_batcher.ListFinishedRequests, self._on_list),
             on(to_batcher.RecordingMade, self._on_recording_made),
             on(to_batcher.RecordingChanged, self._on_recording_changed),
+            on(to_batcher.ComparisonRingMade, self._on_comparison_ring),
+            on(to_batcher.ShadowsChanged, self._on_shadows_changed),
             on(LedgerWanted, self._on_ledger),
             on(LogChanged, lambda message: log.configure(**message.settings)),
             on(Ping, lambda _message: None),  # only its acknowledgement matters, which comes from this loop
@@ -118,6 +121,7 @@ class Batcher:
         self._is_taking_over = settings.is_successor
         #: The first rule that concerns a model says how it is recorded.
         self._record_rules: list[RecordRule] = []
+        self._shadow_rules: list[ShadowRule] = []
         self._names: dict[int, str] = {}  # of models, by id
 
     def run(self) -> None:
@@ -160,6 +164,7 @@ class Batcher:
                 exchange.step(now_ns)
                 for model in exchange.models.values():
                     model.finished.turn(now_ns)
+                exchange.reports += exchange.mirror.counts()
                 look_ns = now_ns + LOOK_NS
             if exchange.reports:
                 self._report()
@@ -274,6 +279,8 @@ class Batcher:
         self._names[model.id] = name
         if self._record_rules:
             self._record(model)
+        if self._shadow_rules:
+            self._bind_shadows()
 
     def _record(self, model: ScheduledModel) -> None:
         """Record a model's requests, or no longer, as the rules say."""
@@ -283,7 +290,18 @@ class Batcher:
             model.recording = None
         else:
             model.recording = ModelRecording(recording, model, name, rule.sample)
-        model.finished.note_all(is_on=model.recording is not None)
+        model.finished.note_all(is_on=model.recording is not None or model.mirror is not None)
+
+    def _on_comparison_ring(self, message: to_batcher.ComparisonRingMade) -> None:
+        segment, comparators = Segment.attach(message.segment, populate=False), SegmentView.attach(message.comparators)
+        self._exchange.mirror.connect(ByteRingWriter(segment, comparators))
+
+    def _on_shadows_changed(self, message: to_batcher.ShadowsChanged) -> None:
+        self._shadow_rules = [ShadowRule(*rule) for rule in message.rules]
+        self._bind_shadows()
+
+    def _bind_shadows(self) -> None:
+        self._exchange.mirror.bind(self._shadow_rules, self._names)
 
     def _on_relinked(self, message: to_batcher.EnsembleRelinked) -> None:
         ensemble, cached = self._exchange.models.get(message.model_id), self._exchange.cached
@@ -310,6 +328,8 @@ class Batcher:
     def _on_model_removed(self, message: to_batcher.ModelRemoved) -> None:
         self._exchange.remove_model(message.model_id, time.monotonic_ns())
         self._names.pop(message.model_id, None)
+        if self._shadow_rules:
+            self._bind_shadows()
 
     def _on_retire_model(self, message: to_batcher.RetireModel) -> None:
         # The step that follows reads clients' rings before it checks whether any request to the model is left.

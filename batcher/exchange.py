@@ -21,6 +21,7 @@ from shoal.batcher.executions import Executions
 from shoal.batcher.guests import greedy
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
+from shoal.batcher.mirror import Mirror
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
 from shoal.batcher.peers import ClientPeer, Peer, ScheduledModel, WorkerPeer
 from shoal.batcher.poison import Poison
@@ -114,6 +115,10 @@ class Exchange:
         self._requests.poison = self.poison
         #: What is recorded, with --record.
         self.recording: Recording | None = None
+        self.mirror = Mirror(
+            self.clients, self.models, self.workers, self._requests, self.holders, self.blocks, self._written_clients,
+            wall_offset_ns,
+        )  # fmt: skip
         self._wall_offset_ns = wall_offset_ns
 
     @property
@@ -188,6 +193,7 @@ class Exchange:
         if client is None:
             return
         self._written_clients.discard(client)
+        self.mirror.forget_client(owner)
         for key, model in self._requests.forget(client):
             self._send_cancel(key, model)
         for ref in self.holders.release_owner(owner):
@@ -222,6 +228,7 @@ class Exchange:
     def resume(self, now_ns: int) -> None:
         """Take over from a dead batcher: clients that are not late have sent their open requests and held replies
         again."""
+        self.mirror.adopt(now_ns)
         self.succession.begin(now_ns)
         self.busy.update({owner: worker for owner, worker in self.workers.items() if worker.missing})
         self._counted.update(self.models.values())  # the last published figures may be of queues that were not empty
@@ -267,6 +274,10 @@ class Exchange:
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
+        mirror = self.mirror
+        if mirror.is_busy:
+            while mirror.step(now_ns):
+                self._dispatch.form_batches(now_ns)
         # Workers first: their requests take longest. Statistics before replies: an answered request is found counted.
         if self._written_workers:
             _flush(self._written_workers)
@@ -279,6 +290,10 @@ class Exchange:
             model.row.publish()
         self._counted.clear()
         if self._written_clients:
+            _flush(self._written_clients)
+        if mirror.has_ended:
+            mirror.compare()
+            _flush(self._written_workers)
             _flush(self._written_clients)
         # Last: had the batcher died before, its successor would have to read these records again.
         for peer in self._read:
@@ -304,7 +319,9 @@ class Exchange:
         deadlines = self._dispatch.deadlines
         earliest_ns = deadlines.next_ns() if deadlines.due_ns else None
         if self.cached is not None and (cached_ns := self.cached.deadline_ns) is not None:
-            return cached_ns if earliest_ns is None else min(cached_ns, earliest_ns)
+            earliest_ns = cached_ns if earliest_ns is None else min(cached_ns, earliest_ns)
+        if self.mirror.is_busy and (mirror_ns := self.mirror.next_deadline_ns()) is not None:
+            earliest_ns = mirror_ns if earliest_ns is None else min(mirror_ns, earliest_ns)
         return earliest_ns
 
     # --- records from clients ---
@@ -338,6 +355,8 @@ class Exchange:
                     self.succession.hold(client, record)
                 elif kind == layout.TRACE:
                     self._requests.trace(client, record)
+                elif kind == layout.RETURN and client.is_front_end:
+                    self.mirror.return_all(client)
                 elif kind == layout.CHILD_REQUEST:
                     self._arrivals.accept_child(client, record, now_ns)
                 else:
@@ -416,6 +435,8 @@ class Exchange:
                 self.look_at_clients(now_ns)
                 worker.must_ring = True
                 self._written_workers.add(worker)
+                if self.mirror.is_busy and record[W.URGENCY] in (layout.ROOM, layout.ROOM_NOW):
+                    self.mirror.give_back(worker)
                 if starver := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):
                     self.distrust(starver)
         return named

@@ -98,8 +98,11 @@ class OpenRequests(dict[int, OpenRequest]):
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
         # Before the reply, after which the request's block is the client's again; the trace is still known.
+        is_lent = False
         if now_ns - start_ns > model.finished.slow_ns or status:
             self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
+            if model.mirror is not None and key not in self._responded:
+                is_lent = model.mirror.note(request, (status, ref, header, num_pieces), compute, now_ns, running)
         if ref:
             self._holders.hold(ref, key)
         reply: Record = (REPLY, number, status, ref, header)
@@ -108,6 +111,8 @@ class OpenRequests(dict[int, OpenRequest]):
             reply = records.traced_reply_record(number, status, ref, header, times, num_pieces)
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns, running)
+        if is_lent:
+            reply = records.lent_reply_record(reply)
         if model.order is None:  # the body of _send: a call would cost as much again
             client.send(reply)
             self._written.add(client)

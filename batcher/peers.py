@@ -205,12 +205,21 @@ class RequestRecording(Protocol):
     ) -> None: ...
 
 
+class RequestMirror(Protocol):
+    """The mirroring of a model's requests to its shadow; implemented and described in mirror.py."""
+
+    def note(
+        self, request: "OpenRequest", answer: tuple[int, int, int, int], compute: Compute, now_ns: int,
+        running: "RunningBatch | None",
+    ) -> bool: ...  # fmt: skip
+
+
 class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
-        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "order",
-        "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "trials", "version",
+        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "mirror",
+        "order", "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "trials", "version",
     )  # fmt: skip
     #: The cell that counts the model's requests which end with an error and were not cancelled.
     FAILURE: ClassVar[int] = BACKEND
@@ -250,6 +259,8 @@ class ScheduledModel:
         self.finished = FinishedRequests()
         #: How its requests are recorded; None: they are not.
         self.recording: RequestRecording | None = None
+        #: How its answered requests are mirrored to a shadow; None: they are not.
+        self.mirror: RequestMirror | None = None
         #: When the last request of each priority that was given to an instance had arrived, in ns; None if all requests
         #: have one priority.
         self.latest_ns: dict[int, int] | None = {} if has_priorities else None

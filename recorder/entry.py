@@ -27,6 +27,8 @@ from shoal.shm.byte_ring import padded
 
 ENTRY_HEAD = Struct("<4QqQ")
 REQUEST_WORDS = Struct("<30Q")
+#: Before two entries in the ring to the comparator, of a request and of its execution by a shadow: bytes of the first.
+PAIR_HEAD = Struct("<Q")
 #: Flags of an entry: it belongs to the sample that is written; otherwise it is kept for a death that may follow.
 SAMPLED = 1
 _PADDING = bytes(8)
@@ -45,7 +47,7 @@ class Outcome(IntEnum):
 
 
 #: The kinds of clients that make requests, as in FinishedRequest.asker.
-ASKERS = ("front end", "client", "model", "ensemble")
+ASKERS = ("front end", "client", "model", "ensemble", "shadow")
 
 
 class RequestWords(NamedTuple):

@@ -218,6 +218,8 @@ MAX_UNITS: Final = 1 << UNIT_BITS
 MAX_SLAB_BYTES: Final = (MAX_UNITS - 1) * UNIT
 GENERATION_MASK: Final = (1 << GENERATION_BITS) - 1
 NO_BLOCK: Final = 0  # owner ids start at 1, so no real reference is 0
+#: The owner id in keys of requests that the batcher mirrors to a shadow: the last one, which no segment has.
+MIRROR_OWNER: Final = (1 << OWNER_BITS) - 1
 
 
 def pack_ref(owner: int, unit: int, generation: int) -> int:
@@ -246,6 +248,7 @@ REPLY: Final = 4
 RECALL: Final = 15
 CHILD_TRACE: Final = 17
 EXECUTION: Final = 18
+RETURN: Final = 19  # a client, too, sends one to a new batcher
 # batcher → worker, which gets CANCEL, too
 BATCH_ITEM: Final = 5
 FREE: Final = 6
@@ -322,6 +325,11 @@ class P:
     the client has announced as traced (TRACE); else 0, since to write and read five words costs 1.7k instructions. The
     four are 0 if no worker has answered; a response from the cache has the first in any case.
 
+    IS_LENT is 1 if the batcher goes on reading the request's block, for a version that shadows the one that has
+    answered: the client frees the block once RETURN, which has the NUMBER, has come. A RETURN of the number 0 is for
+    all blocks that were lent to a dead batcher; a client that has any asks its successor for it with the same record.
+    Blocks of front ends alone are lent.
+
     PIECES is not 0 in an ensemble's reply: its tensors lie in so many blocks of workers, whose references, a u64 each,
     stand at the start of BLOCK. Offsets in the response's header count through these blocks as if they lay one behind
     the other. The client holds these blocks, too, each as a part of its reply.
@@ -340,6 +348,7 @@ class P:
     COMPUTE_END_NS: Final = 11
     MORE: Final = 12
     PIECES: Final = 13
+    IS_LENT: Final = 14
 
 
 class T:

@@ -30,6 +30,7 @@ from shoal.shm.layout import (
     RECALL,
     REPLY,
     REQUEST,
+    RETURN,
     SPAN_MASK,
     SPAN_SHIFT,
     WORD,
@@ -154,6 +155,10 @@ class Port:
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
         self._awaited = AwaitedSegments(self._segments)
+        # Blocks of answered requests that the batcher goes on reading: by number, until its RETURN; and those that a
+        # dead batcher had.
+        self._lent: dict[int, int] = {}
+        self._lent_before: list[int] = []
         self._traced: dict[int, TracedTimes] = {}  # number of a traced request → what `trace` returned
         #: Called in the middle of `poll` with the segments of a worker that lacks memory, and whether the worker gets
         #: none elsewhere: the client is to copy and release held replies that lie there.
@@ -381,6 +386,12 @@ class Port:
         A cancelled request is open, too; it is not cancelled again, and its final reply still comes. The first HOLD is
         marked: if two batchers die in a row, the third may read all this twice.
         """
+        # A worker may still read a lent block for the dead batcher: the successor, which knows what workers have, says
+        # when none does.
+        self._lent_before += self._lent.values()
+        self._lent.clear()
+        if self._lent_before:
+            self._writer.push(records.return_record(0))
         self._unheld.clear()  # a successor counts nothing as held but what it is told of here
         held = [(*each, False) for each in self._held.items()] + [(*each, True) for each in self._parts.elements()]
         for index, (number, ref, is_part) in enumerate(held):
@@ -423,7 +434,7 @@ class Port:
         replies = []
         opened, free = self._open, self.slab.free
         for record in self._awaited.readable(self._reader.drain()) if self.asks_for_segments else self._reader.drain():
-            kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, _, _ = record
+            kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, is_lent, _ = record
             if kind != REPLY:
                 self._receive_other(record)
                 continue
@@ -435,7 +446,9 @@ class Port:
                     self._traced.pop(number, None)
                 if self._shares is not None:
                     self._uncount(self._shares, asked)
-                if not free(asked[_ASKED_BLOCK]):
+                if is_lent:
+                    self._lent[number] = asked[_ASKED_BLOCK]
+                elif not free(asked[_ASKED_BLOCK]):
                     self.spent.append(asked[_ASKED_BLOCK])
             view = self._segments.get(ref >> OWNER_SHIFT)
             block = view.open(ref) if view is not None else None
@@ -467,7 +480,7 @@ class Port:
         return replies
 
     def _receive_other(self, record: Record) -> None:
-        """Handle a CHILD_TRACE, EXECUTION or RECALL. Raises LayoutError for any other record."""
+        """Handle a CHILD_TRACE, EXECUTION, RECALL or RETURN. Raises LayoutError for any other record."""
         if record[0] == CHILD_TRACE:
             if (traced := self._traced.get(record[T.NUMBER])) is not None:
                 traced.children.append(record[T.KEY : T.IS_CALL + 1])
@@ -476,8 +489,18 @@ class Port:
                 traced.execution = record[E.INSTANCE : E.END]
         elif record[0] == RECALL:
             self.on_recall(frozenset(record[C.OWNERS :]) - {0}, bool(record[C.IS_URGENT]))
+        elif record[0] == RETURN:
+            self._take_back(record[P.NUMBER])
         else:
             raise LayoutError(f"the batcher sent a record of kind {record[0]}")
+
+    def _take_back(self, number: int) -> None:
+        """Free a block that the batcher has read to the end; with 0, all that a dead batcher had."""
+        if number:
+            returned = [ref] if (ref := self._lent.pop(number, 0)) else []
+        else:
+            returned, self._lent_before = self._lent_before, []
+        self.spent += [ref for ref in returned if not self.slab.free(ref)]
 
     def lies_in(self, number: int, part: int, segments: Container[int]) -> bool:
         """Whether a reply that is held, or one of its pieces, lies in one of these segments."""

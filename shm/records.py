@@ -21,9 +21,11 @@ from shoal.shm.layout import (
     REPLY,
     RESCHEDULE,
     RESPONSE,
+    RETURN,
     SEQUENCE_END,
     TRACE,
     WANT,
+    P,
     Q,
     R,
     Record,
@@ -82,6 +84,16 @@ def traced_reply_record(
 ) -> Record:
     """REPLY, the final one, with the times QUEUE_START_NS to COMPUTE_END_NS."""
     return (REPLY, number, status, block, header, 0, 0, *times, 0, num_pieces)
+
+
+def lent_reply_record(reply: Record) -> Record:
+    """A final REPLY whose request's block the batcher goes on reading."""
+    return (*reply, *(0,) * (P.IS_LENT - len(reply)), 1)
+
+
+def return_record(number: int) -> Record:
+    """RETURN of the block of a request; 0: of all that were lent to a dead batcher."""
+    return (RETURN, number)
 
 
 def refusal_record(number: int, status: int, reason: int, detail: int = 0, times: tuple[int, ...] = ()) -> Record:

@@ -253,6 +253,11 @@ class SlabView:
         self._generations = _generations(mapping)
         self._num_units = len(self._generations)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the slab in bytes."""
+        return self._num_units * UNIT
+
     def open(self, ref: int) -> memoryview | None:
         """The block's memory (bytes), read-only, clamped to the slab's end; None if the reference is stale or of
         another slab. The block stays its owner's."""

@@ -12,7 +12,7 @@ class FinishedRequest(NamedTuple):
     (shoal/reasons.py), or `reason` is 0 and `sentence` is the worker's."""
 
     model_id: int
-    asker: str  # "front end", "client" on this machine, "model" that calls another, or "ensemble", for a step
+    asker: str  # "front end", "client" on this machine, "model" that calls another, or "ensemble", for a step, "shadow"
     id: str  # the client's
     trace_id: str  # of the client's trace, 32 hexadecimal digits; empty if it is not known
     rows: int

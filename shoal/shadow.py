@@ -77,7 +77,7 @@ def rule_of(model: str, parameters: Mapping[str, str]) -> ShadowRule | None:
     if primary is None and shadow is None:
         if {"shadow_share", "shadow_compare"} & parameters.keys():
             raise InvalidArgumentError(
-                f"model '{model}' has parameters of a shadow, but lacks 'shadow_of' and 'shadow_version', its two versions"
+                f"model '{model}' has parameters of a shadow, but lacks 'shadow_of' and 'shadow_version'"
             )
         return None
     for name, text in (("shadow_of", primary), ("shadow_version", shadow)):

@@ -76,7 +76,8 @@ def _with_rule(before: OutputTolerance, rule: str, text: str) -> OutputTolerance
         raise _wrong(text) from None
     if kind not in ("atol", "rtol", "cosine") or not 0 <= number <= most or number == float("inf"):
         raise _wrong(text)
-    return before._replace(**{kind: number})
+    values = {"atol": before.atol, "rtol": before.rtol, "cosine": before.cosine} | {kind: number}
+    return before._replace(atol=values["atol"], rtol=values["rtol"], cosine=values["cosine"])
 
 
 def _wrong(text: str) -> InvalidArgumentError:

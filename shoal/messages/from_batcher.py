@@ -55,6 +55,16 @@ class ModelExplained(Message):
     explanation: dict[str, Any]
 
 
+class RequestsMirrored(Message):
+    """What has become of mirrored requests of a pair of versions since the last such message: the number that was
+    `mirrored`, and the numbers that were dropped by reason (batcher/mirror.py)."""
+
+    model: str
+    primary: int
+    shadow: int
+    counts: dict[str, int]
+
+
 class FinishedRequestsListed(Message):
     """Of the models that ListFinishedRequests has named: the slowest requests, the slowest first; the failed ones, the
     last first; and how many have failed beside these. Each request is a FinishedRequest (shoal/finished_request.py)."""

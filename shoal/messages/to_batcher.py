@@ -225,5 +225,18 @@ class RecordingChanged(Message):
     rules: Sequence[Any]  # of RecordRule (shoal/recording_settings.py)
 
 
+class ComparisonRingMade(Message):
+    """The batcher's ring to the comparator, before the rules."""
+
+    segment: Fd  # written by the batcher
+    comparators: Fd  # written by the comparator; to read
+
+
+class ShadowsChanged(Message):
+    """The pairs of versions whose requests are mirrored from now on."""
+
+    rules: Sequence[Any]  # of ShadowRule (shoal/shadow.py)
+
+
 #: Messages to a batcher that stands by.
 TO_STANDBY = Kinds(BatcherActivated)

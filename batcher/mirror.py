@@ -1,0 +1,446 @@
+"""Mirroring: answered requests of a version are executed by its shadow, too, and both answers go to the comparator.
+
+A front end's request that was answered is chosen as its reply is sent: the reply says that the request's block is
+lent, and the front end frees it once RETURN has come. The request waits, with a hold on the block of its answer, until
+shadow_queue.py lets it run; then it is a request of the batcher to itself, in the queue of the shadow's scheduler. When
+it has ended, both answers and the inputs are copied into the ring to the comparator, behind the replies of that step,
+and all blocks are given back. No client waits for any of this: what fails, finds no room or takes too long is dropped
+and counted. Lives in the batcher.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from shoal.batcher import statistics
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.entries import NO_REFUSAL, Answer, EntryPacker, Noted, words_of
+from shoal.batcher.holders import Holders
+from shoal.batcher.mirror_client import MirrorClient
+from shoal.batcher.open_requests import OpenRequests
+from shoal.batcher.peers import ClientPeer, OpenRequest, RunningBatch, ScheduledModel, WorkerPeer
+from shoal.batcher.recording import batch_words
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.shadow_queue import PATIENCE_NS, Load, ShadowQueue
+from shoal.errors import ShoalError, UnavailableError
+from shoal.messages.from_batcher import RequestsMirrored
+from shoal.reasons import Reason
+from shoal.recorder import entry
+from shoal.recorder.entry import Outcome
+from shoal.request import ON_GPU, split_header, unpack_lent_layout, unpack_targets
+from shoal.shadow import Pair, ShadowRule
+from shoal.shm import records
+from shoal.shm.byte_ring import ByteRingWriter
+from shoal.shm.layout import MIRROR_OWNER, NUMBER_BITS, B, P, ref_owner, unpack_span
+from shoal.shm.ring import Record
+
+#: Bytes of all inputs and answers that the mirror keeps at once, shared by the pairs equally (ours: an eighth of a
+#: front end's slab as it is by default); and the part of any front end's slab that is lent at most.
+MAX_NBYTES, CLIENT_PARTS = 8 << 20, 8
+#: Bytes that one step copies, beyond which the rest waits for the next step (ours: 0.1 ms).
+STEP_NBYTES = 512 << 10
+_NUMBER_MASK = (1 << NUMBER_BITS) - 1
+#: A number of a successor's first mirrored request is greater than all that the dead batcher gave, as long as that gave
+#: less than one in so many ns: 2^10.
+_TICK_BITS = 10
+#: Refusals of the batcher that say nothing about the shadow's answers.
+_REFUSALS = frozenset(
+    {
+        Reason.QUEUE_FULL, Reason.STOPPING, Reason.NOT_READY, Reason.CANCELLED, Reason.TIMED_OUT, Reason.MODEL_FAILED,
+        Reason.TAKEN_OVER, Reason.TOO_LATE, Reason.NOT_STARTED, Reason.POISON,
+    }
+)  # fmt: skip
+
+
+class Drop(str, Enum):
+    """Why a chosen request was not compared; the label of a metric."""
+
+    BUSY = "busy"  # no instance was idle soon enough
+    FULL = "full"  # too many, or too large ones, waited
+    UNAVAILABLE = "unavailable"  # the shadow version is not served, or its queue refused the request
+    MEMORY = "memory"  # the worker that has answered needed its memory, or an input or output is on a GPU
+    GONE = "gone"  # the client or the worker that has answered is gone
+    COMPARATOR = "comparator"  # the comparator was behind
+
+
+class _Mirrored:
+    """A mirrored request: whose block and answer it keeps, and what the comparator is told of the first execution."""
+
+    __slots__ = (
+        "answer", "block", "client", "given_ns", "header", "is_executed", "key", "number", "pair", "queued", "reply",
+        "shadow", "span", "words",
+    )  # fmt: skip
+
+    def __init__(
+        self, pair: "_PairMirror", key: int, request: OpenRequest, answer: int, span: int, words: tuple[int, ...]
+    ) -> None:
+        client, _, number, block, header, _, _, queued = request
+        self.pair = pair
+        self.key = key
+        self.client: ClientPeer | None = client  # None: it has died
+        self.number = number
+        self.block = block
+        self.header = header
+        self.queued = queued
+        self.words = words
+        # Changed by the mirror: the block of the first answer, 0 once that was given back; the shadow whose scheduler
+        # got the request, and when, 0 before; whether an instance is known to have it; and the reply.
+        self.answer = answer
+        self.span = span
+        self.shadow: ScheduledModel | None = None
+        self.given_ns = 0
+        self.is_executed = False
+        self.reply: Record = ()
+
+
+class _PairMirror:
+    """The mirroring of one pair of versions; a model's `mirror`."""
+
+    __slots__ = ("_mirror", "descriptions", "pair", "primary", "queue", "rule")
+
+    def __init__(self, mirror: "Mirror", rule: ShadowRule, max_nbytes: int) -> None:
+        self._mirror = mirror
+        self.rule = rule
+        self.pair = rule.pair
+        self.queue = ShadowQueue(rule.share, max_nbytes)
+        #: The model whose requests are chosen: the newest with the version's number.
+        self.primary: ScheduledModel | None = None
+        self.descriptions = tuple([entry.describe_model(rule.model, each, ()) for each in (rule.primary, rule.shadow)])
+
+    def note(
+        self, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
+        running: RunningBatch | None,
+    ) -> bool:  # fmt: skip
+        """Choose an answered request, or not, before its reply is sent. Whether its block is lent from now on."""
+        status, ref, _, num_pieces = answer
+        client, queued = request[0], request[7]
+        if status or not ref or num_pieces or not client.is_front_end or not self.queue.chooses(queued.key):
+            return False
+        return self._mirror.choose(self, request, answer, compute, now_ns, running)
+
+
+class Mirror:
+    """All mirrored requests. Clients that are sent RETURN are added to `written`."""
+
+    def __init__(
+        self, clients: Mapping[int, ClientPeer], models: Mapping[int, ScheduledModel],
+        workers: Mapping[int, WorkerPeer], requests: OpenRequests, holders: Holders, blocks: Blocks,
+        written: set[ClientPeer], wall_offset_ns: int,
+    ) -> None:  # fmt: skip
+        self._clients = clients
+        self._models = models
+        self._workers = workers
+        self._requests = requests
+        self._holders = holders
+        self._blocks = blocks
+        self._written = written
+        self._packer = EntryPacker(blocks, wall_offset_ns)
+        self._client = MirrorClient()
+        # Changed by bind and connect: pairs by their versions, their shadows if these are served, and the ring to the
+        # comparator.
+        self._pairs: dict[Pair, _PairMirror] = {}
+        self._shadows: dict[Pair, ScheduledModel] = {}
+        self._ring: ByteRingWriter | None = None
+        # Changed by the exchange's step, and by deaths.
+        self._number = 0
+        self._open: dict[int, _Mirrored] = {}
+        self._ended: list[_Mirrored] = []
+        self._lent: Counter[int] = Counter()  # bytes by client
+        self._counts: dict[Pair, Counter[str]] = {}
+        #: Keys of requests that workers execute for a dead batcher, and clients that have blocks lent to it.
+        self._adopted: set[int] = set()
+        self._owed: set[int] = set()
+
+    # --- what is mirrored ---
+
+    def connect(self, ring: ByteRingWriter) -> None:
+        """Write pairs of answers into this ring from now on."""
+        self._ring = ring
+
+    def bind(self, rules: Iterable[ShadowRule], names: Mapping[int, str]) -> None:
+        """Mirror as these rules say from now on; `names` are the models' by id. To be called again whenever a model was
+        added or removed."""
+        rules = tuple(rules)
+        share_nbytes = MAX_NBYTES // max(1, len(rules))
+        before, self._pairs = self._pairs, {}
+        for rule in rules:
+            known = before.pop(rule.pair, None)
+            if known is not None and known.rule != rule:
+                before[rule.pair] = known
+                known = None
+            self._pairs[rule.pair] = known or _PairMirror(self, rule, share_nbytes)
+        by_version = {(name, self._models[each].version): self._models[each] for each, name in sorted(names.items())}
+        by_primary = {(each.rule.model, each.rule.primary): each for each in self._pairs.values()}
+        for pair in self._pairs.values():
+            pair.primary = by_version.get((pair.rule.model, pair.rule.primary))
+        shadows = {pair: by_version.get((pair.model, pair.shadow)) for pair in self._pairs}
+        self._shadows = {pair: each for pair, each in shadows.items() if each is not None}
+        for model_id, name in names.items():
+            model = self._models[model_id]
+            model.mirror = by_primary.get((name, model.version)) if self._ring is not None else None
+            model.finished.note_all(is_on=model.recording is not None or model.mirror is not None)
+        for each in tuple(self._open.values()):
+            if not each.given_ns and self._pairs.get(each.pair.pair) is not each.pair:
+                self._drop(each, Drop.UNAVAILABLE)
+
+    def counts(self) -> list[RequestsMirrored]:
+        """What has been mirrored and dropped since the last call, for the supervisor."""
+        counts, self._counts = self._counts, {}
+        return [RequestsMirrored(*pair, dict(each)) for pair, each in counts.items()]
+
+    def _count(self, pair: Pair, what: str) -> None:
+        self._counts.setdefault(pair, Counter())[what] += 1
+
+    # --- one request ---
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any mirrored request waits or runs; otherwise no method need be called."""
+        return bool(self._open or self._adopted)
+
+    def choose(
+        self, pair: _PairMirror, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
+        running: RunningBatch | None,
+    ) -> bool:  # fmt: skip
+        """Have an answered request wait for the shadow. False, and counted, if there is no room."""
+        client, _, _, _, header, _, _, _ = request
+        _, ref, span, _ = answer
+        num_input = sum(unpack_span(header))
+        nbytes = num_input + sum(unpack_span(span))
+        shadow = self._shadows.get(pair.pair)
+        if shadow is None or shadow.is_failed or self._pairs.get(pair.pair) is not pair:
+            self._count(pair.pair, Drop.UNAVAILABLE.value)
+            return False
+        self._number = number = max(self._number + 1, now_ns >> _TICK_BITS)
+        key = MIRROR_OWNER << NUMBER_BITS | number & _NUMBER_MASK
+        if CLIENT_PARTS * (self._lent[client.owner] + num_input) > client.slab.nbytes or not pair.queue.add(
+            key, nbytes, now_ns
+        ):
+            self._count(pair.pair, Drop.FULL.value)
+            return False
+        batch = () if running is None or running.worker is None else (batch_words(running.worker, running, 0),)
+        words = words_of(Outcome.OK, request, 0, compute, NO_REFUSAL, now_ns, *batch)
+        self._open[key] = _Mirrored(pair, key, request, ref, span, words)
+        self._holders.hold_part(ref, key)
+        self._lent[client.owner] += num_input
+        return True
+
+    def step(self, now_ns: int) -> bool:
+        """Take replies, drop what has waited for too long, and give the next request of each pair to the shadow's
+        scheduler if it may run now. Whether any was given: then batches are to be formed, and this is to be called
+        again."""
+        if self._client.replies:
+            self._take_replies()
+        was_given = False
+        for pair in self._pairs.values():
+            if not len(pair.queue):
+                continue
+            for key in pair.queue.expire(now_ns):
+                self._drop(self._open[key], Drop.BUSY)
+            shadow = self._shadows.get(pair.pair)
+            if pair.primary is None or shadow is None or not pair.queue.num_waiting:
+                continue
+            key_ = pair.queue.take(self._load(pair.primary), self._load(shadow))
+            if key_ is not None and self._give(self._open[key_], shadow, now_ns):
+                was_given = True
+        for each in [each for each in self._open.values() if 0 < each.given_ns <= now_ns - PATIENCE_NS]:
+            if not (each.is_executed or each.reply):
+                each.is_executed = any(each.key in worker.missing for worker in self._workers.values())
+                if not each.is_executed:
+                    self._requests.cancel(each.key, now_ns)
+        if self._client.replies:
+            self._take_replies()
+        return was_given
+
+    def _load(self, model: ScheduledModel) -> Load:
+        num_idle = sum([worker.model is model and not worker.missing for worker in self._workers.values()])
+        return Load(model.scheduler.pending, num_idle)
+
+    def _give(self, each: _Mirrored, shadow: ScheduledModel, now_ns: int) -> bool:
+        if (why := self._hindrance(each)) is not None:
+            self._drop(each, why)
+            return False
+        before = each.queued
+        queued = QueuedRequest(each.key, before.rows, before.shape_key, now_ns)
+        number = each.key & _NUMBER_MASK
+        self._requests[each.key] = self._client, shadow, number, each.block, each.header, now_ns, now_ns, queued
+        self._requests.last_chances[each.key] = None  # it is not executed again if an instance dies
+        each.shadow, each.given_ns = shadow, now_ns
+        try:
+            shadow.scheduler.add(queued, now_ns)
+        except UnavailableError as error:
+            self._requests.refuse(each.key, error, now_ns)
+            return False
+        self._count(each.pair.pair, "mirrored")
+        self._requests.awake[shadow.id] = shadow
+        return True
+
+    def _hindrance(self, each: _Mirrored) -> Drop | None:
+        """Why a request cannot be executed a second time: its memory, or that of its answer, is gone, or a part of it
+        is a client's memory on a GPU, which is the client's again."""
+        client = each.client
+        if client is None or not each.answer or self._blocks.open(each.answer) is None:
+            return Drop.GONE
+        block = client.block(each.block)
+        if block is None:
+            return Drop.GONE
+        offset, nbytes = unpack_span(each.header)
+        try:
+            layout, _ = split_header(bytes(block[offset : offset + nbytes]))
+            inputs, _ = unpack_lent_layout(layout, lambda _ref: len(block))
+            is_on_gpu = any(tensor.ref == ON_GPU for tensor in inputs) or bool(unpack_targets(layout))
+        except ShoalError:
+            return Drop.GONE
+        return Drop.MEMORY if is_on_gpu else None
+
+    def _take_replies(self) -> None:
+        replies, self._client.replies = self._client.replies, []
+        for reply in replies:
+            number = reply[P.NUMBER]
+            key = MIRROR_OWNER << NUMBER_BITS | number
+            each = self._open.get(key)
+            if each is None:
+                self._adopted.discard(key)
+                if ref := self._holders.release(key):
+                    self._blocks.free(ref)
+                self.return_all()
+            elif reply[P.MORE]:
+                if ref := self._holders.release(
+                    key, reply[P.BLOCK]
+                ):  # it cannot have several: `unsuitable` saw to that
+                    self._blocks.free(ref)
+            else:
+                each.reply = reply
+                each.pair.queue.end(key)
+                if reply[P.REASON] in _REFUSALS:
+                    self._drop(each, Drop.BUSY if reply[P.REASON] == Reason.CANCELLED else Drop.UNAVAILABLE)
+                else:
+                    self._ended.append(each)
+
+    # --- the comparator ---
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there are pairs of answers to be copied."""
+        return bool(self._ended)
+
+    def compare(self) -> None:
+        """Copy pairs of answers into the ring, at most about STEP_NBYTES bytes, and give all their blocks back."""
+        num_copied = 0
+        while self._ended and num_copied < STEP_NBYTES:
+            each = self._ended.pop(0)
+            if not each.answer:
+                self._drop(each, Drop.MEMORY)
+            elif each.client is None or self._blocks.open(each.answer) is None:
+                self._drop(each, Drop.GONE)
+            else:
+                nbytes = self._copy(each)
+                num_copied += nbytes
+                self._drop(each, None if nbytes else Drop.COMPARATOR)
+
+    def _copy(self, each: _Mirrored) -> int:
+        """Copy one pair; returns the bytes, 0 if the ring has no room."""
+        before, after = each.pair.descriptions
+        first = Noted(each.client, each.block, each.header, each.answer, each.span, 0, each.words)
+        parts, nbytes, num = self._packer.pack(before, [first], is_sampled=True)
+        reply, model = each.reply, each.shadow
+        if not num or self._ring is None or model is None:
+            return 0
+        queue_ns, *computed = reply[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1]
+        start, input_ns, infer_ns, output_ns = computed
+        status, reason = reply[P.STATUS], reply[P.REASON]
+        outcome = Outcome.REFUSED if reason else Outcome.FAILED if status else Outcome.OK
+        request = self._client, model, 0, each.block, each.header, each.given_ns, queue_ns, each.queued
+        compute = (start, input_ns, infer_ns, output_ns)
+        end_ns = start + input_ns + infer_ns + output_ns or each.given_ns
+        words = words_of(outcome, request, status, compute, (reason, reply[P.DETAIL]), end_ns)
+        second = Noted(None, 0, 0, reply[P.BLOCK], reply[P.HEADER], 0, words)
+        more, num_more, _ = self._packer.pack(after, [second], is_sampled=True)
+        head = entry.PAIR_HEAD.pack(nbytes)
+        total = len(head) + nbytes + num_more
+        return total if self._ring.push([head, *parts, *more], total) else 0
+
+    # --- ends ---
+
+    def _drop(self, each: _Mirrored, why: Drop | None) -> None:
+        """Give back what a mirrored request keeps; `why` it was not compared, None if it was."""
+        del self._open[each.key]
+        each.pair.queue.remove(each.key)
+        each.pair.queue.end(each.key)
+        if why is not None:
+            self._count(each.pair.pair, why.value)
+        self._let_go(each)
+        if ref := self._holders.release(each.key):
+            self._blocks.free(ref)
+        client = each.client
+        if client is not None:
+            self._lent[client.owner] -= sum(unpack_span(each.header))
+            client.send(records.return_record(each.number))
+            self._written.add(client)
+
+    def _let_go(self, each: _Mirrored) -> None:
+        """Give the block of the first answer back."""
+        ref, each.answer = each.answer, 0
+        if ref and (unheld := self._holders.release(each.key, ref)):
+            self._blocks.free(unheld)
+
+    def give_back(self, worker: WorkerPeer) -> None:
+        """Give back what lies in the memory of a worker that lacks some: these requests are not compared."""
+        owners = {worker.owner} | {owner for owner, writer in self._blocks.results.items() if writer is worker}
+        for each in tuple(self._open.values()):
+            if each.answer and ref_owner(each.answer) in owners and not each.reply:
+                if each.given_ns:
+                    self._let_go(each)
+                else:
+                    self._drop(each, Drop.MEMORY)
+
+    def forget_client(self, owner: int) -> None:
+        """Forget a dead client's requests; its memory is not read any more."""
+        self._lent.pop(owner, None)
+        self._owed.discard(owner)
+        for each in tuple(self._open.values()):
+            if each.client is not None and each.client.owner == owner:
+                each.client = None
+                if not each.given_ns:
+                    self._drop(each, Drop.GONE)
+
+    def next_deadline_ns(self) -> int | None:
+        """When `step` must run again though no bell rings, in monotonic ns; None: never."""
+        if self._ended:
+            return 0
+        due_ns = [each for pair in self._pairs.values() if (each := pair.queue.next_deadline_ns()) is not None]
+        due_ns += [
+            each.given_ns + PATIENCE_NS
+            for each in self._open.values()
+            if each.given_ns and not (each.is_executed or each.reply)
+        ]
+        return min(due_ns, default=None)
+
+    # --- a take-over from a dead batcher ---
+
+    def adopt(self, now_ns: int) -> None:
+        """Note the requests that workers execute for a dead batcher; front ends keep their blocks until all have
+        ended."""
+        for worker in self._workers.values():
+            for item in worker.given():
+                key = item[B.KEY]
+                if key >> NUMBER_BITS != MIRROR_OWNER:
+                    continue
+                queued = QueuedRequest(key, item[B.ROWS], 0, now_ns)
+                number, block, header = key & _NUMBER_MASK, item[B.BLOCK], item[B.HEADER]
+                self._requests[key] = self._client, worker.model, number, block, header, now_ns, now_ns, queued
+                self._requests.last_chances[key] = None
+                self._adopted.add(key)
+
+    def return_all(self, client: ClientPeer | None = None) -> None:
+        """Return the blocks that clients have lent to a dead batcher, once no worker reads any for it; `client` is one
+        more that has such blocks."""
+        if client is not None:
+            self._owed.add(client.owner)
+        if self._adopted:
+            return
+        for owner in self._owed:
+            if (lender := self._clients.get(owner)) is not None:
+                lender.send(records.return_record(0))
+                self._written.add(lender)
+        self._owed.clear()
