@@ -20,6 +20,7 @@ from shoal.frontend.v2.metadata import model_config, model_metadata, server_meta
 from shoal.frontend.v2.model_instances import batches, instances, scale
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
 from shoal.frontend.v2.recording import record, recording
+from shoal.frontend.v2.shadow import shadow, shadows
 from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
 from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settings
@@ -45,6 +46,10 @@ _INSTANCES = {
 _BATCHES = {"GET": blocking(lambda call: batches(call.ask, call.name, call.version))}
 _FINISHED = {"GET": blocking(lambda call: finished_requests(call.state, call.ask, call.query))}
 _LOG = {"GET": blocking(lambda call: log_lines(call.state, call.query))}
+_SHADOW = {
+    "GET": blocking(lambda call: shadows(call.ask, call.query)),
+    "POST": blocking(lambda call: shadow(call.state, call.ask, call.body)),
+}
 _RECORDING = {
     "GET": blocking(lambda call: recording(call.ask)),
     "POST": blocking(lambda call: record(call.state, call.ask, call.body)),
@@ -113,6 +118,7 @@ ROUTES = (
     Route("/v2/debug/requests", _FINISHED, "statistics"),  # ours
     Route("/v2/debug/log", _LOG, "logging"),  # ours
     Route("/v2/recording", _RECORDING, "trace"),  # ours
+    Route("/v2/shadow", _SHADOW, "trace"),  # ours
     # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
     Route("/", _PAGE, PAGE),
     Route("/ui", _PAGE, PAGE),

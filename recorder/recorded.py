@@ -137,6 +137,23 @@ class Recording:
                     self.damage[path] = reader.damage
 
 
+def request_of(entry: Entry) -> RecordedRequest:
+    """The only request of an entry, with its answer. Raises ValueError or InternalError for an entry that is damaged,
+    or has several."""
+    (request,) = _requests(entry, {})
+    return request
+
+
+def answer_of(entry: Entry) -> tuple[RecordedResponse | None, ShoalError | None, int]:
+    """The answer to the only request of an entry without inputs, or its error, and the time of its computation in ns.
+    Raises ValueError or InternalError for an entry that is damaged, or has several."""
+    (words,) = entry.requests
+    response, error = _answer(entry, words)
+    if words.reason:
+        error = _refusal(entry, words, "")
+    return response, error, max(0, words.compute_end_ns - words.compute_start_ns)
+
+
 def _requests(entry: Entry, parts: dict[int, list[RecordedResponse]]) -> Iterator[RecordedRequest]:
     """The requests of an entry; responses before a request's last wait in `parts`, by its key."""
     for words, data in zip(entry.requests, entry.inputs, strict=True):
@@ -155,10 +172,7 @@ def _request(
     offset, nbytes = unpack_span(words.input_header)
     request = unpack_request(data[offset : offset + nbytes], len(data))
     if words.reason:
-        error = error_for(
-            words.reason, words.detail, model=entry.model, version=entry.version, request_id=request.id,
-            groups=entry.groups,
-        )  # fmt: skip
+        error = _refusal(entry, words, request.id)
     company = None
     if words.instance:
         detail = DeathDetail.unpack(words.instance)
@@ -178,6 +192,13 @@ def _request(
             words.compute_end_ns, words.end_ns,
         ),
         (*before, *([response] if response is not None else [])), error, company,
+    )  # fmt: skip
+
+
+def _refusal(entry: Entry, words: RequestWords, request_id: str) -> ShoalError:
+    return error_for(
+        words.reason, words.detail, model=entry.model, version=entry.version, request_id=request_id,
+        groups=entry.groups,
     )  # fmt: skip
 
 

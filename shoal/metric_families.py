@@ -221,6 +221,17 @@ RECORDING = _cells(
     ("shoal_recorded_requests_total", "recorded", "Requests that were given to the recorder, to be written", 1),
     ("shoal_record_dropped_total", "record_dropped", "Requests that were not recorded, for want of room", 1),
 )
+#: Figures of each pair of versions that is or was mirrored, from the supervisor.
+SHADOW_FAMILIES = _figures(
+    ("model", "version", "shadow_version"),
+    ("shoal_shadow_mirrored_total", "mirrored", "Requests that a version's shadow was given", 1),
+    ("shoal_shadow_dropped_total", "dropped", "Requests that were chosen for a shadow and not compared", 1),
+    ("shoal_shadow_agreed_total", "agreed", "Requests whose answers agreed", 1),
+    ("shoal_shadow_disagreed_total", "disagreed", "Requests whose answers disagreed, or whose shadow failed", 1),
+    ("shoal_shadow_failed_total", "failed", "Requests whose shadow failed", 1),
+    ("shoal_shadow_primary_compute_seconds_total", "primary_ns", "Time of computing the answers compared", _S),
+    ("shoal_shadow_compute_seconds_total", "shadow_ns", "Time of computing the shadow's answers to the same", _S),
+)
 INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that batches may go to")
 INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that there should be")
 #: Figures of each instance, from the supervisor; an instance that is not up lacks some.
@@ -287,7 +298,8 @@ SERVER_FAMILIES = _figures(
 _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
-    *POISON, *RECORDING, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES,
-    FRONT_END_RINGS, *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, HANDSHAKES_FAILED, *SERVER_FAMILIES,
+    *POISON, *RECORDING, *SHADOW_FAMILIES, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS,
+    *FRONT_END_FAMILIES, FRONT_END_RINGS, *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, HANDSHAKES_FAILED,
+    *SERVER_FAMILIES,
 )  # fmt: skip
 ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])

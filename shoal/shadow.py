@@ -6,8 +6,8 @@ parameters { key: "shadow_share" value { string_value: "0.1" } }     of its requ
 parameters { key: "shadow_compare" value { string_value: "top1" } }  shoal/tolerance.py; exact without it
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
 from shoal.recording_settings import share
@@ -61,6 +61,11 @@ class ShadowFigure(NamedTuple):
     def plus(self, other: "ShadowFigure") -> "ShadowFigure":
         """The sums of two figures."""
         return ShadowFigure(*[sum(both) for both in zip(self, other, strict=True)])
+
+
+def worst(examples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The worst of these examples of disagreements, the worst first: failures, then by the largest distance."""
+    return sorted(examples, key=lambda each: (not each["failed"], -each["max_abs"]))[:MAX_EXAMPLES]
 
 
 def checked_rule(rule: ShadowRule) -> ShadowRule:

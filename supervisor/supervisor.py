@@ -23,7 +23,17 @@ from shoal.api_keys import ApiKey
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
-from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_recorder, to_tracer, upgrade
+from shoal.messages import (
+    from_batcher,
+    from_client,
+    from_worker,
+    to_client,
+    to_comparator,
+    to_poller,
+    to_recorder,
+    to_tracer,
+    upgrade,
+)
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
@@ -76,6 +86,7 @@ from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.questions.recording import RecordingControl
+from shoal.supervisor.questions.shadow import ShadowControl
 from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
@@ -156,9 +167,11 @@ class Supervisor:
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
         self._recording = RecordingControl(self._loop, self._control.address, log_settings, options, self._star)
+        self._shadows = ShadowControl(self._loop, self._control.address, log_settings, self._star, self._models)
         log_control = LogControl(
-            log_settings, self._star, self._repository, self._tracing.tracer, self._recording.recorder
-        )
+            log_settings, self._star, self._repository, self._tracing.tracer, self._recording.recorder,
+            self._shadows.comparator,
+        )  # fmt: skip
         self._regions = ClientRegions(self._star, [gpu.id for gpu in machine.gpus])
         self._workflows = Workflows(self._repository, self._registrations)
         self._carried = CarriedState(
@@ -167,7 +180,8 @@ class Supervisor:
         )  # fmt: skip
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._registrations.verbs}
-        verbs |= self._finished_requests.verbs | self._workflows.verbs | {"record": self._recording.record}
+        verbs |= self._finished_requests.verbs | self._workflows.verbs
+        verbs |= {"record": self._recording.record, "shadow": self._shadows.shadow}
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         verbs = guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs | self._explanations.verbs
         questions = Questions(self._loop, verbs)
@@ -197,6 +211,7 @@ class Supervisor:
             on(from_batcher.ModelExplained, self._explanations.receive),
             on(from_batcher.PoisonFound, self._models.all_versions.on_poison),
             on(from_batcher.FinishedRequestsListed, self._finished_requests.receive),
+            on(from_batcher.RequestsMirrored, self._shadows.on_mirrored),
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage
@@ -377,6 +392,7 @@ class Supervisor:
         self._zygotes.stop()
         self._repository.stop()
         await self._batchers.stop()  # behind workers, whose last answers they forward
+        await self._shadows.comparator.close()
         await self._recording.close()  # last: of what batchers left in its ring nothing is lost
         await shared(upgrade_ends)
         if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
@@ -410,6 +426,7 @@ class Supervisor:
             on(to_poller.PollerConnected, lambda _message: self._repository.join(member)),
             on(to_tracer.TracerConnected, lambda _message: self._tracing.tracer.join(member)),
             on(to_recorder.RecorderConnected, lambda _message: self._recording.recorder.join(member)),
+            on(to_comparator.ComparatorConnected, lambda _message: self._shadows.comparator.join(member)),
             on(upgrade.NewServerConnected, lambda message: self._upgrade.join(member, message)),
             on(upgrade.UpgradeWanted, lambda _message: self._upgrade.on_command(member)),
         )
@@ -421,6 +438,7 @@ class Supervisor:
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
             self._recording.recorder.join_batcher(member)
+            self._shadows.comparator.join_batcher(member)
             self._models.all_versions.introduce()
             serves = self._star.introduce()
             self._models.all_versions.introduce_retiring()
@@ -463,7 +481,8 @@ class Supervisor:
         num_takeovers = max(0, self._batchers.num_active - 1)
         figures = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
         certificates = dict(self._certificates.expiries)
-        return {**figures, "custom": self._metrics.values(), "certificates": certificates}
+        shadows = self._shadows.figures()
+        return {**figures, "custom": self._metrics.values(), "certificates": certificates, "shadows": shadows}
 
     def _send_settings(self, client: Participant) -> None:
         self._tracing.send_to(client)
@@ -478,6 +497,7 @@ class Supervisor:
 
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)
+        self._shadows.on_models_changed()
 
     # --- unexpected errors that belong to no smaller failure domain ---
 

@@ -55,6 +55,8 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "PUT /models/{name}": _ADMIN,
         "GET /v2/recording": _ADMIN,  # where the server's files are
         "POST /v2/recording": _ADMIN,
+        "GET /v2/shadow": _ADMIN,  # values of clients' tensors, in examples
+        "POST /v2/shadow": _ADMIN,
         "GET /v2/debug/requests": _ADMIN,  # ids that clients gave, and what models said of their errors
         "GET /v2/debug/log": _ADMIN,  # what the log says of clients, models and files
         # The page (frontend/page): its files tell of nothing; its figures do.

@@ -145,6 +145,12 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.INSTANCES_UP, ((each.labels, each.entry.num_instances_up) for each in versions))
     seen = gauges or {"instances": (), "front_ends": ()}
     instances = [(tuple((label, str(each[label])) for label in families.INSTANCE), each) for each in seen["instances"]]
+    pairs = [
+        (tuple([(label, str(each[label])) for label in ("model", "version", "shadow_version")]), each)
+        for each in seen.get("shadows", ())
+    ]
+    for figure in families.SHADOW_FAMILIES:
+        yield from _figures(figure, pairs)
     for figure in families.INSTANCE_FAMILIES:
         yield from _figures(figure, instances)
     yield from _front_ends(seen["front_ends"])

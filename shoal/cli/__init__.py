@@ -47,6 +47,7 @@ _VERBS = {
     "record": _Verb("record the requests to a model of a running server for a time", "shoal.cli.record:record"),
     "records": _Verb("list, show or export the requests of a recording", "shoal.cli.records:records"),
     "replay": _Verb("ask the requests of a recording again, and compare the answers", "shoal.cli.replay:replay"),
+    "shadow": _Verb("mirror requests of a version to another one, and compare the answers", "shoal.cli.shadow:shadow"),
     "logs": _Verb("print the last lines of a running server's log file, and those that come", "shoal.cli.logs:logs"),
     "key": _Verb("make an API key, and the entry for the file of --api-keys", "shoal.cli.key:key"),
     "doctor": _Verb("say what of this machine and installation a server would suffer from", "shoal.cli.doctor:doctor"),

@@ -96,6 +96,16 @@ class RemoteServer:
         found: Row = self._ask("GET" if asked is None else "POST", "/v2/recording", dict, asked)
         return found
 
+    def shadow(self, model: str, asked: Row) -> Row:
+        """The server's shadows, or those of one model, after it has done what is asked, if anything."""
+        query = f"?model={quote(model, safe='')}" if model else ""
+        found: Row = (
+            self._ask("POST", "/v2/shadow", dict, {"model": model, **asked})
+            if asked
+            else self._ask("GET", f"/v2/shadow{query}", dict)
+        )
+        return found
+
     def statistics(self) -> list[Row]:
         """The statistics of all models, as GET /v2/models/stats lists them under `model_stats`."""
         found: Row = self._ask("GET", "/v2/models/stats", dict)

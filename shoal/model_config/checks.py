@@ -17,6 +17,7 @@ from shoal.model_config import (
     recycling,
     scaling,
     sequences,
+    shadow,
     warmup,
 )
 from shoal.model_config.backends import disagreements
@@ -177,7 +178,7 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
 _UNFINISHED: tuple[Rule, ...] = (
     disagreements, ensemble.faults, file_names, warmup_files, delay_and_order, queue_policies, instance_groups,
     sequences.faults, sequence_delay, sequence_files, execution_timeout.faults, latency_target.faults, recycling.faults,
-    scaling.faults, model_metrics.faults, response_cache,
+    scaling.faults, model_metrics.faults, response_cache, shadow.faults,
 )  # fmt: skip
 _FINISHED: tuple[Rule, ...] = (
     *_UNFINISHED, batch_size, tensors, labels, preferred_sizes, latency_target.faults_when_finished,

@@ -1,0 +1,63 @@
+"""/v2/shadow: which versions are mirrored to which others, and what came of it. An extension that Triton does not have.
+
+Runs on the road.
+POST {"model": "digits", "version": 3, "of": 2, "share": 0.1, "compare": "top1"} begins, {"model": "digits", "of": 2,
+"stop": true} ends; GET tells, with ?model=digits of one model.
+"""
+
+from typing import Any
+from urllib.parse import parse_qs
+
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.read_json import read_json
+from shoal.frontend.response import Response, json_response
+from shoal.frontend.state import ServerState
+from shoal.recording_settings import share
+from shoal.tolerance import read_tolerance
+
+_MEMBERS = frozenset({"model", "version", "of", "share", "compare", "stop"})
+_SYNTAX = (
+    'a shadow is as {"model": "digits", "version": 3, "of": 2, "share": 0.1, "compare": "top1"}, and ends with '
+    '{"model": "digits", "of": 2, "stop": true}'
+)
+
+
+def shadows(ask: Ask, query: str) -> Response:
+    """All pairs of versions that are or were mirrored, or those of one model, with figures and the worst examples."""
+    asked = _asked(ask, primary=0)
+    if names := parse_qs(query).get("model"):
+        asked["shadows"] = [each for each in asked["shadows"] if each["model"] == names[-1]]
+    return json_response(200, asked)
+
+
+def shadow(state: ServerState, ask: Ask, body: memoryview) -> Response:
+    """Begin or end a shadow; the answer is that of `shadows`, of this model. Raises InvalidArgumentError."""
+    said = read_json(body, state.http_max_input_size)
+    if type(said) is not dict or not said.keys() <= _MEMBERS or type(said.get("model")) is not str:
+        raise InvalidArgumentError(_SYNTAX)
+    model, stop, compare = said["model"], said.get("stop", False), said.get("compare", "")
+    if type(stop) is not bool or type(compare) is not str or not model:
+        raise InvalidArgumentError(_SYNTAX)
+    if not state.models.ready_entries(model):
+        raise InvalidArgumentError(f"Request for unknown model : {model}")
+    read_tolerance(compare)
+    primary, version = _version(said, "of"), 0 if stop else _version(said, "version")
+    part = said.get("share", 1)
+    if isinstance(part, bool) or not isinstance(part, (str, int, float)):
+        raise InvalidArgumentError(_SYNTAX)
+    wanted = share(part if isinstance(part, str) else f"{part:f}")
+    told = _asked(ask, model=model, primary=primary, shadow=version, share=wanted, compare=compare, stop=stop)
+    return json_response(200, told)
+
+
+def _version(said: dict[str, Any], name: str) -> int:
+    number = said.get(name)
+    if type(number) is not int or not 0 < number < 1 << 31:
+        raise InvalidArgumentError(f"'{name}' must be the number of a version; {_SYNTAX}")
+    return number
+
+
+def _asked(ask: Ask, model: str = "", **more: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = ask("shadow", {"model": model, **more}, ANSWER_S)
+    return answer

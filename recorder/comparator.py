@@ -1,0 +1,88 @@
+"""The comparator: compares answers of versions with those of their shadows. `python -m shoal.recorder.comparator`.
+
+    batcher ── pairs of answers, in a ring ──► comparator ── figures and the worst examples ──► supervisor
+
+The process runs while requests are mirrored, apart from the recorder: a recording must not lose requests because
+answers are compared, and numpy is imported here alone. ring_loop.py has its loop.
+"""
+
+import faulthandler
+import logging
+import sys
+import time
+
+from shoal import control, log
+from shoal.control import GONE, Channel
+from shoal.errors import ShoalError
+from shoal.messages import to_comparator
+from shoal.messages.message import on, table
+from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.recorder.disagreements import Disagreements
+from shoal.recorder.entry import EntryError
+from shoal.recorder.ring_loop import RingLoop
+from shoal.shm.byte_ring import ByteRingReader
+
+# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+_log = logging.getLogger("shoal.recorder.comparator")
+
+#: Seconds between two lines about answers that cannot be read (ours).
+COMPLAINT_S = 10.0
+
+
+class Comparator:
+    """The comparator's work on one ring after the other."""
+
+    def __init__(self, supervisor: Channel, disagreements: Disagreements) -> None:
+        self._supervisor = supervisor
+        self._disagreements = disagreements
+        # Changed by step.
+        self._num_unreadable = 0
+        self._quiet_until_s = 0.0
+
+    def step(self, ring: ByteRingReader) -> int:
+        """Compare all pairs that are in the ring; returns their number."""
+        number = 0
+        for memory in ring.read():
+            number += 1
+            try:
+                self._disagreements.take(memory)
+            except (EntryError, ShoalError, ValueError) as error:
+                self._complain(error)
+            ring.acknowledge()
+        return number
+
+    def _complain(self, error: Exception) -> None:
+        self._num_unreadable += 1
+        if time.monotonic() >= self._quiet_until_s:
+            self._quiet_until_s = time.monotonic() + COMPLAINT_S
+            _log.error("two answers cannot be compared: %s; these are %d so far", error, self._num_unreadable)
+
+    def report(self) -> None:
+        """Send the supervisor what was found since the last call."""
+        for message in self._disagreements.reports():
+            self._supervisor.send(message)
+
+
+def main() -> int:
+    """Run the process; returns its exit status."""
+    die_with_parent()
+    faulthandler.enable()
+    set_title("comparator")
+    ignore_group_signals()
+    try:
+        supervisor = control.join(to_comparator.ComparatorConnected())
+        welcome, _ = supervisor.receive(to_comparator.COMPARATOR_WELCOME)
+    except GONE:
+        return 0  # the supervisor is gone, or nothing is mirrored any more
+    log.describe("comparator")
+    log.configure(**welcome.log)
+    disagreements = Disagreements(welcome.rules)
+    comparator = Comparator(supervisor, disagreements)
+    own = table(on(to_comparator.ComparisonsChanged, lambda message: disagreements.change(message.rules)))
+    with supervisor:
+        RingLoop(supervisor, own, comparator.step, comparator.report).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

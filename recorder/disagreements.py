@@ -1,0 +1,152 @@
+"""What the comparator finds: pairs of answers are compared, counted, and the worst disagreements kept. Pure.
+
+An entry of the comparator's ring has a request with its answer, and its execution by the shadow. Bounded: MAX_EXAMPLES
+for each pair of versions, each with MAX_VALUES values of a tensor.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from shoal.errors import ShoalError
+from shoal.messages.to_comparator import AnswersCompared
+from shoal.recorder import entry
+from shoal.recorder.comparison import ValueDifference, value_differences
+from shoal.recorder.entry import EntryError
+from shoal.recorder.recorded import RecordedRequest, RecordedResponse, RecordedTensor, answer_of, request_of
+from shoal.shadow import Pair, ShadowRule, worst
+from shoal.tolerance import Tolerance, read_tolerance
+
+#: Values of a tensor in an example, and bytes of a text there (ours).
+MAX_VALUES, MAX_TEXT = 16, 64
+#: Sentences and tensors in an example (ours).
+MAX_SENTENCES, MAX_TENSORS = 4, 8
+_MAX_SENTENCE = 500
+
+
+class _Counts:
+    """What came of one pair's answers since the last report."""
+
+    __slots__ = ("agreed", "disagreed", "examples", "failed", "primary_ns", "shadow_ns")
+
+    def __init__(self) -> None:
+        self.agreed = self.disagreed = self.failed = self.primary_ns = self.shadow_ns = 0
+        self.examples: list[dict[str, Any]] = []
+
+
+class Compared(NamedTuple):
+    """A request with the primary's answer, and the shadow's answer or error."""
+
+    pair: Pair
+    request: RecordedRequest
+    response: RecordedResponse | None
+    error: ShoalError | None
+    compute_ns: int  # of the shadow
+
+
+class Disagreements:
+    """The comparison of all pairs."""
+
+    def __init__(self, rules: Iterable[Sequence[Any]]) -> None:
+        # Changed by every method.
+        self._tolerances: dict[Pair, Tolerance] = {}
+        self._counts: dict[Pair, _Counts] = {}
+        self.change(rules)
+
+    def change(self, rules: Iterable[Sequence[Any]]) -> None:
+        """Compare as these rules (ShadowRule, checked) say from now on."""
+        known = [ShadowRule(*rule) for rule in rules]
+        self._tolerances = {each.pair: read_tolerance(each.compare) for each in known}
+
+    def take(self, memory: memoryview) -> None:
+        """Compare the pair of answers in an entry. Raises EntryError, ShoalError or ValueError for one that is
+        damaged."""
+        compared = read_pair(memory)
+        found = differences(compared, self._tolerances.get(compared.pair, Tolerance()))
+        counts = self._counts.setdefault(compared.pair, _Counts())
+        points = compared.request.points
+        counts.primary_ns += max(0, points.compute_end_ns - points.compute_start_ns)
+        counts.shadow_ns += compared.compute_ns
+        if not found:
+            counts.agreed += 1
+            return
+        counts.disagreed += 1
+        counts.failed += compared.error is not None
+        counts.examples = worst([*counts.examples, example(compared, found)])
+
+    def reports(self) -> list[AnswersCompared]:
+        """What came of all answers since the last call."""
+        counts, self._counts = self._counts, {}
+        return [
+            AnswersCompared(
+                *pair, each.agreed, each.disagreed, each.failed, each.primary_ns, each.shadow_ns, each.examples
+            )
+            for pair, each in counts.items()
+        ]  # fmt: skip
+
+
+def read_pair(memory: memoryview) -> Compared:
+    """The two answers in an entry. Raises EntryError, ShoalError or ValueError for one that is damaged."""
+    if len(memory) < entry.PAIR_HEAD.size:
+        raise EntryError(f"{len(memory)} bytes are no pair of entries")
+    (nbytes,) = entry.PAIR_HEAD.unpack_from(memory)
+    start = entry.PAIR_HEAD.size
+    first, second = entry.unpack(memory[start : start + nbytes]), entry.unpack(memory[start + nbytes :])
+    if first.model != second.model:
+        raise EntryError(f"answers of the models '{first.model}' and '{second.model}'")
+    return Compared(Pair(first.model, first.version, second.version), request_of(first), *answer_of(second))
+
+
+def differences(compared: Compared, tolerance: Tolerance) -> list[ValueDifference]:
+    """What differs between the primary's answer and the shadow's; empty if they agree. Raises ValueError for an answer
+    that is damaged."""
+    error, response = compared.error, compared.response
+    if error is not None:
+        return [ValueDifference(f"the shadow failed: {error.words}: {error}"[:_MAX_SENTENCE])]
+    if response is None or not compared.request.responses:
+        raise EntryError("an answer is missing")
+    outputs = {each.name: each.array() for each in response.outputs}
+    return value_differences(compared.request.responses[0], outputs, tolerance, "was answered")
+
+
+def example(compared: Compared, found: Sequence[ValueDifference]) -> dict[str, Any]:
+    """A disagreement as clients see it, in JSON: what differs, and the first values of inputs and outputs."""
+    request, response = compared.request, compared.response
+    return {
+        "id": request.id[:MAX_TEXT],
+        "at_ns": request.arrival_ns,
+        "rows": request.rows,
+        "failed": compared.error is not None,
+        "max_abs": _finite(max([each.max_abs for each in found])),
+        "max_rel": _finite(max([each.max_rel for each in found])),
+        "what": [each.what[:_MAX_SENTENCE] for each in found[:MAX_SENTENCES]],
+        "inputs": _shown(request.inputs),
+        "primary": _shown(request.responses[0].outputs if request.responses else ()),
+        "shadow": _shown(() if response is None else response.outputs),
+    }
+
+
+def _finite(value: float) -> float:
+    return value if value == value and value < 1e308 else 1e308
+
+
+def _shown(tensors: Sequence[RecordedTensor]) -> list[dict[str, Any]]:
+    return [
+        {"name": each.name, "datatype": each.datatype, "shape": list(each.shape), "values": _values(each)}
+        for each in tensors[:MAX_TENSORS]
+    ]
+
+
+def _values(tensor: RecordedTensor) -> list[Any]:
+    """The first values of a tensor, as JSON has them: texts are cut, what is no number is a text."""
+    try:
+        values = tensor.array().ravel()[:MAX_VALUES].tolist()
+    except (ShoalError, ValueError):
+        return []
+    return [
+        each[:MAX_TEXT].decode("utf-8", "replace")
+        if isinstance(each, bytes)
+        else each
+        if isinstance(each, (bool, int)) or abs(each) < float("inf")
+        else str(each)
+        for each in values
+    ]

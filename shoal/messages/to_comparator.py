@@ -1,0 +1,45 @@
+"""Messages to the comparator (recorder/comparator.py) from the supervisor, and from it to the supervisor.
+
+ComparatorConnected ─► ComparatorWelcomed ─► RingAdded, one for each batcher, in order ─► RingDrained comes back
+                                             LogChanged, ComparisonsChanged at any time; AnswersCompared comes back
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.messages.message import Kinds, Message
+from shoal.messages.shared import LogSettings
+
+
+class ComparatorConnected(Message):
+    """Sent by the comparator, first: it has its imports done, and waits for ComparatorWelcomed."""
+
+
+class ComparatorWelcomed(Message):
+    """Sent by the supervisor, first: how answers are compared."""
+
+    log: LogSettings
+    rules: Sequence[Any]  # of ShadowRule (shoal/shadow.py)
+
+
+class ComparisonsChanged(Message):
+    """Sent by the supervisor: how answers are compared from now on."""
+
+    rules: Sequence[Any]
+
+
+class AnswersCompared(Message):
+    """Sent to the supervisor: what came of the answers of a pair of versions since the last such message."""
+
+    model: str
+    primary: int
+    shadow: int
+    agreed: int
+    disagreed: int
+    failed: int
+    primary_ns: int  # computation of all compared answers of the primary, and of the shadow
+    shadow_ns: int
+    examples: Sequence[Any]  # of disagreements, as of `recorder.disagreements.Example`, for clients as JSON
+
+
+COMPARATOR_WELCOME = Kinds(ComparatorWelcomed)

@@ -1,0 +1,169 @@
+"""Shadows: which versions are mirrored, by models' configurations and by the verb `shadow`, and what came of it.
+
+What a client has asked for holds until the server ends, over what the model's configuration says. Runs in the
+supervisor.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.messages.from_batcher import RequestsMirrored
+from shoal.messages.shared import LogSettings
+from shoal.messages.to_comparator import AnswersCompared
+from shoal.model_config.shadow import shadow_rule
+from shoal.shadow import MAX_PAIRS, Pair, ShadowFigure, ShadowRule, checked_rule, unsuitable, worst
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.processes.comparator import ComparatorProcess
+
+_log = logging.getLogger(__name__)
+
+_MIRRORED = "mirrored"
+
+
+class _Found:
+    """What came of one pair's mirrored requests since the server began."""
+
+    __slots__ = ("dropped", "examples", "figure", "primary_ns", "shadow_ns")
+
+    def __init__(self) -> None:
+        self.figure = ShadowFigure()
+        self.dropped = Counter[str]()  # by reason
+        self.primary_ns = self.shadow_ns = 0
+        self.examples: list[dict[str, Any]] = []
+
+
+class ShadowControl:
+    """The rules in force, and what the batcher and the comparator have found."""
+
+    def __init__(
+        self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, models: Models
+    ) -> None:
+        self._models = models
+        self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
+        # Changed by begin and end, as models change, and by messages. Rules of clients by model and primary; None: the
+        # configuration's is ended.
+        self._asked: dict[tuple[str, int], ShadowRule | None] = {}
+        self._rules: list[ShadowRule] = []
+        self._found: dict[Pair, _Found] = {}
+
+    # --- what is mirrored ---
+
+    def on_models_changed(self) -> None:
+        """Mirror what configurations say, now that models have changed."""
+        try:
+            self._apply()
+        except (OutOfSharedMemoryError, OSError) as error:
+            _log.error("requests are not mirrored: %s", error)
+
+    def begin(self, rule: ShadowRule) -> None:
+        """Mirror from now on as a rule says. Raises InvalidArgumentError, or UnavailableError without memory for it."""
+        checked_rule(rule)
+        model = self._models.get(rule.model)
+        for number in (rule.primary, rule.shadow):
+            if number not in model.serving:
+                raise InvalidArgumentError(
+                    f"version {number} of model '{rule.model}' is not served, and both versions must be. The model's "
+                    "version_policy says which are, as version_policy { specific { versions: [2, 3] } }"
+                )
+            if why := unsuitable(model.serving[number].version.config):
+                raise InvalidArgumentError(f"requests to model '{rule.model}' cannot be mirrored: {why}")
+        name = rule.model, rule.primary
+        others = [each for each in self._rules if (each.model, each.primary) != name]
+        if len(others) >= MAX_PAIRS:
+            raise InvalidArgumentError(f"{MAX_PAIRS} versions are mirrored already; end one of these shadows first")
+        before = dict(self._asked)
+        self._asked[name] = rule
+        try:
+            self._apply()
+        except (OutOfSharedMemoryError, OSError) as error:
+            self._asked = before
+            raise UnavailableError(f"requests to model '{rule.model}' are not mirrored: {error}") from error
+
+    def end(self, model: str, primary: int) -> None:
+        """Mirror requests of this version no longer."""
+        self._asked[model, primary] = None
+        self._apply()
+
+    def _apply(self) -> None:
+        rules = {(each.model, each.primary): each for each in self._configured()}
+        for name, asked in self._asked.items():
+            rules.pop(name, None)
+            if asked is not None:
+                rules[name] = asked
+        now = list(rules.values())[:MAX_PAIRS]
+        if now == self._rules:
+            return
+        self._rules = now
+        for rule in now:
+            self._found.setdefault(rule.pair, _Found())
+        self.comparator.mirror(now)
+
+    def _configured(self) -> Iterator[ShadowRule]:
+        for identifier, model in sorted(self._models.models.items()):
+            for served in model.serving.values():
+                rule = shadow_rule(served.version.config)
+                if rule is not None:
+                    yield rule._replace(model=identifier.name)
+                    break
+
+    # --- what came of it ---
+
+    def on_mirrored(self, message: RequestsMirrored) -> None:
+        """Add what the batcher has counted."""
+        found = self._found.setdefault(Pair(message.model, message.primary, message.shadow), _Found())
+        dropped = Counter(message.counts)
+        mirrored = dropped.pop(_MIRRORED, 0)
+        found.dropped += dropped
+        found.figure = found.figure.plus(ShadowFigure(mirrored, dropped.total()))
+
+    def _on_compared(self, message: AnswersCompared) -> None:
+        found = self._found.setdefault(Pair(message.model, message.primary, message.shadow), _Found())
+        found.figure = found.figure.plus(ShadowFigure(0, 0, message.agreed, message.disagreed, message.failed))
+        found.primary_ns += message.primary_ns
+        found.shadow_ns += message.shadow_ns
+        found.examples = worst([*found.examples, *message.examples])
+
+    def figure(self, model: str, primary: int, shadow: int) -> ShadowFigure | None:
+        """What came of a pair's mirrored requests since the server began; None if they never were mirrored."""
+        found = self._found.get(Pair(model, primary, shadow))
+        return None if found is None else found.figure
+
+    def figures(self) -> list[dict[str, Any]]:
+        """The figures of all pairs, for /metrics."""
+        return [
+            {
+                "model": pair.model, "version": pair.primary, "shadow_version": pair.shadow, **found.figure._asdict(),
+                "primary_ns": found.primary_ns, "shadow_ns": found.shadow_ns, "drops": dict(found.dropped),
+            }
+            for pair, found in sorted(self._found.items())
+        ]  # fmt: skip
+
+    async def shadow(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The verb: begin or end as the arguments say, if they name a model; returns all rules and figures."""
+        model = arguments["model"]
+        if model and arguments["stop"]:
+            self.end(model, arguments["primary"])
+        elif model:
+            names = ("model", "primary", "shadow", "share", "compare")
+            self.begin(ShadowRule(*[arguments[name] for name in names]))
+        rules = {rule.pair: rule for rule in self._rules}
+        return {
+            "shadows": [
+                {
+                    **figures,
+                    "is_on": (pair := Pair(figures["model"], figures["version"], figures["shadow_version"])) in rules,
+                    "share": rules[pair].share if pair in rules else 0.0,
+                    "compare": rules[pair].compare or "exact" if pair in rules else "",
+                    "disagree_share": self._found[pair].figure.disagree_share,
+                    "examples": self._found[pair].examples,
+                }
+                for figures in self.figures()
+                if not model or figures["model"] == model
+            ]
+        }
