@@ -153,9 +153,9 @@ class Star:
         """A client that is gone; no successor hears of it."""
         self._clients = [end for end in self._clients if end.owner != owner]
 
-    def add_worker(self, owner: int, model: ScheduledModel) -> End:
+    def add_worker(self, owner: int, model: ScheduledModel, geometry: Geometry = GEOMETRY) -> End:
         """A ready worker."""
-        end = End(layout.WORKER, owner)
+        end = End(layout.WORKER, owner, geometry)
         if self._limiter is not None:
             self._limiter.add(owner, Demand(resources=((Resource("SLOT", 0), 1),)))
         self.exchange.add_worker(WorkerPeer(owner, end.link, end.own_view, end.bell, model))

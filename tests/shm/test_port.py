@@ -323,3 +323,39 @@ def test_a_recall_names_segments_and_says_whether_it_is_urgent(star: Star) -> No
     assert not star.port.lies_in(number, 0, {owner + 1})
     star.port.release(number)
     assert not star.port.lies_in(number, 0, {owner})
+
+
+def test_a_lent_block_is_free_once_it_is_returned(star: Star) -> None:
+    number, block = star.submit()
+    star.reply(4, number, *ZEROS[2:14], 1)
+    (reply,) = star.port.poll()
+    assert (reply.number, star.port.counts["requests_open"]) == (number, 0)
+    assert star.port.slab.is_taken(block.ref)
+    star.reply(19, number + 1)
+    star.reply(19, 0)
+    assert star.port.poll() == []
+    assert star.port.slab.is_taken(block.ref), "these were for others"
+    star.reply(19, number)
+    assert star.port.poll() == []
+    assert not star.port.slab.is_taken(block.ref)
+    star.reply(19, number)
+    assert star.port.poll() == []
+    assert star.port.spent == []
+
+
+def test_blocks_lent_to_a_dead_batcher_are_free_once_its_successor_returns_all(star: Star) -> None:
+    number, block = star.submit()
+    star.reply(4, number, *ZEROS[2:14], 1)
+    star.port.poll()
+    star.port.flush()
+    star.seen()
+    star.port.resubmit()
+    assert star.seen() == [(19, 0, *ZEROS[2:])]
+    star.reply(19, number)
+    star.port.poll()
+    assert star.port.slab.is_taken(block.ref), "a number is for what was lent since"
+    star.reply(19, 0)
+    star.port.poll()
+    assert not star.port.slab.is_taken(block.ref)
+    star.port.resubmit()
+    assert star.seen() == []
