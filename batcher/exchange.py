@@ -291,7 +291,7 @@ class Exchange:
         self._counted.clear()
         if self._written_clients:
             _flush(self._written_clients)
-        if mirror.has_ended:
+        if mirror.is_busy and mirror.has_ended:
             mirror.compare()
             _flush(self._written_workers)
             _flush(self._written_clients)

@@ -150,6 +150,9 @@ class Mirror:
         #: Keys of requests that workers execute for a dead batcher, and clients that have blocks lent to it.
         self._adopted: set[int] = set()
         self._owed: set[int] = set()
+        #: Whether any mirrored request waits or runs; otherwise no method need be called. An attribute, since each step
+        #: looks at it.
+        self.is_busy = False
 
     # --- what is mirrored ---
 
@@ -177,7 +180,9 @@ class Mirror:
         self._shadows = {pair: each for pair, each in shadows.items() if each is not None}
         for model_id, name in names.items():
             model = self._models[model_id]
-            model.mirror = by_primary.get((name, model.version)) if self._ring is not None else None
+            # An answer that is kept back for its order would be returned before it is sent.
+            is_suitable = self._ring is not None and model.order is None and model.sequences is None
+            model.mirror = by_primary.get((name, model.version)) if is_suitable else None
             model.finished.note_all(is_on=model.recording is not None or model.mirror is not None)
         for each in tuple(self._open.values()):
             if not each.given_ns and self._pairs.get(each.pair.pair) is not each.pair:
@@ -192,11 +197,6 @@ class Mirror:
         self._counts.setdefault(pair, Counter())[what] += 1
 
     # --- one request ---
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether any mirrored request waits or runs; otherwise no method need be called."""
-        return bool(self._open or self._adopted)
 
     def choose(
         self, pair: _PairMirror, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
@@ -221,6 +221,7 @@ class Mirror:
         batch = () if running is None or running.worker is None else (batch_words(running.worker, running, 0),)
         words = words_of(Outcome.OK, request, 0, compute, NO_REFUSAL, now_ns, *batch)
         self._open[key] = _Mirrored(pair, key, request, ref, span, words)
+        self.is_busy = True
         self._holders.hold_part(ref, key)
         self._lent[client.owner] += num_input
         return True
@@ -301,6 +302,7 @@ class Mirror:
             each = self._open.get(key)
             if each is None:
                 self._adopted.discard(key)
+                self.is_busy = bool(self._open or self._adopted)
                 if ref := self._holders.release(key):
                     self._blocks.free(ref)
                 self.return_all()
@@ -365,6 +367,7 @@ class Mirror:
     def _drop(self, each: _Mirrored, why: Drop | None) -> None:
         """Give back what a mirrored request keeps; `why` it was not compared, None if it was."""
         del self._open[each.key]
+        self.is_busy = bool(self._open or self._adopted)
         each.pair.queue.remove(each.key)
         each.pair.queue.end(each.key)
         if why is not None:
@@ -431,6 +434,7 @@ class Mirror:
                 self._requests[key] = self._client, worker.model, number, block, header, now_ns, now_ns, queued
                 self._requests.last_chances[key] = None
                 self._adopted.add(key)
+                self.is_busy = True
 
     def return_all(self, client: ClientPeer | None = None) -> None:
         """Return the blocks that clients have lent to a dead batcher, once no worker reads any for it; `client` is one

@@ -12,6 +12,8 @@ NAMES = ("shadow_of", "shadow_version", "shadow_share", "shadow_compare")
 
 def shadow_rule(config: Config) -> ShadowRule | None:
     """The rule in a configuration that has been checked; None if there is none."""
+    if not config.get("parameters"):
+        return None
     texts = {name: text for name in NAMES if (text := parameter(config, name)) is not None}
     return rule_of(str(config.get("name", "")), texts) if texts else None
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shoal.shm.layout import OWNER_BITS
+from shoal.shm.layout import MIRROR_OWNER
 
 
 class OwnerIds:
@@ -21,4 +21,4 @@ class OwnerIds:
 
 
 def _after(owner: int) -> int:
-    return owner % ((1 << OWNER_BITS) - 1) + 1  # no owner is 0
+    return owner % (MIRROR_OWNER - 1) + 1  # no owner is 0, nor that of mirrored requests

@@ -11,9 +11,9 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.ring_reader import RingReaderProcess
 
-#: Bytes of a ring (ours): two pairs of the largest answers that are mirrored, or what small ones leave in some seconds.
-#: Pages are taken as they are written to.
-RING_NBYTES = 32 << 20
+#: Bytes of a ring (ours): four pairs of the largest answers that are mirrored, or what small ones leave in some
+#: seconds. Pages are taken as they are written to.
+RING_NBYTES = 64 << 20
 
 
 class ComparatorProcess(RingReaderProcess):
