@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.batcher.child_traces import TraceParent, TraceRoot
+from shoal.batcher.model_parts import CoalescingCache
 from shoal.batcher.passed_on import MAX_KEPT, EnsembleRequest, EnsembleResponses, Passed, StepRequests, StepResponses
-from shoal.batcher.peers import ClientPeer, CoalescingCache, ScheduledModel
+from shoal.batcher.peers import ClientPeer, ScheduledModel
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.ensemble import Graph, Stage
 from shoal.batcher.scheduling.payload import Batch

@@ -8,7 +8,6 @@ all records that are there. How a request ends is decided in `open_requests`.
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from operator import itemgetter
-from typing import TypeVar
 
 from shoal.batcher import statistics
 from shoal.batcher.arrivals import Arrivals
@@ -23,7 +22,7 @@ from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.mirror import Mirror
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
-from shoal.batcher.peers import ClientPeer, Peer, ScheduledModel, WorkerPeer
+from shoal.batcher.peers import ClientPeer, Peer, ScheduledModel, WorkerPeer, flush_all
 from shoal.batcher.poison import Poison
 from shoal.batcher.recording import Recording
 from shoal.batcher.retirement import Retirement
@@ -41,8 +40,6 @@ from shoal.shm.byte_ring import ByteRingWriter
 from shoal.shm.counters import CacheFigures
 from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, OWNER_SHIFT, RELEASE, REQUEST, RESPONSE, D, LayoutError, R, W
 from shoal.shm.ring import Record
-
-PeerT = TypeVar("PeerT", bound=Peer)
 
 _NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # _PART and _OTHERS are words of RELEASE
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
@@ -274,13 +271,12 @@ class Exchange:
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
-        mirror = self.mirror
-        if mirror.is_busy:
-            while mirror.step(now_ns):
+        if self.mirror.is_busy:
+            while self.mirror.step(now_ns):
                 self._dispatch.form_batches(now_ns)
         # Workers first: their requests take longest. Statistics before replies: an answered request is found counted.
         if self._written_workers:
-            _flush(self._written_workers)
+            flush_all(self._written_workers)
         if self.recording is not None and self.recording.noted:
             self.recording.write()
         for model in self._counted:
@@ -290,11 +286,11 @@ class Exchange:
             model.row.publish()
         self._counted.clear()
         if self._written_clients:
-            _flush(self._written_clients)
-        if mirror.is_busy and mirror.has_ended:
-            mirror.compare()
-            _flush(self._written_workers)
-            _flush(self._written_clients)
+            flush_all(self._written_clients)
+        if self.mirror.is_busy and self.mirror.has_ended:
+            self.mirror.compare()
+            flush_all(self._written_workers)
+            flush_all(self._written_clients)
         # Last: had the batcher died before, its successor would have to read these records again.
         for peer in self._read:
             peer.acknowledge()
@@ -496,11 +492,3 @@ class Exchange:
     def _wake(self, model: ScheduledModel) -> None:
         self._awake[model.id] = model
         self._counted.add(model)
-
-
-def _flush(written: set[PeerT]) -> None:
-    """Publish to all peers in `written`; peers with further records that wait for room stay in `written`."""
-    unfinished = [peer for peer in written if not peer.flush()]
-    written.clear()
-    if unfinished:
-        written.update(unfinished)

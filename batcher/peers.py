@@ -6,10 +6,11 @@ These have little behaviour; `exchange.py` changes them. Live in the batcher.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import ClassVar, Protocol
+from typing import ClassVar, TypeVar
 
 from shoal.batcher.child_traces import TraceParent
 from shoal.batcher.finished_requests import FinishedRequests
+from shoal.batcher.model_parts import CoalescingCache, RequestMirror, RequestRecording
 from shoal.batcher.response_order import ResponseOrder
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
@@ -72,6 +73,17 @@ class Peer:
     def acknowledge(self) -> None:
         """Free the slots of all records read from the peer: a successor need not read them."""
         self.reader.acknowledge()
+
+
+PeerT = TypeVar("PeerT", bound=Peer)
+
+
+def flush_all(written: set[PeerT]) -> None:
+    """Publish to all peers in `written`; peers with further records that wait for room stay in `written`."""
+    unfinished = [peer for peer in written if not peer.flush()]
+    written.clear()
+    if unfinished:
+        written.update(unfinished)
 
 
 class ClientPeer(Peer):
@@ -180,38 +192,6 @@ class ClientPeer(Peer):
 
 
 Reply = tuple[ClientPeer, Record]
-
-
-class CoalescingCache(Protocol):
-    """A cache that answers several requests with one response; implemented and described in cached_responses.py."""
-
-    def take(self, model: "ScheduledModel", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
-    def settle(self, model: "ScheduledModel", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
-    def cancel(self, key: int) -> bool: ...
-    def abandon(self, model: "ScheduledModel", key: int) -> None: ...
-    def drain(self, model_id: int) -> list[int]: ...
-
-
-class RequestRecording(Protocol):
-    """The recording of a model's requests; implemented and described in recording.py."""
-
-    def note(
-        self, request: "OpenRequest", answer: tuple[int, int, int, int], compute: Compute, now_ns: int,
-        running: "RunningBatch | None" = None, refusal: tuple[int, int] = (0, 0),
-    ) -> None: ...  # fmt: skip
-    def note_part(self, request: "OpenRequest", answer: tuple[int, int, int, int], now_ns: int) -> None: ...
-    def note_death(
-        self, request: "OpenRequest", running: "RunningBatch", refusal: tuple[int, int], now_ns: int
-    ) -> None: ...
-
-
-class RequestMirror(Protocol):
-    """The mirroring of a model's requests to its shadow; implemented and described in mirror.py."""
-
-    def note(
-        self, request: "OpenRequest", answer: tuple[int, int, int, int], compute: Compute, now_ns: int,
-        running: "RunningBatch | None",
-    ) -> bool: ...  # fmt: skip
 
 
 class ScheduledModel:

@@ -83,8 +83,7 @@ TAKEN_WORD: Final = 48
 MOVED_WORD: Final = 56
 WIDENED_WORD: Final = 64
 ANSWERED_WORD: Final = 72
-#: Words from there on: digits 0 to 5.
-ANSWERED_WORDS: Final = 6
+ANSWERED_WORDS: Final = 6  # from there on: digits 0 to 5
 NOTED_WORD, NOTED_WORDS = 80, 3
 HTTP_HANDSHAKES_FAILED, GRPC_HANDSHAKES_FAILED, ABANDONED = range(NOTED_WORDS)  # indices of the words from there on
 OVERLAP_WORD = BUSY_SINCE_WORD  # in a link to a worker: whether the worker's executions overlap
@@ -94,8 +93,7 @@ RECORD = struct.Struct("<16Q")
 RECORD_BYTES = RECORD.size
 RING_OFFSET: Final = PAGE
 
-#: Smallest block, in bytes. A request of 16 floats and its header need about 200.
-UNIT: Final = 4096
+UNIT: Final = 4096  # bytes of the smallest block; a request of 16 floats and its header need about 200
 
 
 class Geometry(NamedTuple):
@@ -163,8 +161,7 @@ class Header(NamedTuple):
         return Geometry(self.ring_capacity, self.slab_nbytes, self.ring_capacities >> 32)
 
 
-#: The words of a record, from its kind on; those that are left out are 0.
-Record = tuple[int, ...]
+Record = tuple[int, ...]  # the words of a record, from its kind on; those that are left out are 0
 
 
 class LayoutError(Exception):
@@ -218,8 +215,7 @@ MAX_UNITS: Final = 1 << UNIT_BITS
 MAX_SLAB_BYTES: Final = (MAX_UNITS - 1) * UNIT
 GENERATION_MASK: Final = (1 << GENERATION_BITS) - 1
 NO_BLOCK: Final = 0  # owner ids start at 1, so no real reference is 0
-#: The owner id in keys of requests that the batcher mirrors to a shadow: the last one, which no segment has.
-MIRROR_OWNER: Final = (1 << OWNER_BITS) - 1
+MIRROR_OWNER: Final = (1 << OWNER_BITS) - 1  # in keys of requests that the batcher mirrors; no segment has it
 
 
 def pack_ref(owner: int, unit: int, generation: int) -> int:
@@ -296,11 +292,9 @@ class R:
     DEADLINE_NS: Final = 15
 
 
-#: Replies that one RELEASE can name.
-MAX_RELEASED: Final = 1 + 16 - R.HEADER
+MAX_RELEASED: Final = 1 + 16 - R.HEADER  # replies that one RELEASE can name
 
-#: The digest of a request whose response is neither cached nor shared with other requests.
-NO_DIGEST = (0, 0)
+NO_DIGEST = (0, 0)  # of a request whose response is neither cached nor shared with other requests
 
 
 class Q(R):
@@ -325,10 +319,8 @@ class P:
     the client has announced as traced (TRACE); else 0, since to write and read five words costs 1.7k instructions. The
     four are 0 if no worker has answered; a response from the cache has the first in any case.
 
-    IS_LENT is 1 if the batcher goes on reading the request's block, for a version that shadows the one that has
-    answered: the client frees the block once RETURN, which has the NUMBER, has come. A RETURN of the number 0 is for
-    all blocks that were lent to a dead batcher; a client that has any asks its successor for it with the same record.
-    Blocks of front ends alone are lent.
+    IS_LENT is 1 if the request's block is read on, for a shadow: it is free with RETURN, which has the NUMBER, or 0 for
+    all that were lent to a dead batcher; a client that has any asks its successor for that with the same record.
 
     PIECES is not 0 in an ensemble's reply: its tensors lie in so many blocks of workers, whose references, a u64 each,
     stand at the start of BLOCK. Offsets in the response's header count through these blocks as if they lay one behind
@@ -400,8 +392,7 @@ class C:
     OWNERS: Final = 2
 
 
-#: Segments that one RECALL can name.
-MAX_RECALLED = 16 - C.OWNERS
+MAX_RECALLED = 16 - C.OWNERS  # segments that one RECALL can name
 
 
 class B:

@@ -8,13 +8,13 @@ worker and is readable until `release`.
 from collections import Counter
 from collections.abc import Callable, Container
 from contextlib import suppress
-from typing import Protocol
 
 from shoal.errors import InvalidArgumentError
 from shoal.fault import IS_ARMED, reached
 from shoal.reasons import Reason
 from shoal.sequences import correlation_word
 from shoal.shm import records
+from shoal.shm.asked import CheckedRequest, SchedulingHints
 from shoal.shm.awaited_segments import AwaitedSegments
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import (
@@ -51,38 +51,6 @@ from shoal.shm.shares import HELD_PER_REQUEST, MODELS_AT_ONCE, RECORDS_PER_PLACE
 from shoal.shm.slab import Block, Slab, SlabView
 
 __all__ = ["CheckedRequest", "NoRoomError", "Port", "Reply", "SchedulingHints"]
-
-
-class NumberedModel(Protocol):
-    """A model version, known by its number."""
-
-    @property
-    def model_id(self) -> int: ...
-
-
-class CheckedRequest(Protocol):
-    """A request that has passed its model's validation: the version, the number of rows, and the key shared by requests
-    that may be in one batch."""
-
-    @property
-    def entry(self) -> NumberedModel: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def shape_key(self) -> int: ...
-
-
-class SchedulingHints(Protocol):
-    """A client's scheduling parameters for a request; 0 = not given."""
-
-    @property
-    def priority(self) -> int: ...
-    @property
-    def timeout_us(self) -> int: ...
-    @property
-    def correlation_id(self) -> int | str: ...
-    @property
-    def flags(self) -> int: ...
 
 
 class TracedTimes:

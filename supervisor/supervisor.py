@@ -23,17 +23,7 @@ from shoal.api_keys import ApiKey
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
-from shoal.messages import (
-    from_batcher,
-    from_client,
-    from_worker,
-    to_client,
-    to_comparator,
-    to_poller,
-    to_recorder,
-    to_tracer,
-    upgrade,
-)
+from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer, upgrade
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
 from shoal.nvml import load_nvml
@@ -75,6 +65,7 @@ from shoal.supervisor.processes.listeners import Listeners
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.mps import Mps, mps_directory
 from shoal.supervisor.processes.repository import RepositoryPoller
+from shoal.supervisor.processes.ring_readers import RingReaders
 from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
 from shoal.supervisor.processes.stopped_processes import StoppedProcesses, Watched
 from shoal.supervisor.processes.zygotes import Zygotes
@@ -168,10 +159,8 @@ class Supervisor:
         )
         self._recording = RecordingControl(self._loop, self._control.address, log_settings, options, self._star)
         self._shadows = ShadowControl(self._loop, self._control.address, log_settings, self._star, self._models)
-        log_control = LogControl(
-            log_settings, self._star, self._repository, self._tracing.tracer, self._recording.recorder,
-            self._shadows.comparator,
-        )  # fmt: skip
+        self._ring_readers = RingReaders(self._recording.recorder, self._shadows.comparator)
+        log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer, self._ring_readers)
         self._regions = ClientRegions(self._star, [gpu.id for gpu in machine.gpus])
         self._workflows = Workflows(self._repository, self._registrations)
         self._carried = CarriedState(
@@ -180,8 +169,7 @@ class Supervisor:
         )  # fmt: skip
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._registrations.verbs}
-        verbs |= self._finished_requests.verbs | self._workflows.verbs
-        verbs |= {"record": self._recording.record, "shadow": self._shadows.shadow}
+        verbs |= self._finished_requests.verbs | self._workflows.verbs | self._recording.verbs | self._shadows.verbs
         verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
         verbs = guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs | self._explanations.verbs
         questions = Questions(self._loop, verbs)
@@ -392,8 +380,7 @@ class Supervisor:
         self._zygotes.stop()
         self._repository.stop()
         await self._batchers.stop()  # behind workers, whose last answers they forward
-        await self._shadows.comparator.close()
-        await self._recording.close()  # last: of what batchers left in its ring nothing is lost
+        await self._ring_readers.close()  # last: of what batchers left in its ring nothing is lost
         await shared(upgrade_ends)
         if self._predecessor is not None:  # systemd kills what is left of a service when its main process has ended
             await self._predecessor.await_end(self._options.exit_timeout_secs)
@@ -425,11 +412,9 @@ class Supervisor:
             on(from_client.CallerConnected, lambda _message: start(self._clients.join_caller(member))),
             on(to_poller.PollerConnected, lambda _message: self._repository.join(member)),
             on(to_tracer.TracerConnected, lambda _message: self._tracing.tracer.join(member)),
-            on(to_recorder.RecorderConnected, lambda _message: self._recording.recorder.join(member)),
-            on(to_comparator.ComparatorConnected, lambda _message: self._shadows.comparator.join(member)),
             on(upgrade.NewServerConnected, lambda message: self._upgrade.join(member, message)),
             on(upgrade.UpgradeWanted, lambda _message: self._upgrade.on_command(member)),
-        )
+        ) | self._ring_readers.join_handlers(member)
 
     def _join_batcher(self, member: Member) -> None:
         """Activate a batcher; each but the first is sent what its predecessor had. Raises where a later one cannot have
@@ -437,8 +422,7 @@ class Supervisor:
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
-            self._recording.recorder.join_batcher(member)
-            self._shadows.comparator.join_batcher(member)
+            self._ring_readers.join_batcher(member)
             self._models.all_versions.introduce()
             serves = self._star.introduce()
             self._models.all_versions.introduce_retiring()
@@ -446,7 +430,7 @@ class Supervisor:
             return
         try:
             self._star.join_batcher(member)
-            self._recording.recorder.join_batcher(member)
+            self._ring_readers.join_batcher(member)
         except (OutOfSharedMemoryError, OSError) as error:
             self._has_memory.set_exception(error)
         else:
@@ -480,9 +464,8 @@ class Supervisor:
         await self._roster.report_metrics(context)
         num_takeovers = max(0, self._batchers.num_active - 1)
         figures = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
-        certificates = dict(self._certificates.expiries)
-        shadows = self._shadows.figures()
-        return {**figures, "custom": self._metrics.values(), "certificates": certificates, "shadows": shadows}
+        more = {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
+        return {**figures, **more, "shadows": self._shadows.figures()}
 
     def _send_settings(self, client: Participant) -> None:
         self._tracing.send_to(client)

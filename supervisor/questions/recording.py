@@ -18,6 +18,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.recorder import RecorderProcess
+from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
 
@@ -39,15 +40,12 @@ class RecordingControl:
         # Changed by the verb and as time passes: rules of clients by number, with the time at which each ends.
         self._live: dict[int, tuple[RecordRule, float]] = {}
         self._num_asked = 0
+        self.verbs: dict[str, Verb] = {"record": self.record}
 
     def start(self) -> None:
         """Begin to record as the command line says. Raises OutOfSharedMemoryError."""
         if self._options.record:
             self._apply()
-
-    async def close(self) -> None:
-        """End recording, after the last batcher: everything is written."""
-        await self.recorder.close()
 
     async def record(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Record a model for `for_s` seconds from now on, or no longer if that is 0; without a model nothing changes.

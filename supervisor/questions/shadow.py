@@ -20,6 +20,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.processes.comparator import ComparatorProcess
+from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class ShadowControl:
         self._asked: dict[tuple[str, int], ShadowRule | None] = {}
         self._rules: list[ShadowRule] = []
         self._found: dict[Pair, _Found] = {}
+        self.verbs: dict[str, Verb] = {"shadow": self.shadow}
 
     # --- what is mirrored ---
 

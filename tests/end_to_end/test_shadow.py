@@ -45,6 +45,7 @@ MODEL = """
 import os
 import time
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
@@ -144,7 +145,7 @@ def test_the_commands_of_the_page_begin_tell_and_end(shadowed: Shadowed, capsys:
 def test_disagreements_are_counted_with_the_worst_examples(shadowed: Shadowed) -> None:
     assert shadowed.post(version=2, of=1, compare="atol=0.1").status == 200
     found = shadowed.ask_until(DIFFERENT, "disagreed")
-    assert found["failed"] == 0
+    assert found["failed"] == 0, found["examples"][0]["what"]
     example = found["examples"][0]
     assert example["id"] == f"asked-{DIFFERENT}"
     assert example["max_abs"] == 0.5
