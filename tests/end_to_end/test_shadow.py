@@ -257,7 +257,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert "have at most 8 MiB" in PAGE
     assert "an eighth of a front end's memory" in PAGE
     assert (MAX_NBYTES, CLIENT_PARTS) == (8 << 20, 8)
-    rows = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
+    rows = [each for each in re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE) if each != "drops"]
     assert rows[-len(Drop) :] == [each.value for each in Drop]
     for text in rows[: -len(Drop)]:
         read_tolerance(text)
