@@ -308,8 +308,9 @@ class Batcher:
         self._exchange.ensembles.relink(
             message.model_id, message.models, message.decoupled, may_run_again=message.may_run_again
         )
-        if cached is not None and ensemble is not None and ensemble.sharing is cached:
-            cached.name(ensemble.id, message.revision, time.monotonic_ns())
+        is_shared = ensemble is not None and ensemble.sharing is cached
+        if cached is not None and is_shared:
+            cached.name(message.model_id, message.revision, time.monotonic_ns())
 
     def _sharing(self, message: to_batcher.ModelAdded | to_batcher.EnsembleAdded) -> CachedResponses | None:
         cached = self._exchange.cached
