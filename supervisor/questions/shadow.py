@@ -88,7 +88,9 @@ class ShadowControl:
             raise UnavailableError(f"requests to model '{rule.model}' are not mirrored: {error}") from error
 
     def end(self, model: str, primary: int) -> None:
-        """Mirror requests of this version no longer."""
+        """Mirror requests of this version no longer. Raises InvalidArgumentError if they are not."""
+        if not any((each.model, each.primary) == (model, primary) for each in self._rules):
+            raise InvalidArgumentError(f"version {primary} of model '{model}' has no shadow")
         self._asked[model, primary] = None
         self._apply()
 

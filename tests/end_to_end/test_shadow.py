@@ -200,6 +200,7 @@ def test_a_comparator_that_dies_has_a_successor(shadowed: Shadowed) -> None:
         ({"version": 2, "of": 1, "compare": "near"}, "a tolerance is as atol=1e-5,rtol=1e-3"),
         ({"version": 2, "of": 1, "share": 2}, "a number from 0 to 1"),
         ({"version": "2", "of": 1}, "'version' must be the number of a version"),
+        ({"of": 7, "stop": True}, "version 7 of model 'digits' has no shadow"),
         ({"version": 2}, "'of' must be the number of a version"),
         ({"version": 2, "of": 1, "more": 1}, "a shadow is as"),
         ({"model": "none", "version": 2, "of": 1}, "unknown model : none"),
