@@ -33,7 +33,7 @@ def value_differences(
     """What differs between a first answer, of which a sentence says that it `verb`, and the outputs of another one;
     empty if the answers agree."""
     names = {each.name for each in response.outputs}
-    if names != outputs.keys():
+    if names != set(outputs):
         return [ValueDifference(f"outputs: {sorted(names)} {verb}, {sorted(outputs)} came")]
     found = []
     for tensor in response.outputs:
