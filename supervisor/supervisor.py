@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -45,7 +45,6 @@ from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.memory.gpu_memory import GpuMemory
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.models.instance_state import COMING_UP
 from shoal.supervisor.models.model_control import ModelControl
 from shoal.supervisor.models.models import Models, no_models_error
 from shoal.supervisor.models.rate_limits import RateLimits
@@ -57,7 +56,6 @@ from shoal.supervisor.models.scaling import Scaling
 from shoal.supervisor.models.workflows import Workflows
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.batchers import Batchers
-from shoal.supervisor.processes.children import running
 from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.front_ends import REFUSAL_S, FrontEnds
 from shoal.supervisor.processes.guests import Guests
@@ -67,7 +65,7 @@ from shoal.supervisor.processes.mps import Mps, mps_directory
 from shoal.supervisor.processes.repository import RepositoryPoller
 from shoal.supervisor.processes.ring_readers import RingReaders
 from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
-from shoal.supervisor.processes.stopped_processes import StoppedProcesses, Watched
+from shoal.supervisor.processes.stopped_processes import StoppedProcesses
 from shoal.supervisor.processes.zygotes import Zygotes
 from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from shoal.supervisor.questions.explanations import Explanations
@@ -85,6 +83,7 @@ from shoal.supervisor.signals import Signals
 from shoal.supervisor.upgrade.carried import CarriedState
 from shoal.supervisor.upgrade.predecessor import CLIENT_SOCKET
 from shoal.supervisor.upgrade.upgrade import BY_HAND, Origin, Upgrade, guarded
+from shoal.supervisor.watched_processes import watched
 from shoal.tracer.command_line import understand
 
 _log = logging.getLogger(__name__)
@@ -216,7 +215,7 @@ class Supervisor:
         self._signals.watch()
         with contained(self):
             self._loop.on_readable(self._control.fileno(), self._accept)
-            StoppedProcesses(self._loop, self._watched).watch()
+            StoppedProcesses(self._loop, lambda: watched(self._roster, self._star.front_ends)).watch()
             if self._predecessor is not None:
                 self._predecessor.watch(self._loop, self._regions.restore, self._failed)
             living = self._loop.begin(self._live())
@@ -329,18 +328,6 @@ class Supervisor:
                 self._loop.start(self._registrations.follow(self._options.repository_poll_secs))
         await shared(from_repositories)
         await self._carried.load_models(self._predecessor)
-
-    def _watched(self) -> Iterator[Watched]:
-        """The server's own processes that run no users' code, and workers that are coming up: what they load may take
-        long, and has minutes, while one that is up has the limit of an execution."""
-        for child in running():
-            if not child.program.runs_model:
-                yield Watched(child.pid, f"process '{child.program.role}'", child.signal)
-        for instance in self._roster:
-            if instance.state in COMING_UP and instance.pid:
-                yield Watched(instance.pid, f"the worker of {instance.title}, which loads,", instance.worker.signal)
-        for client in self._star.front_ends:
-            yield Watched(client.member.pid, "a front end", client.member.signal)
 
     def _log_models(self) -> None:
         """Log how every model's load has ended. Raises _CannotServeError where a failed load ends the server."""

@@ -352,8 +352,7 @@ class HttpLane(Lane[HttpConnection]):
 
     def _refuse(self, connection: HttpConnection, error: ShoalError) -> bool:
         """Respond with an error. True if the connection can go on at once."""
-        response = connection.api.refusal(connection, error)
-        return self._outgoing.respond(connection, response, self.now_s)
+        return self._outgoing.respond(connection, connection.api.refusal(connection, error), self.now_s)
 
     def _refuse_last(self, connection: HttpConnection, error: ShoalError) -> None:
         connection.keep_alive = False
@@ -392,11 +391,9 @@ class HttpLane(Lane[HttpConnection]):
         try:
             prepared = self._generations.begin(connection, head, body, self.now_s)
         except ShoalError as error:
-            found = head.found
-            refuse = None if isinstance(found, Response) else found.refuse
-            if refuse is None:
-                return self._refuse(connection, error)
-            return self._outgoing.respond(connection, refuse(error), self.now_s)
+            refuse = None if isinstance(head.found, Response) else head.found.refuse
+            response = connection.api.refusal(connection, error) if refuse is None else refuse(error)
+            return self._outgoing.respond(connection, response, self.now_s)
         if self._state.tracing is not None or head.wants_timing:
             self._trace(connection, head, prepared)
         return False
