@@ -9,9 +9,11 @@ from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import REJECTED
+from shoal.deterministic import ALONE, ALONE_KEY
 from shoal.errors import UnavailableError
 from shoal.fault import IS_ARMED, reached
 from shoal.reasons import Reason
+from shoal.sequences import FLAGS
 from shoal.shm.layout import LayoutError, Q
 from shoal.shm.ring import Record
 
@@ -101,6 +103,9 @@ class Arrivals:
             return
         if client.is_guest:
             shape_key, start_ns = checked(client, model, record, now_ns)
+        is_alone = flags >= ALONE
+        if is_alone:
+            shape_key, flags = ALONE_KEY | key, flags & FLAGS
         if deadline_ns or self._deadline_ns or model.patience.limit_ns:
             model.heed_deadlines()
             limit_ns = model.patience.current_ns(model.scheduler.pending, now_ns)
@@ -117,6 +122,9 @@ class Arrivals:
                 self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
                 self._send_cancel(key, model)
                 return
+        if is_alone and model.sequences is not None:
+            self._requests.fail(key, Reason.NOT_ALONE, now_ns, REJECTED)
+            return
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return

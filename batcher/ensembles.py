@@ -19,8 +19,9 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import OTHER
 from shoal.batcher.step_headers import allocate
 from shoal.batcher.step_results import StepResults, refusal
+from shoal.deterministic import ALONE_KEY
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.reasons import Reason
+from shoal.reasons import Reason, error_for
 from shoal.shm.layout import NO_DIGEST, P, pack_span, ref_owner, unpack_span
 from shoal.shm.ring import Record
 from shoal.shm.segment import Segment
@@ -213,6 +214,11 @@ class Ensembles:
         self._number = number = self._number + 1
         key = self._client.first_key + number
         whole = run.queued
+        is_alone = whole.shape_key >= ALONE_KEY
+        if is_alone:
+            shape_key = ALONE_KEY | key
+            if model.sequences is not None:
+                raise error_for(Reason.NOT_ALONE, model=model.signature.name, version=model.version, request_id="")
         timeout_us = whole.timeout_us
         if timeout_us:
             timeout_us = max(1, timeout_us - (now_ns - whole.arrival_ns) // 1000)
@@ -226,7 +232,8 @@ class Ensembles:
         iteration.asked.add(number)
         if ensemble.max_inflight:
             ensemble.num_inflight[step] += 1
-        if sharing is not None and sharing.take(model, mine, digest):
+        # The header of a step does not say whether it runs alone, so its digest is that of any equal request.
+        if sharing is not None and not is_alone and sharing.take(model, mine, digest):
             return
         try:
             model.scheduler.add(mine, now_ns)

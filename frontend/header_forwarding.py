@@ -9,10 +9,13 @@ from collections.abc import Mapping
 
 from shoal.errors import InvalidArgumentError
 
-#: Names of the server's own parameters (Triton's).
+#: Names of the server's own parameters: Triton's, and `deterministic`.
 RESERVED = frozenset(
-    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
-)
+    {
+        "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
+        "deterministic",
+    }
+)  # fmt: skip
 
 #: Keys that no gRPC server passes to its handlers.
 _OF_GRPC = re.compile(r":|grpc-|(?:te|content-type)$")

@@ -269,7 +269,8 @@ class R:
     is notified. An answer after DEADLINE_NS is of no use to the client; 0 = never.
 
     The digest, 128 bits, is equal for requests that have equal answers; 0 if the model's responses are not cached. The
-    batcher believes only front ends' digests. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py).
+    batcher believes only front ends' digests. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py);
+    FLAGS has ALONE, too (shoal/deterministic.py).
 
     NUMBER is the client's own. With the client's owner id before it, the number is the request's key, by which every
     process names the request, a dead process's successor included.

@@ -37,6 +37,7 @@ class Reason(IntEnum):
     SEQUENCE_TIMED_OUT = 16
     SEQUENCE_LOST = 17
     POISON = 18
+    NOT_ALONE = 19
 
 
 class ModelGoneError(errors.UnavailableError):
@@ -205,6 +206,11 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "[request id: {id}] model '{model}' version {version} does not execute this request: equal ones have ended "
         "{num_deaths} of its instances. It is refused for another {refused}. The server's log has its shapes; "
         "change the request, or mend the model and load it again",
+    ),
+    Reason.NOT_ALONE: (
+        errors.InvalidArgumentError,
+        "[request id: {id}] model '{model}' batches sequences, whose requests cannot be 'deterministic': leave that "
+        "parameter out",
     ),
     Reason.TIMED_OUT: (errors.UnavailableError, TIMED_OUT),
     Reason.TAKEN_OVER: (

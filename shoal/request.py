@@ -21,6 +21,7 @@ import msgpack
 
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
+from shoal.sequences import FLAGS
 
 Parameters = dict[str, "str | int | float | bool"]
 _PARAMETER_KINDS = {str, int, float, bool}
@@ -117,9 +118,12 @@ def layout_head(nbytes: int) -> bytes:
 
 
 def pack_options(id_: str, parameters: Parameters, sequence: Sequence = NO_SEQUENCE) -> bytes:
-    """The options in a request's header."""
-    options = (id_, parameters) if sequence == NO_SEQUENCE else (id_, parameters, sequence)
-    return _packed(options)
+    """The options in a request's header; of the flags, those of sequences."""
+    if sequence == NO_SEQUENCE:
+        return _packed((id_, parameters))
+    correlation_id, flags = sequence
+    sequence = correlation_id, flags & FLAGS
+    return _packed((id_, parameters) if sequence == NO_SEQUENCE else (id_, parameters, sequence))
 
 
 def pack_id(id_: str) -> bytes:

@@ -120,6 +120,12 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         "instances. It is refused for another 59.5 s. The server's log has its shapes; change the request, or mend the "
         "model and load it again",
     ),
+    (
+        19,
+        errors.InvalidArgumentError,
+        "[request id: r7] model 'simple' batches sequences, whose requests cannot be 'deterministic': leave that "
+        "parameter out",
+    ),
 ]
 
 

@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from shoal import log
 from shoal.control import Channel
@@ -65,6 +66,27 @@ class ReadyCheck:
         channel.send(ReadyAnswered(is_ready))
 
 
+class Auditor(Protocol):
+    """Executes some requests again while the instance has nothing else to do (batch_drift.py)."""
+
+    def note(self, requests: Sequence[Request], answers: Answers) -> None:
+        """Look at an executed batch whose answers are about to be written."""
+        ...
+
+    def next_wait_s(self, wait_s: float | None) -> float | None:
+        """How long the loop waits for the next event before it asks `is_due`, in seconds (None: for any time), if it
+        would wait `wait_s` without an auditor."""
+        ...
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether there is something to execute now."""
+        ...
+
+    def run(self) -> None:
+        """Execute what is due."""
+        ...
+
+
 _log = logging.getLogger(__name__)
 
 # Word indices: an attribute of the class would take 0.2k instructions per request each.
@@ -117,6 +139,8 @@ class Loop:
             on(StopWorker, self._stop),
         )
         self._kinds = Kinds(*self.handlers)
+        #: Set before `run`, for a model whose answers are compared; None: nothing is executed again.
+        self.auditor: Auditor | None = None
         # Changed by run.
         self._reporter: MetricsReporter | None = None
         # Changed by obey.
@@ -144,8 +168,14 @@ class Loop:
         if reporter is not None:
             self._reporter = reporter
             reporter.listen_with(listen)
+        auditor = self.auditor
         while not self._is_stopping or self._open_batches.num_open:
-            ready = dict(poller.poll(oversize.look() if oversize.segments else None))
+            wait_s = oversize.look() if oversize.segments else None
+            if auditor is not None:
+                wait_s = auditor.next_wait_s(wait_s)
+            ready = dict(poller.poll(wait_s))
+            if auditor is not None and not ready:
+                self._audit(auditor)
             # Messages first: after their announcements, few segments that batches name have to be requested.
             if channel_fd in ready:
                 self._listen(channel)
@@ -155,6 +185,14 @@ class Loop:
                     self._memory.prepare()
             if self._ready_check.is_asked:
                 self._ready_check.answer(channel)
+
+    def _audit(self, auditor: Auditor) -> None:
+        """Execute what an auditor has chosen, unless threads or coroutines of the model are still at work."""
+        now_ns = time.monotonic_ns()
+        if auditor.is_due(now_ns) and not self._open_batches.num_open:
+            self._memory.begin_audit(now_ns)
+            auditor.run()
+            self._memory.end(time.monotonic_ns())
 
     def _listen(self, channel: Channel) -> None:
         """Apply the supervisor's next message, unless the thread of a response sender that waits for memory has
@@ -257,6 +295,8 @@ class Loop:
                     self._backend.end_sequence(correlation_id)
             if requests:
                 self._backend.execute(requests, answers)
+                if self.auditor is not None:
+                    self.auditor.note(requests, answers)
             ref = answers.write()
         except Exception as error:  # noqa: BLE001 - whatever a model raises is the answer to its requests
             fault = fault_of(error)

@@ -178,6 +178,10 @@ class Memory:
         if IS_ARMED:
             reached("begun")
 
+    def begin_audit(self, now_ns: int) -> None:
+        """Publish that something is being executed which no batch asked for: the execution limit holds for it, too."""
+        self._words[BUSY_SINCE_WORD] = now_ns
+
     def end(self, now_ns: int) -> None:
         """Publish that the batch's execution is over; its requests are answered, or will be by senders."""
         words = self._words

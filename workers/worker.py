@@ -19,6 +19,7 @@ from shoal.messages.message import Kinds, M
 from shoal.messages.shared import Refused
 from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted, StopWorker
 from shoal.model_config import sequences
+from shoal.model_config.determinism import batch_drift_share, padded_rows
 from shoal.model_config.messages import Config
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
@@ -29,10 +30,11 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
 from shoal.workers.backends.backend import Backend, BackendModel, Device
 from shoal.workers.faults import DeviceLostError
-from shoal.workers.loop import Loop
+from shoal.workers.loop import Auditor, Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import WorkerOversizeBlocks
+from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import NO_GPU
 from shoal.workers.sequences import SequenceTensors
 from shoal.workers.unreadable import explained
@@ -72,7 +74,7 @@ def serve(channel: Channel) -> None:
     loaded = _load(channel, order, device)
     if loaded is None:
         return
-    backend, signature, tensors = loaded
+    backend, signature, tensors, auditor = loaded
     reporter = report_metrics(channel)
     granted = _receive(channel, MemoryGranted)
     if granted is not None:
@@ -83,6 +85,7 @@ def serve(channel: Channel) -> None:
         may_run_again = order.may_run_again
         gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
         loop = Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again, gpu=gpu)
+        loop.auditor = auditor
         loop.run(channel, reporter)
     backend.unload()
     if reporter is not None:
@@ -101,8 +104,9 @@ def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
     )  # fmt: skip
 
 
-#: A loaded model: its backend, its signature, and the tensors of a sequence batcher if it has one.
-Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None]
+#: A loaded model: its backend, its signature, the tensors of a sequence batcher if it has one, and the auditor of its
+#: answers if they are compared.
+Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None, Auditor | None]
 
 
 def load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
@@ -119,9 +123,21 @@ def load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
         config = finished.config
     model = _model(order, config)
     backend.load(model, device)
+    backend.pad_batches(padded_rows(config))
     tensors = SequenceTensors(config, model.version_dir) if "sequence_batching" in config else None
     warm_up(backend, model, Signature.from_config(sequences.with_sequence_tensors(config)))
-    return backend, Signature.from_config(config), tensors
+    signature = Signature.from_config(config)
+    return backend, signature, tensors, _auditor(backend, model, signature)
+
+
+def _auditor(backend: Backend, model: BackendModel, signature: Signature) -> Auditor | None:
+    share = batch_drift_share(model.config)
+    if not share:
+        return None
+    from shoal.workers.batch_drift import BatchDriftAuditor, DriftMetrics  # here: most models are not compared
+
+    counts = DriftMetrics(model.name, model.version)
+    return BatchDriftAuditor(backend, OutputLayouts(signature), model.instance_name, share, counts)
 
 
 def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:

@@ -27,6 +27,7 @@ class BatchReason(IntEnum):
     NO_GAIN = 7
     COMPANY_CAME = 8
     COMPANY_FAILED = 9
+    ALONE = 10
 
 
 #: The reasons in words, for `shoal explain`.
@@ -35,12 +36,13 @@ MEANINGS = {
     BatchReason.FULL: "it was full: another request would have exceeded max_batch_size",
     BatchReason.PREFERRED_SIZE: "it had a preferred size",
     BatchReason.DELAY_OVER: "max_queue_delay_microseconds was over",
-    BatchReason.SHAPES_DIFFER: "the next request had inputs of another shape",
+    BatchReason.SHAPES_DIFFER: "the next request had inputs of another shape, or was to run alone",
     BatchReason.RUN_AGAIN: "its instance had died, so the request ran again, alone",
     BatchReason.LATENCY_TARGET: "with more rows, answers would have missed the latency target",
     BatchReason.NO_GAIN: "more rows at once would not have been faster, or are not known to be",
     BatchReason.COMPANY_CAME: "the requests that were worth waiting for had come",
     BatchReason.COMPANY_FAILED: "the requests that were worth waiting for had not come in time",
+    BatchReason.ALONE: "the request was to run alone, by its parameter 'deterministic'",
 }
 
 

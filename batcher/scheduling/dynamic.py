@@ -28,10 +28,12 @@ from shoal.batcher.scheduling.instances import Instances
 from shoal.batcher.scheduling.payload import Batch, Payload, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.deterministic import ALONE_KEY
 
 #: Reasons as plain ints, which cost less than members of an enum.
 _IDLE, _FULL, _PREFERRED = int(BatchReason.INSTANCE_IDLE), int(BatchReason.FULL), int(BatchReason.PREFERRED_SIZE)
 _DELAY, _SHAPE = int(BatchReason.DELAY_OVER), int(BatchReason.SHAPES_DIFFER)
+_ALONE = int(BatchReason.ALONE)
 _ONE = noted(1, _IDLE)
 
 
@@ -208,6 +210,7 @@ class DynamicBatchScheduler(Scheduler):
             if batch_rows in self._preferred_rows:
                 num_best = num_pending
         batch_rows = payload_rows + pending_rows
+        is_alone = shape_key >= ALONE_KEY  # no other request has this key, so none can be waited for
 
         is_delayed = self._delay_ns > 0
         is_exceeded = is_delayed and now_ns - oldest_ns >= self._delay_ns  # 3
@@ -216,9 +219,10 @@ class DynamicBatchScheduler(Scheduler):
             num_pending = num_best
             saturated = saturated or not is_delayed
             reason = _PREFERRED
-        elif num_pending == 0 or send_now or batch_rows >= self._max_preferred_rows:  # 5, 6
+        elif num_pending == 0 or send_now or is_alone or batch_rows >= self._max_preferred_rows:  # 5, 6
             saturated = True
             reason = _SHAPE if shape_differs else _FULL if send_now or batch_rows >= self._max_rows else _PREFERRED
+            reason = _ALONE if is_alone else reason
         elif is_delayed and not is_exceeded and (payload_rows == 0 or payload_rows in self._preferred_rows):  # not 7, 8
             self._wake_rows = self._preferred_rows[bisect_right(self._preferred_rows, batch_rows)] - payload_rows  # 9
             self._wake_shape_key = shape_key

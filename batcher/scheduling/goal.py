@@ -24,6 +24,7 @@ from shoal.batcher.scheduling.latency_curve import LatencyCurve
 from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.deterministic import ALONE_KEY
 
 #: The least share of all requests' wait that waiting must save (ours): expectations are no promises.
 _GAIN = 0.05
@@ -239,6 +240,8 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         wanted, limit = self.goal.rows_now(requests, rows, self._queue.rows, now_ns, in_a_hurry=in_a_hurry)
         if wanted < rows:
             reason = limit
+        elif requests[0].shape_key >= ALONE_KEY:  # no other request has this key, so none can be waited for
+            reason = BatchReason.ALONE
         elif reason == BatchReason.INSTANCE_IDLE and len(self._instances.idle) == 1:
             wait_ns = self.goal.wait_ns(rows, self._queue.oldest_arrival_ns(), now_ns)
             if wait_ns:

@@ -24,7 +24,8 @@ class QueuedRequest:
     key: int
     #: max(1, first dimension of the inputs); 1 if the model does not batch.
     rows: int
-    #: Equal for requests that may share a batch; 0 if the configuration fixes every shape.
+    #: Equal for requests that may share a batch; 0 if the configuration fixes every shape; from ALONE_KEY on
+    #: (shoal/deterministic.py) the request's own.
     shape_key: int
     #: Monotonic time at which the batcher accepted the request: the queue delay counts from here.
     arrival_ns: int

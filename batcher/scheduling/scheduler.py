@@ -10,6 +10,7 @@ from shoal.batcher.scheduling.goal import GoalBatchScheduler, GoalPolicySchedule
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue, QueuePolicy
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.model_config.determinism import Mode, mode
 from shoal.model_config.latency_target import latency_target_ms
 
 __all__ = ["Batch", "QueuedRequest", "Scheduler", "from_config"]
@@ -23,7 +24,8 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
     """
     if "sequence_batching" in config:
         return sequence.from_config(config, max_total_queue)
-    target_ms = latency_target_ms(config, default_target_ms)
+    is_alone = mode(config) is Mode.ALONE
+    target_ms = 0 if is_alone else latency_target_ms(config, default_target_ms)
     if "dynamic_batching" not in config and not target_ms:
         return DefaultScheduler(max_total_queue)
     batching = config.get("dynamic_batching", {})
@@ -31,6 +33,8 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
     preferred = tuple(map(int, batching.get("preferred_batch_size", ())))
     preferred = preferred or ((max_batch_size,) if max_batch_size > 0 else ())
     delay_ns = int(batching.get("max_queue_delay_microseconds", 0)) * 1000
+    if is_alone:  # a second request would exceed this, and a first one of more rows runs all the same
+        max_batch_size, preferred, delay_ns = 1, (1,), 0
     policy = QueuePolicy.from_config(batching.get("default_queue_policy", {}))
     if int(batching.get("priority_levels", 0)) > 0 or policy.default_timeout_ns > 0:
         queue = PolicyQueue.from_config(batching, max_total_queue)

@@ -29,6 +29,7 @@ from shoal.datatypes import (
     Datatype,
     encode_bytes_tensor,
 )
+from shoal.deterministic import alone_flag
 from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.frontend.grpc import wire
 from shoal.frontend.grpc.messages import service
@@ -164,7 +165,7 @@ def _parse_settings(parameters: Mapping[str, Any]) -> RequestSettings:
             own[key] = getattr(value, kind)
         else:
             raise _wrong_type(key, "int64_param, bool_param, or string_param")
-    return RequestSettings(own, binary_data_output=True, flags=flags, **found)
+    return RequestSettings(own, binary_data_output=True, flags=flags | alone_flag(own), **found)
 
 
 def _bool(value: Any, kind: str | None, key: str) -> bool:

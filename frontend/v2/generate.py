@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from shoal.datatypes import BY_WIRE
+from shoal.deterministic import alone_flag
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend import read_json as door
 from shoal.frontend.call import HandlerCall
@@ -183,7 +184,8 @@ class _Mapping:
         check_forwarded(forwarded)
         inputs, rows, shape_key = validate(self._signature, self._id, list(self.inputs.values()), ())
         parameters = {**self.parameters, **forwarded}
-        return PreparedRequest(self._entry, self._id, inputs, (), False, parameters, rows, shape_key, 0, 0)
+        flags = alone_flag(parameters)
+        return PreparedRequest(self._entry, self._id, inputs, (), False, parameters, rows, shape_key, 0, 0, flags=flags)
 
     def _take_nested(self, members: Any) -> None:
         if _NESTED in self._signature.inputs:

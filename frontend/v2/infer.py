@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from shoal.datatypes import BY_NAME, BYTES, encode_bytes_tensor
+from shoal.deterministic import alone_flag
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend import read_json as door
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
@@ -104,7 +105,7 @@ def parse_settings(members: Any) -> RequestSettings:
             )
         else:
             parameters[key] = parse_parameter(key, value)
-    return RequestSettings(parameters, flags=flags, **found)
+    return RequestSettings(parameters, flags=flags | alone_flag(parameters), **found)
 
 
 _FIELDS = {"priority": "priority", "timeout": "timeout_us"}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from shoal.deterministic import alone_flag
 from shoal.request import Parameters
 
 #: Triton's flags of a sequence's requests.
@@ -58,8 +59,10 @@ class RequestArguments:
 
     @property
     def flags(self) -> int:
-        """Triton's flags of a request in a sequence."""
-        return self.sequence_start * _START | self.sequence_end * _END
+        """Triton's flags of a request in a sequence, and ALONE. Raises InvalidArgumentError for a parameter
+        `deterministic` that is neither true nor false."""
+        flags = self.sequence_start * _START | self.sequence_end * _END
+        return flags | alone_flag(self.parameters) if self.parameters else flags
 
 
 _P = ParamSpec("_P")

@@ -14,6 +14,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.messages.to_client import ModelForgotten
 from shoal.model_config import sequences
 from shoal.model_config.autocomplete import ModelIO, needs_autocomplete
+from shoal.model_config.determinism import padded_rows
 from shoal.model_config.ensemble import LATEST, decoupled_steps, mismatches, steps
 from shoal.model_config.finish import finish_config
 from shoal.model_config.messages import Config
@@ -159,6 +160,7 @@ class SimulatedModels:
                 model = self._model(version, placement)
                 backend = self._backend(model)
                 backend.load(model, _device(placement))
+                backend.pad_batches(padded_rows(model.config))
                 if not isinstance(backend, InlinePythonBackend):
                     warm_up(backend, model, Signature.from_config(model.config))
                 name = placement.instance_name

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shoal.errors import InternalError, ShoalError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
@@ -72,6 +74,11 @@ class Backend(ABC):
         of them. The arrays of requests are read-only views of the clients' blocks, valid until `execute` returns.
         """
 
+    def pad_batches(self, rows: int) -> None:
+        """Pad all batches to this number of rows from now on, with zeros; 0: none. Called once, after `load`; the
+        configuration asks it of a BatchedBackend alone."""
+        del rows
+
     @property
     def takes_gpu_tensors(self) -> bool:
         """Whether the loaded model takes a client's tensors where they are on its own GPU: as `GpuTensor`s in
@@ -104,6 +111,12 @@ class BatchedBackend(Backend):
     #: Assembles the batches of a model with ragged or batch inputs; None if a batch is its requests' rows one below
     #: another.
     ragged: RaggedBatches | None = None
+    #: Rows that every batch is padded to, so that the model's operands always have one shape; 0: none are added.
+    padded_rows: int = 0
+
+    def pad_batches(self, rows: int) -> None:
+        """Pad all batches to this number of rows from now on."""
+        self.padded_rows = rows
 
     @abstractmethod
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -131,6 +144,9 @@ class BatchedBackend(Backend):
         if self.ragged is not None:
             self._execute_ragged(requests, answers, self.ragged)
             return
+        if self.padded_rows:
+            self._execute_padded(requests, answers)
+            return
         if len(requests) == 1 and self.stage is None:
             inputs, rows = requests[0].inputs, requests[0].parsed.rows
         else:
@@ -147,6 +163,15 @@ class BatchedBackend(Backend):
                 answers.drop()
             answers.add_batch(requests, outputs)
 
+    def _execute_padded(self, requests: Sequence[Request], answers: Answers) -> None:
+        requests = joinable(requests, answers)
+        if requests:
+            inputs = {name: with_rows(array, self.padded_rows) for name, array in gather(requests).items()}
+            answers.input_end_ns = time.monotonic_ns()
+            outputs = self.run(inputs)
+            answers.output_start_ns = time.monotonic_ns()
+            answers.add_batch(requests, outputs)  # which leaves out the rows behind those of the requests
+
     def _execute_ragged(self, requests: Sequence[Request], answers: Answers, ragged: RaggedBatches) -> None:
         requests = joinable(requests, answers, ragged.inputs)
         if requests:
@@ -155,6 +180,16 @@ class BatchedBackend(Backend):
             outputs = self.run(inputs)
             answers.output_start_ns = time.monotonic_ns()
             ragged.add(requests, outputs, answers)
+
+
+def with_rows(array: Array, rows: int) -> Array:
+    """A copy of an array with rows of zeros, or of empty strings, added up to `rows`; the array itself if it has as
+    many."""
+    if len(array) >= rows:
+        return array
+    padded: Array = np.full((rows, *array.shape[1:]), b"" if array.dtype == object else 0, array.dtype)
+    padded[: len(array)] = array
+    return padded
 
 
 def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.deterministic import ALONE
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.generation import respond
 from shoal.frontend.prepared import PreparedRequest
@@ -57,6 +58,14 @@ def tensors(request: PreparedRequest) -> dict[str, tuple[tuple[int, ...], bytes]
 
 
 # --- the request ---
+
+
+def test_a_deterministic_request_has_the_flag_and_keeps_the_parameter(model: ModelEntry) -> None:
+    for value, flags in ((True, ALONE), ("true", ALONE), (False, 0)):
+        asked = prepared(model, {"text": "a", "deterministic": value})
+        assert (asked.flags, asked.parameters) == (flags, {"deterministic": value})
+    with pytest.raises(InvalidArgumentError, match=r"^parameter 'deterministic' is 'maybe', must be true or false$"):
+        prepared(model, {"text": "a", "deterministic": "maybe"})
 
 
 def test_names_of_inputs_are_tensors_and_all_else_are_parameters(model: ModelEntry) -> None:

@@ -23,6 +23,7 @@ from triton_python_backend_utils.model_request import ModelRequest
 from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.datatypes import BY_WIRE, BYTES, encode_bytes_tensor
+from shoal.deterministic import alone_flag
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import ModelGoneError
 from shoal.request import Parameters
@@ -180,15 +181,16 @@ class BlsCall:
 
     def _ask(self) -> RawRequest:
         request, parents = self._request, self._parents
+        parameters = {**parents.trace_context(), **_context(request), **request._parameters}
         return RawRequest(
             request._request_id,
             [self._input(tensor) for tensor in request._inputs],
             tuple(request._requested_output_names),
-            {**parents.trace_context(), **_context(request), **request._parameters},
+            parameters,
             parents.priority(),
             request._timeout or parents.timeout_us(self._client.now_ns()),
             request._correlation_id,
-            request._flags,
+            request._flags | alone_flag(parameters),
             parents.answer_by_ns(),
         )
 

@@ -110,13 +110,13 @@ class PytorchBackend(BatchedBackend):
 
     @property
     def takes_gpu_tensors(self) -> bool:
-        """Whether the instance is on a GPU; batches with ragged inputs are assembled on the host."""
-        return self._transfers is not None and self.ragged is None
+        """Whether the instance is on a GPU; batches that are ragged or padded are assembled on the host."""
+        return self._transfers is not None and self.ragged is None and not self.padded_rows
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Run the batch; where clients' inputs lie on the instance's GPU, they are joined there, by a copy on the GPU,
         so that the model neither writes into a client's memory nor sees it change."""
-        if self._transfers is None or not any(request.parsed.on_gpu for request in requests):
+        if not self.takes_gpu_tensors or not any(request.parsed.on_gpu for request in requests):
             super().execute(requests, answers)
             return
         requests = joinable(requests, answers)

@@ -1,0 +1,279 @@
+"""Batch drift: how often, and how far, the company that a request had in its batch has changed its answer.
+
+A sample of the requests that were executed with others, at most one of a batch, is executed once more, alone, while the
+instance has nothing else to do, and the two answers are compared. Where they differ, the request runs alone a second
+time: a model that answers the same request alone in two ways is not steady by itself, and says nothing about company.
+With `batch_drift_share` (shoal/model_config/determinism.py); without it nothing here is imported. Runs in a worker.
+"""
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from shoal.datatypes import BF16, BY_WIRE, BYTES
+from shoal.request import InferOptions
+from shoal.workers.answers import Answers, RequestOutput
+from shoal.workers.backends.backend import Backend
+from shoal.workers.plans import OutputLayouts
+from shoal.workers.requests import ParsedRequest, Request
+from shoal.workers.tensors import Array
+
+_log = logging.getLogger(__name__)
+
+#: Samples that wait for an idle instance, and the most bytes of their inputs and answers together (ours).
+MAX_WAITING, MAX_BYTES = 8, 32 << 20
+#: Seconds without a batch after which an instance counts as idle (ours): between two batches under load it waits for
+#: well below a millisecond.
+IDLE_S = 0.01
+#: The share of an instance's time that audits may take at most (ours).
+MAX_LOAD = 0.05
+#: The upper bounds of the histograms' buckets: FP32 has 24 bits, so one unit in the last place is 6e-8 of a value.
+BOUNDS = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
+_NO_RECORD = (0,) * 16
+
+
+class Difference(NamedTuple):
+    """The largest absolute and relative difference between the elements of two answers; infinite where they differ in
+    what is no number: a shape, a string, infinity or NaN in one alone, an error in place of an answer."""
+
+    absolute: float
+    relative: float
+
+
+NOT_COMPARABLE = Difference(float("inf"), float("inf"))
+#: A request's outputs by name.
+RequestAnswer = Mapping[str, RequestOutput]
+
+
+def difference(one: RequestAnswer, other: RequestAnswer) -> Difference | None:
+    """How far two answers to one request differ; None if they have the same bits."""
+    if one == other:
+        return None
+    if one.keys() != other.keys():
+        return NOT_COMPARABLE
+    absolute = relative = 0.0
+    for name, output in one.items():
+        if output == other[name]:
+            continue
+        found = _between(output, other[name])
+        absolute, relative = max(absolute, found.absolute), max(relative, found.relative)
+    return Difference(absolute, relative)
+
+
+def _between(one: RequestOutput, other: RequestOutput) -> Difference:
+    datatype = BY_WIRE[one.datatype]
+    if (one.datatype, one.shape) != (other.datatype, other.shape) or datatype is BYTES:
+        return NOT_COMPARABLE
+    first, second = (_numbers(each) for each in (one, other))
+    is_nan = np.isnan(first)
+    if not np.array_equal(is_nan, np.isnan(second)):
+        return NOT_COMPARABLE
+    differs = ~is_nan & (first != second)
+    first, second = first[differs], second[differs]
+    if not first.size:  # signs of zeros, payloads of NaN
+        return Difference(0.0, 0.0)
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return NOT_COMPARABLE
+    with np.errstate(over="ignore"):  # of FP64 alone
+        gaps = np.abs(first - second)
+    scales = np.maximum(np.abs(first), np.abs(second))
+    return Difference(float(gaps.max()), float((gaps / scales).max()))
+
+
+def _numbers(output: RequestOutput) -> Array:
+    datatype = BY_WIRE[output.datatype]
+    if datatype is BF16:
+        return (np.frombuffer(output.data, np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return np.frombuffer(output.data, datatype.dtype).astype(np.float64)
+
+
+class DriftCounts(Protocol):
+    """Where an auditor counts."""
+
+    def audited(self) -> None:
+        """Count a request that was executed alone and compared."""
+        ...
+
+    def changed(self, difference: Difference) -> None:
+        """Count a request whose answer company has changed."""
+        ...
+
+    def unsteady(self) -> None:
+        """Count a request that has two answers alone."""
+        ...
+
+    def skipped(self) -> None:
+        """Count a chosen request that was not executed again."""
+        ...
+
+
+class DriftMetrics:
+    """The counts as metrics of the model, which the supervisor adds up over its instances."""
+
+    def __init__(self, model: str, version: int) -> None:
+        # Here, since it makes this process one with metrics of its own.
+        from triton_python_backend_utils.metrics import MetricFamily
+
+        labels = {"model": model, "version": str(version)}
+        counter, histogram = MetricFamily.COUNTER, MetricFamily.HISTOGRAM
+        families = [
+            MetricFamily(f"shoal_batch_drift_{name}", text, kind)
+            for name, text, kind in (
+                ("audited_total", "Requests of batches that were executed once more, alone, to compare", counter),
+                ("changed_total", "Requests whose answer company in the batch has changed", counter),
+                ("unsteady_total", "Requests that the model answered in two ways though they were alone", counter),
+                ("skipped_total", "Chosen requests that no idle time was left for, or no room", counter),
+                ("absolute", "Largest absolute difference of an element in a changed answer", histogram),
+                ("relative", "Largest relative difference of an element in a changed answer", histogram),
+            )
+        ]
+        self._families = families  # a family's series end with it
+        self._audited, self._changed, self._unsteady, self._skipped = (
+            family.Metric(labels).increment for family in families[:4]
+        )
+        self._absolute, self._relative = (
+            family.Metric(labels, buckets=list(BOUNDS)).observe for family in families[4:]
+        )
+
+    def audited(self) -> None:
+        """Count a request that was executed alone and compared."""
+        self._audited(1)
+
+    def changed(self, difference: Difference) -> None:
+        """Count a request whose answer company has changed."""
+        self._changed(1)
+        if isfinite(difference.absolute):
+            self._absolute(difference.absolute)
+            self._relative(difference.relative)
+
+    def unsteady(self) -> None:
+        """Count a request that has two answers alone."""
+        self._unsteady(1)
+
+    def skipped(self) -> None:
+        """Count a chosen request that was not executed again."""
+        self._skipped(1)
+
+
+class _Sample(NamedTuple):
+    """A request as it came, in memory of the auditor's own, and the answer that it got in company."""
+
+    parsed: ParsedRequest
+    options: InferOptions
+    block: bytes
+    answer: RequestAnswer
+    nbytes: int
+
+
+class BatchDriftAuditor:
+    """The auditor of one instance: chooses requests, and executes them again when the loop has nothing to do."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        plans: OutputLayouts,
+        instance: str,
+        share: float,
+        counts: DriftCounts,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`share` of the requests that have company are chosen; `chance` returns numbers from 0 to below 1."""
+        self._backend = backend
+        self._plans = plans
+        self._instance = instance
+        self._share = share
+        self._counts = counts
+        self._chance = chance
+        # Changed by note and run.
+        self._waiting = deque[_Sample]()
+        self._nbytes = 0
+        self._due_ns = 0
+        self._has_warned = False
+
+    def note(self, requests: Sequence[Request], answers: Answers) -> None:
+        """Choose among the requests of an executed batch, before its answers are written; the chosen one is copied,
+        with its answer. Raises nothing: the batch's answers do not depend on it."""
+        if len(requests) < 2:
+            return
+        drawn = self._chance() / min(1.0, self._share * len(requests))
+        if drawn >= 1:
+            return
+        try:
+            self._keep(requests[int(drawn * len(requests))], answers)
+        except Exception:  # noqa: BLE001 - see above
+            self._counts.skipped()
+            self._warn("a request could not be kept to be executed again")
+
+    def _keep(self, request: Request, answers: Answers) -> None:
+        parsed = request.parsed
+        answer = None if parsed.lent else answers.outputs_of(request.position)
+        if answer is None:  # it failed, a thread of the model answers it, or its tensors are in others' memory
+            self._counts.skipped()
+            return
+        nbytes = parsed.end + sum([len(output.data) for output in answer.values()])
+        if len(self._waiting) >= MAX_WAITING or self._nbytes + nbytes > MAX_BYTES:
+            self._counts.skipped()
+            return
+        self._waiting.append(_Sample(parsed, request.options, bytes(request.block[: parsed.end]), answer, nbytes))
+        self._nbytes += nbytes
+
+    def next_wait_s(self, wait_s: float | None) -> float | None:
+        """How long the loop waits before it asks `is_due`; without a sample, as long as it would anyway."""
+        if not self._waiting:
+            return wait_s
+        mine_s = max(IDLE_S, (self._due_ns - time.monotonic_ns()) / 1e9)
+        return mine_s if wait_s is None else min(wait_s, mine_s)
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether a sample waits, and audits have not taken more than their share of the time."""
+        return bool(self._waiting) and now_ns >= self._due_ns
+
+    def run(self) -> None:
+        """Execute the oldest sample alone, and compare. Raises nothing: the instance goes on."""
+        start_ns = time.monotonic_ns()
+        sample = self._waiting.popleft()
+        self._nbytes -= sample.nbytes
+        try:
+            self._compare(sample)
+        except Exception:  # noqa: BLE001 - see above
+            self._counts.skipped()
+            self._warn("an answer could not be compared")
+        end_ns = time.monotonic_ns()
+        self._due_ns = end_ns + int((end_ns - start_ns) * (1 / MAX_LOAD - 1))
+
+    def _compare(self, sample: _Sample) -> None:
+        alone = self._answer(sample)
+        found = difference(sample.answer, alone)
+        is_steady = found is None or difference(alone, self._answer(sample)) is None
+        self._counts.audited()
+        if not is_steady:
+            self._counts.unsteady()
+        elif found is not None:
+            self._counts.changed(found)
+
+    def _answer(self, sample: _Sample) -> RequestAnswer:
+        """The answer to a sample that is executed alone; nothing in place of an error. Like a warm-up, the request has
+        no key, no deadline and no client."""
+        block = memoryview(sample.block)
+        parsed = sample.parsed
+        tensors = None if parsed.is_plain else parsed.open_here(block)
+        request = Request(0, parsed, block, tensors, _NO_RECORD, lambda _key: False, sample.options)
+        answers = Answers(1, self._plans)
+        try:
+            self._backend.execute([request], answers)
+            answers.wait_for_senders()
+            return answers.outputs_of(0) or {}
+        except Exception:  # noqa: BLE001 - whatever a model raises when it is asked alone
+            self._warn("a request that was answered in a batch fails alone, which counts as changed by company")
+            return {}
+
+    def _warn(self, what: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("instance '%s': %s; further failures are not logged", self._instance, what, exc_info=True)
