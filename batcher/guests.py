@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import ClientPeer, OpenRequest, ScheduledModel, WorkerPeer
+from shoal.model_config.ragged_batching import MAX_LENGTH
 from shoal.shm.layout import SPAN_MASK, LayoutError, R, ref_owner
 from shoal.shm.ring import Record
 
@@ -42,6 +43,8 @@ def checked(client: ClientPeer, model: ScheduledModel, record: Record, now_ns: i
         raise LayoutError(f"guest {client.owner} has the priority {priority}, the timeout {timeout_us}")
     if not now_ns - _MAX_AGE_NS < start_ns <= now_ns:
         start_ns = now_ns
+    if model.signature is not None and model.signature.lengths:
+        return min(max(1, shape_key), MAX_LENGTH), start_ns  # the worker pads to the lengths that it sees
     # A false shape key would batch tensors that do not fit together; so a guest's requests are batched with its own
     # only, unless the model has only one key.
     shape_key = 0 if model.is_fixed else hash((client.owner, shape_key)) & _MAX_INT64 or 1

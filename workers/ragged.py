@@ -68,6 +68,11 @@ class RaggedBatches:
         """Whether the model has any such batches."""
         return bool(self.inputs or self._kinds or self.scattered)
 
+    def joinable(self, requests: Sequence[Request], answers: Answers) -> Sequence[Request]:
+        """Those of the requests that can be assembled, as far as that is a matter of one request; others fail."""
+        del answers
+        return requests
+
     def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
         """All inputs of the model, for these requests as one batch."""
         gathered = {

@@ -28,12 +28,13 @@ from shoal.process import EXIT_DEVICE_LOST, die_with_parent, ignore_group_signal
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
-from shoal.workers.backends.backend import Backend, BackendModel, Device
+from shoal.workers.backends.backend import Backend, BackendModel, BatchedBackend, Device
 from shoal.workers.faults import DeviceLostError
 from shoal.workers.loop import Auditor, Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import WorkerOversizeBlocks
+from shoal.workers.padding import PaddedBatches, PaddingMetrics
 from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import NO_GPU
 from shoal.workers.sequences import SequenceTensors
@@ -127,6 +128,8 @@ def load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
     tensors = SequenceTensors(config, model.version_dir) if "sequence_batching" in config else None
     warm_up(backend, model, Signature.from_config(sequences.with_sequence_tensors(config)))
     signature = Signature.from_config(config)
+    if isinstance(backend, BatchedBackend) and isinstance(backend.ragged, PaddedBatches):
+        backend.ragged.counts = PaddingMetrics(model.name, model.version)
     return backend, signature, tensors, _auditor(backend, model, signature)
 
 

@@ -28,6 +28,7 @@ class BatchReason(IntEnum):
     COMPANY_CAME = 8
     COMPANY_FAILED = 9
     ALONE = 10
+    PADDING = 11
 
 
 #: The reasons in words, for `shoal explain`.
@@ -43,6 +44,7 @@ MEANINGS = {
     BatchReason.COMPANY_CAME: "the requests that were worth waiting for had come",
     BatchReason.COMPANY_FAILED: "the requests that were worth waiting for had not come in time",
     BatchReason.ALONE: "the request was to run alone, by its parameter 'deterministic'",
+    BatchReason.PADDING: "the others that waited had other lengths, for which padding was not worth it",
 }
 
 

@@ -7,11 +7,13 @@ from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.default import DefaultScheduler
 from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, PolicyBatchScheduler
 from shoal.batcher.scheduling.goal import GoalBatchScheduler, GoalPolicyScheduler
+from shoal.batcher.scheduling.lengths import LengthBatchScheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue, QueuePolicy
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 from shoal.model_config.determinism import Mode, mode
 from shoal.model_config.latency_target import latency_target_ms
+from shoal.model_config.ragged_batching import lengths
 
 __all__ = ["Batch", "QueuedRequest", "Scheduler", "from_config"]
 
@@ -45,6 +47,9 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
         # Triton's rule below is not TorchServe's: an instance whose executions are short gets some ahead.
         return DefaultScheduler(max_total_queue, policy.max_queue_size)
     fifo = RequestQueue(policy.max_queue_size, max_total_queue)
+    by_length = lengths(config)
+    if by_length is not None and not is_alone:
+        return LengthBatchScheduler(max_batch_size, by_length, delay_ns, fifo)
     if target_ms:
         return GoalBatchScheduler(max_batch_size, target_ms * 1_000_000, fifo)
     # Triton's rule: if requests can be refused or may shorten a timeout, they stay queued until they can really run.

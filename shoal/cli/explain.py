@@ -61,7 +61,25 @@ def _how(version: Row) -> str:
             f"batched so that answers take at most {version['latency_target_ms']} ms; "
             f"{version['arrivals_per_s']:g} rows arrive per second"
         )
+    if version["scheduler"] == "lengths":
+        return f"{_BY_LENGTH[version['strategy']]}; {_padding(version)}"
     return _HOW[version["scheduler"]]
+
+
+def _padding(version: Row) -> str:
+    """What was wasted, and what is weighed against it."""
+    fixed = version["fixed_elements"]
+    known = "not known yet" if fixed is None else "any number of elements" if fixed < 0 else f"{fixed:,.0f} elements"
+    return (
+        f"{version['padding_share']:.1%} of what was executed was padding; another execution costs as much as: {known}"
+    )
+
+
+_BY_LENGTH = {
+    "pad": "batched by length, padded where that costs less than another execution",
+    "bucket": "batched by length, each bucket by itself",
+    "pack": "batched by elements, not padded",
+}
 
 
 def _sizes(version: Row) -> list[list[str]]:

@@ -15,6 +15,7 @@ from shoal.model_config import (
     execution_timeout,
     latency_target,
     model_metrics,
+    ragged_batching,
     recycling,
     scaling,
     sequences,
@@ -179,11 +180,11 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
 _UNFINISHED: tuple[Rule, ...] = (
     disagreements, ensemble.faults, file_names, warmup_files, delay_and_order, queue_policies, instance_groups,
     sequences.faults, sequence_delay, sequence_files, execution_timeout.faults, latency_target.faults, recycling.faults,
-    scaling.faults, model_metrics.faults, response_cache, shadow.faults, determinism.faults,
+    scaling.faults, model_metrics.faults, response_cache, shadow.faults, determinism.faults, ragged_batching.faults,
 )  # fmt: skip
 _FINISHED: tuple[Rule, ...] = (
     *_UNFINISHED, batch_size, tensors, labels, preferred_sizes, latency_target.faults_when_finished,
-    determinism.faults_when_finished,
+    determinism.faults_when_finished, ragged_batching.faults_when_finished,
     warmup.faults, batch_io.faults,
 )  # fmt: skip
 

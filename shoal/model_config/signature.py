@@ -4,13 +4,14 @@ Front ends, the batcher and workers import this, so it is light and knows no pro
 a signature, workers gather rows by it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shoal.datatypes import BY_CONFIG_NAME, Datatype
 from shoal.errors import InternalError
 from shoal.model_config import sequences
 from shoal.model_config.messages import Config
+from shoal.model_config.ragged_batching import length_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Signature:
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     sequences: SequenceSpec | None = None  # None: the model has no sequences
+    lengths: Mapping[str, int] = field(default_factory=dict)  # ragged_batching.length_axes; empty: lengths do not count
 
     @classmethod
     def from_config(cls, config: Config) -> "Signature":
@@ -59,6 +61,7 @@ class Signature:
             inputs=_specs(config["input"]),
             outputs=_specs(config["output"]),
             sequences=_sequence_spec(config),
+            lengths=length_axes(config),
         )
 
 

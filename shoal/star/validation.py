@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
+from shoal.model_config.ragged_batching import ALL
 from shoal.model_config.signature import SequenceSpec, Signature, TensorSpec, reshaped
 from shoal.shm.client_regions import RegionSlice
 from shoal.shm.cuda_regions import CudaSlice
@@ -68,7 +69,8 @@ def validate(
     """Validate a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
 
     The shape key is 0 if every input is present and of fixed size, else a hash, equal in every process, of the sizes
-    that the configuration leaves open in inputs that are not ragged, and of which inputs are present.
+    that the configuration leaves open in inputs that are not ragged, and of which inputs are present. With `lengths` of
+    the signature it is the request's length, at least 1.
     """
     model = signature.name
     for name in outputs:
@@ -98,6 +100,8 @@ def validate(
         prepared.append(PreparedInput(each.name, spec.datatype, seen, each.data))
     if signature.sequences is not None:
         check_sequence(signature.sequences, model, request_id, rows, correlation_id)
+    if signature.lengths:
+        return Validated(tuple(prepared), max(1, rows), _length(signature, request_id, inputs))
     return Validated(tuple(prepared), max(1, rows), _shape_key(signature, inputs, variable))
 
 
@@ -217,6 +221,24 @@ def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: di
         shape = variable.get(name, ())
         words += (int(name in present), len(shape), *shape)
     return hash(tuple(words)) & _MAX_INT64 or 1
+
+
+def _length(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> int:
+    """The length of a request, which all its inputs with a length share; of packed inputs, the elements of the largest.
+    Raises InvalidArgumentError."""
+    axes = signature.lengths
+    packed = [prod(each.shape) for each in inputs if axes.get(each.name) == ALL]
+    if packed:
+        return max(1, *packed)
+    found = {each.name: each.shape[1 + axes[each.name]] for each in inputs if each.name in axes}
+    length = max(found.values())
+    for name, other in found.items():
+        if other != length:
+            raise InvalidArgumentError(
+                f"{log_prefix(request_id)}inputs of model '{signature.name}' are padded together and must have one "
+                f"length, but input '{name}' has {other}, and another one has {length}"
+            )
+    return max(1, length)
 
 
 def check_bytes_elements(data: memoryview, expected: int, name: str, model: str) -> str | None:

@@ -4,6 +4,7 @@ import pytest
 
 from shoal.batcher.guests import GUEST_HOLDS_NS, MAX_HEADER_BYTES, is_fixed
 from shoal.messages.from_batcher import ProcessDistrusted
+from shoal.model_config.signature import Signature
 from shoal.shm import layout
 from shoal.shm.layout import B
 from tests.batcher.fuzz import Fuzz
@@ -123,6 +124,20 @@ def test_two_guests_share_a_batch_only_where_all_requests_look_alike() -> None:
         worker = star.add_worker(WORKER, model)
         star.exchange.step(NOW)
         assert [item[B.COUNT] for item in worker.received()] == ([2, 2] if fixed else [1])
+
+
+def test_of_a_padded_model_a_guests_length_is_bounded_and_it_shares_a_batch() -> None:
+    star = Star()
+    model = star.add_model(MODEL, {**BATCHED, "parameters": {"ragged": {"string_value": "pad"}}})
+    model.signature = Signature("m", 4, {}, {}, lengths={"X": 0})
+    model.max_rows = 4
+    guests = [star.add_client(owner, is_guest=True) for owner in (GUEST, OTHER)]
+    for guest, length in zip(guests, (9, 2**63), strict=True):
+        guest.send(*request(1, block=layout.pack_ref(guest.owner, 3, 1), key=length))
+        guest.send(*request(2, block=layout.pack_ref(guest.owner, 3, 1), key=8))
+    worker = star.add_worker(WORKER, model)
+    star.exchange.step(NOW)
+    assert [item[B.COUNT] for item in worker.received()] == [3, 3, 3]  # and the other one by itself
 
 
 def test_which_models_requests_all_look_alike() -> None:

@@ -1,12 +1,15 @@
 """Core validation: each rule's sentence, the order of the rules, rows, shape keys and reshapes."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
 
-from shoal.datatypes import BY_NAME, num_elements
+from shoal.datatypes import BY_NAME, INT32, num_elements
 from shoal.errors import InvalidArgumentError
+from shoal.model_config.ragged_batching import ALL
+from shoal.model_config.signature import Signature, TensorSpec
 from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput, validate
 
@@ -231,3 +234,38 @@ def test_the_shape_key_is_the_same_in_every_process(make_entry: Make) -> None:
     assert validate(make_entry("m", 8, OPEN).signature, "", inputs, []).shape_key == hash((1, 2, 5, 2, 1, 1, 7)) & (
         2**63 - 1
     )
+
+
+LENGTHS = {"IDS": 0, "EMBEDDED": 1}
+
+
+def of_lengths(**shapes: tuple[int, ...]) -> int:
+    """The shape key of a request to a model whose requests are padded to one length."""
+    specs = {
+        "IDS": TensorSpec("IDS", INT32, (-1,), None, False, False, ""),
+        "EMBEDDED": TensorSpec("EMBEDDED", INT32, (2, -1), None, False, False, ""),
+        "LABEL": TensorSpec("LABEL", INT32, (1,), None, False, False, ""),
+    }
+    asked = [ParsedInput(name, INT32, shape, memoryview(bytes(4 * prod(shape))), -1) for name, shape in shapes.items()]
+    return validate(Signature("m", 4, specs, {}, lengths=LENGTHS), "7", asked, ()).shape_key
+
+
+def test_of_a_padded_model_the_length_is_the_shape_key() -> None:
+    assert of_lengths(IDS=(2, 5), EMBEDDED=(2, 2, 5), LABEL=(2, 1)) == 5
+    assert of_lengths(LABEL=(2, 1), EMBEDDED=(2, 2, 9), IDS=(2, 9)) == 9
+    assert of_lengths(IDS=(2, 0), EMBEDDED=(2, 2, 0), LABEL=(2, 1)) == 1
+
+
+def test_a_request_of_two_lengths_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        of_lengths(IDS=(2, 5), EMBEDDED=(2, 2, 6), LABEL=(2, 1))
+    assert str(refusal.value) == (
+        "[request id: 7] inputs of model 'm' are padded together and must have one length, but input 'IDS' has 5, and "
+        "another one has 6"
+    )
+
+
+def test_of_a_packed_model_the_elements_of_the_largest_input_count() -> None:
+    specs = {name: TensorSpec(name, INT32, (-1,), None, False, True, "") for name in "AB"}
+    asked = [ParsedInput(name, INT32, (2, n), memoryview(bytes(8 * n)), -1) for name, n in (("A", 3), ("B", 5))]
+    assert validate(Signature("m", 4, specs, {}, lengths={"A": ALL, "B": ALL}), "", asked, ()).shape_key == 10

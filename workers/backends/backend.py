@@ -173,7 +173,7 @@ class BatchedBackend(Backend):
             answers.add_batch(requests, outputs)  # which leaves out the rows behind those of the requests
 
     def _execute_ragged(self, requests: Sequence[Request], answers: Answers, ragged: RaggedBatches) -> None:
-        requests = joinable(requests, answers, ragged.inputs)
+        requests = ragged.joinable(joinable(requests, answers, ragged.inputs), answers)
         if requests:
             inputs = ragged.gather(requests)
             answers.input_end_ns = time.monotonic_ns()

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from shoal.workers.backends import file_checks, onnxruntime_checks
 from shoal.workers.backends.backend import BackendModel, BatchedBackend, Device
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
 from shoal.workers.backends.output_shapes import OutputShapes
-from shoal.workers.ragged import RaggedBatches
+from shoal.workers.padding import ragged_batches
 from shoal.workers.requests import Stage
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
@@ -90,13 +90,14 @@ class OnnxruntimeBackend(BatchedBackend):
         signature = Signature.from_config(model.config)
         model_io = self.describe(model, device)
         initializers = _io_tensors(self._session.get_overridable_initializers())
-        ragged = RaggedBatches(model.config)
-        self.ragged = ragged or None
-        file_checks.check(signature, model_io, initializers, ragged.made, ragged.scattered)
+        self.ragged = ragged = ragged_batches(model.config)
+        made: Mapping[str, Datatype] = {} if ragged is None else ragged.made
+        scattered: Collection[str] = () if ragged is None else ragged.scattered
+        file_checks.check(signature, model_io, initializers, made, scattered)
         tensors = (*model_io.inputs, *model_io.outputs, *initializers)
         specs = (*signature.inputs.values(), *signature.outputs.values())
         self._signature = signature
-        self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(ragged.made)
+        self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(made)
         self._output_names = list(signature.outputs)
         dims = {spec.name: spec.model_dims for spec in specs}
         self._scalars = {tensor.name: dims.get(tensor.name, (1,)) for tensor in tensors if tensor.dims == ()}

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from shoal.workers.backends.pytorch import programs
 from shoal.workers.backends.pytorch.transfers import Transfers
 from shoal.workers.backends.pytorch_options import PytorchSettings, settings
 from shoal.workers.cuda_regions import GpuTensor
-from shoal.workers.ragged import RaggedBatches
+from shoal.workers.padding import ragged_batches
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import smallest_inputs
@@ -64,9 +64,9 @@ class PytorchBackend(BatchedBackend):
         chosen = settings(model, device)
         _set_up_process(chosen)
         self._signature = signature = Signature.from_config(model.config)
-        ragged = RaggedBatches(model.config)
-        self.ragged = ragged or None
-        self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(ragged.made)
+        self.ragged = ragged = ragged_batches(model.config)
+        made: Mapping[str, Datatype] = {} if ragged is None else ragged.made
+        self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(made)
         self._device = _torch_device(model, device)
         if self._device is not None and self._device.type == "cuda":
             self._transfers = Transfers.of_gpu(self._device)
