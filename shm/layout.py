@@ -378,8 +378,7 @@ class E:
     END: Final = 13  # behind the last word
 
 
-#: Most unread CHILD_TRACE records in a ring. Ours: steps of 20 µs that end while a lane is busy for 10 ms; 64 KiB per
-#: client.
+#: Most unread CHILD_TRACE records in a ring, 64 KiB. Ours: steps of 20 µs that end while a lane is busy for 10 ms.
 MAX_UNREAD_CHILD_TRACES = 512
 
 
