@@ -1,48 +1,68 @@
-"""Entry of a companion of a worker: a further rank of a handler that runs in several processes (ranks.py).
+"""A companion of a worker: a further rank of a handler that runs in several processes (ranks.py).
 
-Exec'd by the worker as `python -m shoal.workers.backends.torchserve.rank`. It loads the handler as the worker does, and
-executes each batch that the worker sends; what the handler returns is dropped. It ends with the worker.
+A fork of the worker, which becomes a process of its own here. It loads the handler as the worker does, and executes
+each batch that the worker sends; what the handler returns is dropped. It ends with the worker.
 """
 
-import faulthandler
-import logging
 import os
 import sys
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import msgpack
 
 from shoal.errors import ShoalError
-from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.process import die_with_parent, finish, set_title
 from shoal.workers.backends.backend import BackendModel, Device
-from shoal.workers.backends.torchserve.backend import TorchserveBackend
-from shoal.workers.backends.torchserve.ranks import FD_VARIABLE, pack
-
-_log = logging.getLogger("shoal.workers.backends.torchserve.rank")
 
 
-def main() -> int:
-    """Run the process; returns its exit status."""
-    die_with_parent()
-    faulthandler.enable()
-    ignore_group_signals()
-    rank = os.environ["RANK"]
-    set_title(f"worker {sys.argv[1]} rank {rank}")
-    connection = Connection(int(os.environ.pop(FD_VARIABLE)))
+def become(number: int, worker: int, connection: Connection, model: BackendModel, device: Device) -> NoReturn:
+    """Turn a copy of the worker into the rank of this number. Does not return: what called it is the worker's."""
+    status = 1
     try:
-        model, device = msgpack.unpackb(connection.recv_bytes(), use_list=False)
+        die_with_parent(worker)
+        set_title(f"worker {model.instance_name} rank {number}")
+        _close_sockets(connection.fileno())
+        numpy_random = sys.modules.get("numpy.random")  # Python's own generator reseeds itself
+        if numpy_random is not None:
+            numpy_random.seed()
+        status = _run(connection, model, device)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:  # noqa: BLE001 - the rim of this process
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        try:
+            finish()
+        finally:
+            os._exit(status)
+
+
+def _run(connection: Connection, model: BackendModel, device: Device) -> int:
+    """Load the handler, and execute batches until the worker has ended, or unloads the model."""
+    from shoal.workers.backends.torchserve.backend import TorchserveBackend  # which imports this module's importer
+
+    try:
         backend = TorchserveBackend()
         try:
-            backend.load_rank(BackendModel(*model), Device(*device))
+            backend.load_rank(model, device)
         except ShoalError as error:
-            connection.send_bytes(pack(str(error)))
+            connection.send_bytes(msgpack.packb(str(error)))
             connection.recv_bytes()  # until the worker, which reports the error, has ended
-        connection.send_bytes(pack(""))
+        connection.send_bytes(msgpack.packb(""))
         while True:
             backend.execute_rank(msgpack.unpackb(connection.recv_bytes(), use_list=False))
     except (EOFError, OSError):
-        return 0  # the worker has ended, or unloads the model
+        return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _close_sockets(kept: int) -> None:
+    """Close the worker's sockets, of which its connection to the supervisor is one; not this process's output, which
+    may be a socket, nor what is kept. No object of the worker's that has one of them is used or finalised any more."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        try:
+            if fd > 2 and fd != kept and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.close(fd)
+        except OSError:
+            continue  # that of the listing itself

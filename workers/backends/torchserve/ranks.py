@@ -1,38 +1,54 @@
 """A handler in several processes, as torchrun starts them: this worker is rank 0, its companions are the other ranks.
 
-    worker ── what to load, each batch ──► rank 1, rank 2, …          rank ── loaded, or why not ──► worker
+    worker ── each batch ──► rank 1, rank 2, …          rank ── loaded, or why not ──► worker
 
 All load the handler at the same time, so that `torch.distributed.init_process_group` finds them all; only the worker
 answers. With pipelines (pp) only the worker gets batches, with tensor parallelism (tp, pptp) every rank does. A rank
-that ends takes the worker with it, which is started again with all of them. Runs in a worker; rank.py is the other end.
+that ends takes the worker with it, which is started again with all of them.
+
+Ranks are forked by the worker before it imports the handler: it has one thread then and maps no segment, and a zygote
+may have imported torch for all of them. Runs in a worker; rank.py is what a rank does.
 """
 
 import logging
 import os
 import select
+import signal
 import socket
-import subprocess
-import sys
 import threading
+import warnings
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from typing import Any, TypeAlias
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import NamedTuple, TypeAlias
 
 import msgpack
 
-from shoal.control import ADDRESS_VARIABLE
 from shoal.errors import InternalError
 from shoal.workers.backends.backend import BackendModel, Device
+from shoal.workers.backends.torchserve import rank
 from shoal.workers.backends.torchserve.archive import Launch
 
 _log = logging.getLogger(__name__)
 
-#: Names the descriptor of a rank's connection to its worker.
-FD_VARIABLE = "SHOAL_RANK_FD"
 _EXIT_S = 5.0  # for a rank to end by itself when its model is unloaded (ours)
 _TOLD_S = 5.0  # for this process to learn of a rank that cannot load; else it waits for that rank itself (ours)
 #: A request as ranks get it: the tensor in wire form, the parameter `ts` or None, the id.
 RankRequest: TypeAlias = tuple[bytes, str | None, str]
+
+
+class _Process(NamedTuple):
+    """The process of a rank."""
+
+    pid: int
+    end: int  # a pidfd: readable when the process has ended
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for the end of the process, which is killed after the limit."""
+        if not select.select([self.end], [], [], limit_s)[0]:
+            signal.pidfd_send_signal(self.end, signal.SIGKILL)
+        with suppress(ChildProcessError):  # the handler has waited for any child of its process
+            os.waitpid(self.pid, 0)
 
 
 class Ranks:
@@ -41,7 +57,7 @@ class Ranks:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         # Changed by start and close.
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[_Process] = []
         self._connections: list[Connection] = []
         self._is_closing = False
         # Changed by the watching thread, and by wait_until_loaded.
@@ -49,20 +65,23 @@ class Ranks:
         self._all_loaded, self._is_told = threading.Event(), threading.Event()
 
     def start(self, model: BackendModel, device: Device) -> None:
-        """Start the other ranks and have them load; sets the environment in which this process is rank 0."""
-        port = _free_port()
-        for rank in range(1, self._launch.num_processes):
-            ours, theirs = socket.socketpair()
-            with ours, theirs:
-                variables = {**os.environ, **self._environment(rank, port), FD_VARIABLE: str(theirs.fileno())}
-                variables.pop(ADDRESS_VARIABLE, None)
-                command = [sys.executable, "-m", "shoal.workers.backends.torchserve.rank", model.instance_name]
-                process = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-                self._processes.append(process)
-                self._connections.append(Connection(ours.detach()))
-        order = [list(_fields(model)), list(_fields(device))]
-        for connection in self._connections:
-            connection.send_bytes(pack(order))
+        """Start the other ranks and have them load; sets the environment in which this process is rank 0. Raises
+        InternalError where the system starts no further process."""
+        port, worker = _free_port(), os.getpid()
+        for number in range(1, self._launch.num_processes):
+            ours, theirs = Pipe()
+            try:
+                pid = _fork()
+            except OSError as error:
+                raise InternalError(f"rank {number} of the handler cannot be started: {error.strerror}") from error
+            if not pid:
+                for connection in (ours, *self._connections):
+                    connection.close()
+                os.environ.update(self._environment(number, port))
+                rank.become(number, worker, theirs, model, device)
+            theirs.close()
+            self._processes.append(_Process(pid, os.pidfd_open(pid)))
+            self._connections.append(ours)
         os.environ.update(self._environment(0, port))
         threading.Thread(target=self._watch, name="shoal-ranks", daemon=True).start()
 
@@ -77,7 +96,7 @@ class Ranks:
         """Send a batch to the other ranks, if they get batches."""
         if not self._launch.shares_batches:
             return
-        packed = pack(list(batch))
+        packed = msgpack.packb(list(batch))
         for connection in self._connections:
             connection.send_bytes(packed)
 
@@ -87,18 +106,14 @@ class Ranks:
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            try:
-                process.wait(_EXIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(_EXIT_S)
 
-    def _environment(self, rank: int, port: int) -> dict[str, str]:
+    def _environment(self, number: int, port: int) -> dict[str, str]:
         """The variables by which torch.distributed finds the others, as torchrun sets them on one machine."""
-        number = str(self._launch.num_processes)
+        own, all_of_them = str(number), str(self._launch.num_processes)
         return {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number,
-            "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": number,
+            "RANK": own, "LOCAL_RANK": own, "WORLD_SIZE": all_of_them, "LOCAL_WORLD_SIZE": all_of_them,
+            "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": own, "ROLE_WORLD_SIZE": all_of_them,
             "ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
             "OMP_NUM_THREADS": str(self._launch.num_threads),
@@ -111,19 +126,19 @@ class Ranks:
         while missing and not self._fault:
             for connection in wait(list(missing)):
                 assert isinstance(connection, Connection)
-                rank = missing.pop(connection)
+                number = missing.pop(connection)
                 try:
                     reason = msgpack.unpackb(connection.recv_bytes())
                 except (EOFError, OSError):
                     reason = "it has ended"
                 if reason:
-                    self._fault = f"rank {rank} of the handler cannot load it: {reason}"
+                    self._fault = f"rank {number} of the handler cannot load it: {reason}"
         self._all_loaded.set()
         if self._fault:
             if not self._is_told.wait(_TOLD_S):
                 self._end(self._fault)
             return
-        ends = {os.pidfd_open(process.pid): rank for rank, process in enumerate(self._processes, 1)}
+        ends = {process.end: number for number, process in enumerate(self._processes, 1)}
         ready, _, _ = select.select(list(ends), [], [])
         if not self._is_closing:
             self._end(f"rank {ends[ready[0]]} of the handler has ended; its worker ends with it")
@@ -133,13 +148,11 @@ class Ranks:
         os._exit(1)
 
 
-def pack(value: object) -> bytes:
-    """A message between a worker and its companions; `msgpack.unpackb` reads it."""
-    return msgpack.packb(value)  # type: ignore[no-any-return]
-
-
-def _fields(value: Any) -> Sequence[Any]:
-    return [getattr(value, name) for name in value.__dataclass_fields__]
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # From 3.12 on Python warns of threads, which it miscounts where a process's title has spaces.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _free_port() -> int:
