@@ -1,4 +1,8 @@
-"""TorchServe's built-in handlers on random weights, against the same models in this process."""
+"""TorchServe's built-in handlers on random weights, against the same models in this process: archives that the command
+`torchserve` serves, asked over HTTP with `requests` and over gRPC with the stubs of TorchServe's files.
+
+Here, too, is what else needs torch, since its import is dear: ranks that share tensors by gloo.
+"""
 
 import base64
 import io
@@ -9,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
 import torch
 from PIL import Image
 
-from tests.end_to_end.asking import fetch
-from tests.end_to_end.server import Server, serving_to_the_end
-from tests.end_to_end.test_torchserve_backend import predict, refusal
+from tests.end_to_end.server import DEADLINE_S
 from tests.end_to_end.torch_archives import (
     DETECTOR,
     RESNET,
@@ -27,7 +30,9 @@ from tests.end_to_end.torch_archives import (
     picture,
     save_script,
 )
-from tests.end_to_end.torchserve_models import add_handler
+from tests.end_to_end.torchserve_listeners import TorchServe, torchserve_command
+from tests.end_to_end.torchserve_models import add_handler, pack
+from tests.end_to_end.torchserve_stubs import INFERENCE, Stub
 
 #: What users write most: a handler of their own, with the model's loading inherited.
 DERIVED = """
@@ -47,6 +52,22 @@ class Doubling(BaseHandler):
     def postprocess(self, output):
         return [{"sum": value} for value in output.sum(dim=1).tolist()]
 """
+#: Each rank multiplies what comes by its own number, from 1; the answer is the sum over all ranks.
+SUMMING = """
+import torch
+import torch.distributed as dist
+
+
+class Summing:
+    def initialize(self, context):
+        dist.init_process_group("gloo")
+
+    def handle(self, data, context):
+        total = torch.tensor([float(bytes(row["body"])) * (dist.get_rank() + 1) for row in data])
+        dist.all_reduce(total)
+        return [{"total": each, "world": dist.get_world_size()} for each in total.tolist()]
+"""
+RANKS = "parallelType: tp\ntorchrun: {nproc-per-node: 3}\n"
 LABELS = {str(number): ["n0", f"animal {number}"] for number in range(6)}  # the seventh has none
 
 
@@ -62,32 +83,55 @@ def models() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]) -> Iterator[Server]:
-    store = tmp_path_factory.mktemp("store")
+def served(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]) -> Iterator[TorchServe]:
+    made, store = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("store")
     torch.manual_seed(0)
-    models["eager"] = add_eager(store, "eager", "image_classifier", RESNET)
+    models["eager"] = add_eager(made, "eager", "image_classifier", RESNET)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's
-        models["script"] = add_script(store, "script", "image_classifier", RESNET, torch.zeros(1, 3, 224, 224))
-        directory = add_handler(store, "derived", DERIVED, manifest={"serializedFile": "double.pt"})
+        models["script"] = add_script(made, "script", "image_classifier", RESNET, torch.zeros(1, 3, 224, 224))
+        directory = add_handler(made, "derived", DERIVED, manifest={"serializedFile": "double.pt"})
         save_script(torch.nn.Identity(), torch.zeros(1, 2), directory / "double.pt")
-    models["detector"] = add_eager(store, "detector", "object_detector", DETECTOR)
-    models["segmenter"] = add_eager(store, "segmenter", "image_segmenter", SEGMENTER)
-    models["text"] = add_eager(store, "text", "text_classifier", TEXT)
-    torch.save(VOCABULARY, store / "text" / "1" / "source_vocab.pt")
-    label(store, "eager", LABELS)
-    label(store, "detector", {"object_type_names": ["nothing", "cat", "dog", "bird"]})
-    label(store, "text", {"0": "bad", "1": "good"})
-    with serving_to_the_end(store, "--model-control-mode=explicit") as server:
-        yield server
+    models["detector"] = add_eager(made, "detector", "object_detector", DETECTOR)
+    models["segmenter"] = add_eager(made, "segmenter", "image_segmenter", SEGMENTER)
+    models["text"] = add_eager(made, "text", "text_classifier", TEXT)
+    torch.save(VOCABULARY, made / "text" / "1" / "source_vocab.pt")
+    label(made, "eager", LABELS)
+    label(made, "detector", {"object_type_names": ["nothing", "cat", "dog", "bird"]})
+    label(made, "text", {"0": "bad", "1": "good"})
+    add_handler(made, "summing", SUMMING, yaml=RANKS)
+    for each in made.iterdir():
+        pack(each / "1", store / f"{each.name}.mar")
+    with torchserve_command(tmp_path_factory.mktemp("server"), store, "", "--enable-model-api", "--dt") as served:
+        yield served
 
 
-def answers(server: Server, name: str, *bodies: bytes, about: Any = None) -> list[bytes]:
-    """The bodies of a model's answers. The model is loaded with the first."""
-    if fetch(server.http_port, f"/v2/models/{name}/ready").status != 200:
-        loaded = fetch(server.http_port, f"/v2/repository/models/{name}/load", {}, deadline_s=LOAD_DEADLINE_S)
-        assert loaded.status == 200, loaded.body
-    return predict(server, name, *bodies, about=about)[0]
+@pytest.fixture(scope="module")
+def stub(served: TorchServe) -> Iterator[Stub]:
+    with Stub(served.grpc_inference_port, INFERENCE) as stub:
+        yield stub
+
+
+def predict(served: TorchServe, name: str, body: bytes, content_type: str = "image/png") -> requests.Response:
+    """The response over HTTP. The model is registered with the first request, which no request waits for."""
+    models = f"http://127.0.0.1:{served.management_port}/models"
+    if requests.get(f"{models}/{name}", timeout=DEADLINE_S).status_code == 404:
+        asked = {"url": f"{name}.mar", "initial_workers": "1"}
+        made = requests.post(models, params=asked, timeout=LOAD_DEADLINE_S)
+        assert made.status_code == 200, made.text
+    url = f"http://127.0.0.1:{served.inference_port}/predictions/{name}"
+    return requests.post(url, body, headers={"Content-Type": content_type}, timeout=DEADLINE_S)
+
+
+def answers(served: TorchServe, stub: Stub, name: str, *bodies: bytes) -> list[Any]:
+    """What a model answers to each body, over HTTP and, the same, over gRPC."""
+    told = []
+    for body in bodies:
+        response = predict(served, name, body)
+        assert response.status_code == 200, response.text
+        told.append(response.json())
+        assert json.loads(stub.ask("Predictions", model_name=name, input={"data": body}).prediction) == told[-1]
+    return told
 
 
 def prepared(data: bytes) -> torch.Tensor:
@@ -115,46 +159,44 @@ def most_probable(model: Any, images: torch.Tensor, labels: Any) -> list[dict[st
 
 @pytest.mark.parametrize(("name", "labels"), [("eager", LABELS), ("script", {})])
 def test_an_image_has_its_five_most_probable_classes(
-    server: Server, models: dict[str, Any], name: str, labels: Any
+    served: TorchServe, stub: Stub, models: dict[str, Any], name: str, labels: Any
 ) -> None:
     images = [picture(300, 400), picture(500, 256, seed=1), picture(64, 48, seed=2)]
-    bodies = answers(server, name, *images)
+    told = answers(served, stub, name, *images)
     expected = [most_probable(models[name], prepared(image), labels)[0] for image in images]
-    for body, each in zip(bodies, expected, strict=True):
-        answer = json.loads(body)
+    for answer, each in zip(told, expected, strict=True):
         assert list(answer) == list(each)
         assert answer == pytest.approx(each, abs=1e-5)
 
 
-def test_an_image_may_be_base64_text_or_the_tensors_values(server: Server, models: dict[str, Any]) -> None:
+def test_an_image_may_be_base64_text_or_the_tensors_values(served: TorchServe, models: dict[str, Any]) -> None:
     image = picture(256, 256)
-    about = {"content_type": "application/json"}
-    text = answers(server, "eager", json.dumps(base64.b64encode(image).decode()).encode(), about=about)
-    values = answers(server, "eager", json.dumps(prepared(image)[0].tolist()).encode(), about=about)
+    text = json.dumps(base64.b64encode(image).decode()).encode()
+    values = json.dumps(prepared(image)[0].tolist()).encode()
     [expected] = most_probable(models["eager"], prepared(image), LABELS)
-    for body in (*text, *values):
-        assert json.loads(body) == pytest.approx(expected, abs=1e-5)
+    for body in (text, values):
+        assert predict(served, "eager", body, "application/json").json() == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_no_image_fails(server: Server) -> None:
-    answers(server, "eager", picture(256, 256))
-    assert "UnidentifiedImageError" in refusal(server, "eager", b"no image")
+def test_what_is_no_image_fails(served: TorchServe) -> None:
+    refused = predict(served, "eager", b"no image")
+    expected = {"code": 503, "type": "InternalServerException", "message": "Prediction failed"}
+    assert (refused.status_code, refused.json()) == (503, expected)
+    assert served.server.read_log(b"UnidentifiedImageError")
 
 
-def test_objects_over_the_threshold_have_boxes_labels_and_scores(server: Server) -> None:
+def test_objects_over_the_threshold_have_boxes_labels_and_scores(served: TorchServe, stub: Stub) -> None:
     white = io.BytesIO()
     Image.new("RGB", (8, 6), (51, 51, 51)).save(white, "PNG")  # a mean of 0.2
-    [body] = answers(server, "detector", white.getvalue())
-    [found] = json.loads(body)
+    [[found]] = answers(served, stub, "detector", white.getvalue())
     assert found["cat"] == [1.0, 2.0, 3.0, 4.0]
     assert found["score"] == pytest.approx(0.6)
     assert list(found) == ["cat", "score"]
 
 
-def test_each_pixel_has_a_class_and_its_probability(server: Server, models: dict[str, Any]) -> None:
+def test_each_pixel_has_a_class_and_its_probability(served: TorchServe, models: dict[str, Any]) -> None:
     image = picture(256, 300)
-    [body] = answers(server, "segmenter", image)
-    answer = torch.tensor(json.loads(body))
+    answer = torch.tensor(predict(served, "segmenter", image).json())
     with torch.inference_mode():
         probabilities, classes = models["segmenter"](prepared(image))["out"].softmax(dim=1)[0].max(dim=0)
     assert answer.shape == (224, 224, 2)
@@ -171,14 +213,18 @@ def test_each_pixel_has_a_class_and_its_probability(server: Server, models: dict
     ],
 )
 def test_a_text_has_the_probabilities_of_its_classes(
-    server: Server, models: dict[str, Any], text: str, tokens: list[int]
+    served: TorchServe, stub: Stub, models: dict[str, Any], text: str, tokens: list[int]
 ) -> None:
     with torch.inference_mode():
         scores = models["text"](torch.tensor(tokens), torch.tensor([0])).softmax(dim=1)[0].tolist()
-    [body] = answers(server, "text", text.encode())
-    assert json.loads(body) == pytest.approx(dict(zip(("bad", "good"), scores, strict=True)), abs=1e-5)
+    [told] = answers(served, stub, "text", text.encode())
+    assert told == pytest.approx(dict(zip(("bad", "good"), scores, strict=True)), abs=1e-5)
 
 
-def test_a_handler_derived_from_the_base_gets_its_model_loaded(server: Server) -> None:
-    bodies = answers(server, "derived", b"[1, 2]", b"[3.5, 4]")
-    assert [json.loads(body) for body in bodies] == [{"sum": 3.0}, {"sum": 7.5}]
+def test_a_handler_derived_from_the_base_gets_its_model_loaded(served: TorchServe, stub: Stub) -> None:
+    assert answers(served, stub, "derived", b"[1, 2]", b"[3.5, 4]") == [{"sum": 3.0}, {"sum": 7.5}]
+
+
+def test_ranks_share_tensors_by_gloo(served: TorchServe) -> None:
+    response = predict(served, "summing", b"1.5")
+    assert (response.status_code, response.json()) == (200, {"total": 1.5 * (1 + 2 + 3), "world": 3})

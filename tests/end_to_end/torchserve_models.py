@@ -1,6 +1,7 @@
 """Models of the backend `torchserve` that tests write: an unpacked archive with a configuration beside it."""
 
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,10 @@ def add_handler(
     if code:
         (directory / "handler.py").write_text(code)
     return directory
+
+
+def pack(directory: Path, path: Path) -> None:
+    """Write the archive of an unpacked directory."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(directory.rglob("*")):
+            archive.write(file, file.relative_to(directory))
