@@ -1,6 +1,7 @@
 """Settings of TorchServe's listeners for front ends, by the names of TorchServe's config.properties. Made by the
 supervisor."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: The version of TorchServe that is answered for.
@@ -18,8 +19,11 @@ class TorchServeSettings:
     metrics_mode: str = "log"  # one of METRICS_MODES: what GET /metrics has
     enable_metrics_api: bool = True  # False: nothing listens for metrics
     system_metrics: bool = True  # in mode `prometheus`, GET /metrics has figures of the machine
+    server_metrics: Sequence[str] | None = None  # by metrics.yaml: the server's families of GET /metrics; None: all
+    handler_metrics: Sequence[Sequence[str]] | None = None  # name, kind and unit of handlers' families; None: all
     open_inference_protocol: bool = False  # GET /v2, /v2/health/live, /v2/health/ready
     token_file: str = ""  # key_file.json with the keys that requests must have; "": none is needed (ours)
+    token_expiration_min: int = 60  # of a key that is renewed
     cors_allowed_origin: str = ""  # "": no CORS headers; these three as TorchServe's properties
     cors_allowed_methods: str = ""
     cors_allowed_headers: str = ""

@@ -114,6 +114,7 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "PUT /models/{name}": _ADMIN,
         "DELETE /models/{name}": _ADMIN,
         "GET /v1/models/{name}": _READ,
+        "GET /token": _KNOWN,  # it has a token of its own
         "GET /workflows": _READ,
         "POST /workflows": _ADMIN,
         "GET /workflows/{name}": _READ,

@@ -14,12 +14,13 @@ import orjson
 from shoal.frontend.torchserve.errors import refused
 
 #: By the group of a route, the key that its requests must have; requests for metrics need none.
-_KEYS = {"inference": "inference", "health": "inference", "model-repository": "management"}
+_KEYS = {"inference": "inference", "health": "inference", "model-repository": "management", "token": "API"}
 _BEARER = "bearer "
-REFUSAL = refused(
-    400,
-    "InvalidKeyException",
-    "Token Authorization failed. Token either incorrect, expired, or not provided correctly",
+REFUSAL, TOKEN_REFUSAL = (
+    refused(
+        400, "InvalidKeyException", f"Token {what} failed. Token either incorrect, expired, or not provided correctly"
+    )
+    for what in ("Authorization", "Authentication")  # the latter for requests that renew a token
 )
 
 
@@ -42,8 +43,12 @@ class Tokens:
             return False
         entry: Any = self._read().get(kind)
         try:
-            key, expires = str(entry["key"]), datetime.fromisoformat(entry["expiration time"])
-            is_known = compare_digest(sent[len(_BEARER) :].strip().encode("latin-1", "replace"), key.encode())
+            is_known = compare_digest(
+                sent[len(_BEARER) :].strip().encode("latin-1", "replace"), str(entry["key"]).encode()
+            )
+            if kind == "API":  # it does not expire
+                return is_known
+            expires = datetime.fromisoformat(entry["expiration time"])
             return is_known and now.astimezone() < expires.astimezone()
         except (KeyError, TypeError, ValueError):
             return False

@@ -5,6 +5,7 @@ from shoal.frontend.torchserve import workflows
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.torchserve.model_list import describe, is_served, models
 from shoal.frontend.torchserve.registration import register, set_default, unregister
+from shoal.frontend.torchserve.token_renewal import renew_token
 
 _NAME, _VERSION = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
 
@@ -21,7 +22,8 @@ MANAGEMENT_ROUTES = (
         },
         "model-repository",
     ),
-    Route(f"/v1/models/{_NAME}", {"GET": is_served}, "model-repository"),
+    Route(f"/v1/models/{_NAME}", {"GET": blocking(is_served)}, "model-repository"),
+    Route("/token", {"GET": blocking(renew_token)}, "token"),
     Route(
         "/workflows",
         {"GET": blocking(workflows.workflows), "POST": blocking(workflows.register)},

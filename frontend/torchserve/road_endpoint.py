@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from shoal.errors import ShoalError
-from shoal.frontend.access.tokens import REFUSAL, Tokens
+from shoal.frontend.access.tokens import REFUSAL, TOKEN_REFUSAL, Tokens
 from shoal.frontend.response import Response
 from shoal.frontend.road.body import BodyTooLongError
 from shoal.frontend.router import RouteMatch
@@ -36,8 +36,9 @@ class RoadEndpoint:
             return TOO_LONG
         if method == "OPTIONS" and self._has_cors and "access-control-request-method" in headers:
             return Response(200)  # a browser's preflight, which has no token; `finish` adds what is allowed
-        if not self._tokens.admits(self._routes.group_of(target), headers, datetime.now().astimezone()):
-            return error_response(REFUSAL)
+        group = self._routes.group_of(target)
+        if not self._tokens.admits(group, headers, datetime.now().astimezone()):
+            return error_response(TOKEN_REFUSAL if group == "token" else REFUSAL)
         return self._routes.admit(state, method, target, headers)
 
     def refuse(self, error: ShoalError) -> Response:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from shoal.cli.torchserve.configuration import settings_of_options
 from shoal.cli.torchserve.keys import read_values
 from shoal.cli.torchserve.properties import PropertiesError, format_properties, parse_properties, with_variables
-from shoal.cli.torchserve.tokens import FILE, write_keys
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import files
 from shoal.options import ServerOptions, check
 from shoal.supervisor.pid_file import PidFile, PidFileError, await_end, default_path, running_server
 from shoal.supervisor.upgrade.launch import VARIABLE
+from shoal.torchserve_keys import FILE, write_keys
 from shoal.torchserve_settings import TORCHSERVE_VERSION
 
 STOP_LIMIT_S = 60.0
@@ -152,6 +152,9 @@ def understand(arguments: argparse.Namespace, environ: Mapping[str, str]) -> _St
         "--plugins-path": arguments.plugins_path,
     }
     said += [f"{flag} is ignored" for flag, value in ignored.items() if value]
+    for variable in ("LOG_LOCATION", "METRICS_LOCATION"):
+        if environ.get(variable):
+            said.append(f"no log files are written into {variable}: the log goes to stdout and stderr")
     is_one_port = values["inference_address"] == values["management_address"]
     has_tokens = not values["disable_token_authorization"]
     if has_tokens and is_one_port:

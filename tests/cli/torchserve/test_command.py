@@ -130,6 +130,12 @@ def test_sagemakers_command_and_configuration_start_as_they_are(here: Path) -> N
     assert made.torchserve.token_file == ""
 
 
+def test_variables_of_log_files_that_are_not_written_are_named(here: Path) -> None:
+    start = understand(_parser().parse_args(["--model-store", "store"]), {"LOG_LOCATION": "l", "METRICS_LOCATION": "m"})
+    sentence = "no log files are written into {}: the log goes to stdout and stderr"
+    assert start.warnings == (sentence.format("LOG_LOCATION"), sentence.format("METRICS_LOCATION"))
+
+
 REFUSED = [
     (["--ts-config", "gone.properties"], "--ts-config file not found: gone.properties"),
     (["--model-store", "gone"], "--model-store directory not found: gone"),

@@ -1,0 +1,51 @@
+"""key_file.json: the tokens that requests to TorchServe's listeners must have.
+
+Written when the server starts, and by a front end where a client renews a token.
+"""
+
+import json
+import os
+import secrets
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+FILE = "key_file.json"
+#: The tokens that expire, which the token of the API renews.
+RENEWED = ("management", "inference")
+#: Bytes of a key: eight characters of URL-safe base64, as TorchServe's.
+_KEY_BYTES = 6
+_MAX_FILE_BYTES = 1 << 16
+
+
+def write_keys(path: Path, now: datetime, expires_min: int) -> None:
+    """Write fresh keys, for this user only. Raises OSError.
+
+    The key of the API, by which others are made, does not expire.
+    """
+    _write(path, {**{kind: _entry(now, expires_min) for kind in RENEWED}, "API": {"key": _key()}})
+
+
+def renew_key(path: Path, kind: str, now: datetime, expires_min: int) -> None:
+    """Replace the key of one of RENEWED; the others stay. Raises OSError, ValueError for a file that is no JSON
+    object."""
+    with open(path, "rb") as file:
+        keys = json.loads(file.read(_MAX_FILE_BYTES))
+    if not isinstance(keys, dict):
+        raise ValueError(f"'{path}' is no JSON object")  # noqa: TRY004 - of a file's contents
+    _write(path, {**keys, kind: _entry(now, expires_min)})
+
+
+def _write(path: Path, keys: dict[str, Any]) -> None:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        json.dump(keys, file, indent=2)
+    part.replace(path)  # publishes: all keys at once
+
+
+def _entry(now: datetime, expires_min: int) -> dict[str, str]:
+    return {"key": _key(), "expiration time": (now + timedelta(minutes=expires_min)).isoformat()}
+
+
+def _key() -> str:
+    return secrets.token_urlsafe(_KEY_BYTES)
