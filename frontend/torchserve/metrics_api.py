@@ -96,8 +96,15 @@ def metrics(call: HandlerCall) -> Response:
     if mode == "prometheus":
         figures = _figures(call)
         families += [*_requests(figures), *_times(call), *_machine(call)]
-    text = "".join(line for each in families if not chosen or each.name in chosen for line in _lines(each))
-    return Response(200, _CONTENT, ((text + _of_handlers(figures, chosen)).encode(),))
+    wanted = [each for each in families if (not chosen or each.name in chosen) and _is_declared(call, each.name)]
+    text = "".join(line for each in wanted for line in _lines(each))
+    return Response(200, _CONTENT, ((text + _of_handlers(call, figures, chosen)).encode(),))
+
+
+def _is_declared(call: HandlerCall, name: str) -> bool:
+    """Whether metrics.yaml, where there is one, has a family of the server's."""
+    declared = call.state.torchserve.server_metrics
+    return declared is None or name in declared
 
 
 def _figures(call: HandlerCall) -> Mapping[str, Any]:
@@ -109,20 +116,30 @@ def _figures(call: HandlerCall) -> Mapping[str, Any]:
     return figures
 
 
-def _of_handlers(figures: Mapping[str, Any], chosen: Collection[str]) -> str:
-    """The families that handlers have made, HandlerTime and PredictionTime among them."""
-    wanted = [each for each in figures.get("custom", ()) if not chosen or each[0] in chosen]
+def _of_handlers(call: HandlerCall, figures: Mapping[str, Any], chosen: Collection[str]) -> str:
+    """The families that handlers have made, HandlerTime and PredictionTime among them; where metrics.yaml declares
+    those of handlers they alone, also without a sample."""
+    made = figures.get("custom", ())
+    declared = call.state.torchserve.handler_metrics
+    if figures and declared is not None:
+        samples = {(name, kind): (text, series) for name, kind, text, series in made}
+        made = [(name, kind, *samples.get((name, kind), (_help(kind, unit), ()))) for name, kind, unit in declared]
+    wanted = [each for each in made if not chosen or each[0] in chosen]
     lines = custom_lines({"custom": wanted}, (("Hostname", socket.gethostname()),))
     return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(family: _Family) -> Iterator[str]:
     name, kind = family.name, family.kind
-    yield f"# HELP {name} Torchserve prometheus {kind} metric with unit: {family.unit}\n"
+    yield f"# HELP {name} {_help(kind, family.unit)}\n"
     yield f"# TYPE {name} {kind}\n"
     for labels, value in family.samples:
         text = "".join(f'{label}="{each.translate(_ESCAPES)}",' for label, each in labels.items())
         yield f"{name}{{{text}}} {float(value)}\n"
+
+
+def _help(kind: str, unit: str) -> str:
+    return f"Torchserve prometheus {kind} metric with unit: {unit}"
 
 
 def _host() -> dict[str, str]:

@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from shoal.cli.torchserve.metrics_file import MetricsFile, read_metrics_file
 from shoal.cli.torchserve.properties import PropertiesError
 from shoal.options import UNIX
 from shoal.store_settings import StoreSettings
@@ -59,14 +61,21 @@ def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dic
         warnings.append(
             f"metrics_mode is '{values['metrics_mode']}', must be one of {', '.join(METRICS_MODES)}: log is used"
         )
+    declared = read_metrics_file(Path(values["metrics_config"])) if values["metrics_config"] else None
+    fields["store"] = replace(fields["store"], environment={**fields["store"].environment, **_for_handlers(declared)})
     fields["torchserve"] = TorchServeSettings(
         max_request_size=values["max_request_size"],
         enable_model_api=values["enable_model_api"],
         metrics_mode=values["metrics_mode"] if values["metrics_mode"] in METRICS_MODES else "log",
         enable_metrics_api=values["enable_metrics_api"],
         system_metrics=not values["disable_system_metrics"],
+        server_metrics=None if declared is None else tuple(each.name for each in declared.of_server),
+        handler_metrics=None
+        if declared is None or values["model_metrics_auto_detect"]
+        else tuple((each.name, each.kind, each.unit) for each in declared.of_handlers),
         open_inference_protocol=values["ts_open_inference_protocol"],
         token_file=token_file,
+        token_expiration_min=max(1, values["token_expiration_min"]),
         cors_allowed_origin=values["cors_allowed_origin"] or "",
         cors_allowed_methods=values["cors_allowed_methods"] or "",
         cors_allowed_headers=values["cors_allowed_headers"] or "",
@@ -74,6 +83,11 @@ def settings_of_options(values: Mapping[str, Any], token_file: str) -> tuple[dic
     )
     fields["install_requirements"] = values["install_py_dep_per_model"]
     return fields, warnings
+
+
+def _for_handlers(declared: MetricsFile | None) -> dict[str, str]:
+    """The metrics that handlers find in `context.metrics`, as a parameter of every model."""
+    return {"ts_metrics": json.dumps(declared.of_handlers)} if declared is not None and declared.of_handlers else {}
 
 
 def grpc_settings(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,14 @@ def test_a_misspelt_key_is_told_with_the_one_that_is_meant() -> None:
     assert said == "job_queue_sise is ignored: TorchServe has no such key; did you mean 'job_queue_size'?"
 
 
+def test_the_migration_page_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "migrate-from-torchserve.md").read_text()
+    named = re.findall(r"`(tests/[a-z0-9_/]+\.py)`", page)
+    assert len(named) > 50
+    assert [each for each in named if not (root / each).is_file()] == []
+
+
 def test_the_migration_page_has_every_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "migrate-from-torchserve.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.*) \|$", page, re.MULTILINE))

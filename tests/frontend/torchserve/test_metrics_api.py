@@ -20,7 +20,7 @@ ALL = ["Requests2XX", "Requests4XX", "Requests5XX", "QueueTime", "WorkerThreadTi
 
 
 #: What the supervisor says: responses by the first digit of their status, and what a handler has measured.
-FIGURES = {
+FIGURES: dict[str, Any] = {
     "answered": [0, 0, 7, 0, 2, 1],
     "custom": [("HandlerTime", "gauge", "Torchserve prometheus gauge metric with unit: Milliseconds",
                 [((("ModelName", "m"), ("Level", "Model")), 1.5)])],
@@ -106,6 +106,20 @@ def test_means_are_of_what_has_ended_since_the_last_look() -> None:
     looks = [(0, 0), (4_000_000, 2), (4_000_000, 2), (7_000_000, 3), (1_000_000, 1)]
     assert [means.read("a", *look) for look in looks] == [0.0, 2.0, 2.0, 3.0, 1.0]
     assert means.read("b", 0, 0) == 0.0
+
+
+def test_metrics_yaml_chooses_families_and_shows_those_of_handlers_without_a_sample() -> None:
+    handlers = [["HandlerTime", "gauge", "Milliseconds"], ["idle", "counter", "Count"]]
+    settings = TorchServeSettings(
+        metrics_mode="prometheus", system_metrics=False, server_metrics=["QueueTime"], handler_metrics=handlers
+    )
+    supervisor: Any = Supervisor({**FIGURES, "custom": [*FIGURES["custom"], ("own", "gauge", "undeclared", [])]})
+    call = HandlerCall(ServerState(torchserve=settings), supervisor, {}, memoryview(b""), "", None, "")
+    lines = b"".join(map(bytes, metrics(call).chunks)).decode().splitlines()
+    types = [line.split()[2:] for line in lines if line.startswith("# TYPE")]
+    assert types == [["QueueTime", "gauge"], ["HandlerTime", "gauge"], ["idle", "counter"]]
+    assert lines[-3].startswith("HandlerTime{")
+    assert lines[-2] == "# HELP idle Torchserve prometheus counter metric with unit: Count"
 
 
 def test_names_choose_families() -> None:

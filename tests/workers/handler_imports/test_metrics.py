@@ -46,6 +46,19 @@ def test_values_in_the_order_of_the_names_with_or_without_the_models(
     ]
 
 
+def test_dimensions_that_are_given_as_objects_may_have_any_order(store: MetricsStore, recorded: list[Sample]) -> None:
+    store.add_metric_to_cache("t", "ms", ["Level", "Stage", "ModelName"], MetricTypes.GAUGE)  # as metrics.yaml may
+    store.add_time("t", 1, dimensions=[Dimension("Stage", "first")])
+    store.get_metric("t", MetricTypes.GAUGE).add_or_update(2, ["Model", "second", "m"])
+    assert [sample.dimensions for sample in recorded] == [
+        (("Level", "Model"), ("Stage", "first"), ("ModelName", "m")),
+        (("Level", "Model"), ("Stage", "second"), ("ModelName", "m")),
+    ]
+    with pytest.raises(ValueError, match="has the dimensions"):
+        store.add_time("t", 1, dimensions=[Dimension("Other", "x")])
+    assert len(recorded) == 2
+
+
 def test_wrong_uses_change_nothing(store: MetricsStore, recorded: list[Sample]) -> None:
     metric = store.add_metric_to_cache("a", "count", ["Kind"])
     with pytest.raises(ValueError, match="has the dimensions"):

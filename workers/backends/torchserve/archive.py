@@ -54,6 +54,7 @@ class Archive:
     is_continuous: bool  # unfinished requests come again with new ones
     is_sequential: bool  # requests belong to sequences, which the handler may end
     sequence_headers: "SequenceHeaders"
+    metrics: list[Any]  # of metrics.yaml, each kind, name, unit, names of dimensions
     launch: Launch | None  # None: one process runs the handler
 
 
@@ -87,6 +88,7 @@ def open_archive(model: BackendModel) -> Archive:
         is_continuous=yaml_config.get("continuousBatching") is True and _is_iterative(model),
         is_sequential=sequences.batching(model.config) is not None,
         sequence_headers=_sequence_headers(model),
+        metrics=json.loads(model.parameter("ts_metrics") or "[]"),
         launch=_launch(model, yaml_config),
     )
 

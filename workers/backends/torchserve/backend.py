@@ -16,7 +16,6 @@ from ts import __version__
 from ts.context import Context
 from ts.metrics.caching_metric import OWN_DIMENSIONS, Sample
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.metrics.metrics_store import MetricsStore
 
 from shoal.datatypes import BYTES
 from shoal.errors import CancelledError, InternalError, InvalidArgumentError, ShoalError, UnavailableError
@@ -38,7 +37,8 @@ from shoal.workers.faults import DeviceError, fault_of
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
-    from shoal.workers.backends.torchserve.ranks import RankRequest, Ranks
+    from shoal.workers.backends.torchserve.rank import RankRequest
+    from shoal.workers.backends.torchserve.ranks import Ranks
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class TorchserveBackend(Backend):
 
             num_threads = archive.launch.num_threads
             self._ranks = Ranks(archive.launch)
-            self._ranks.start(model, device)
+            self._ranks.start(model, device, TorchserveBackend())
         self._load(model, device, archive, num_threads)
         if self._ranks is not None:
             self._ranks.wait_until_loaded()
@@ -106,7 +106,7 @@ class TorchserveBackend(Backend):
             device.id if device.kind == "KIND_GPU" else None,
             __version__,
             archive.limits_image_pixels,
-            MetricsStore(model_name=archive.name, sink=self._metrics.add),
+            process.metrics_store(archive, self._metrics),
             archive.yaml_config,
         )
         self._has_senders = archive.is_decoupled or archive.is_async or archive.is_sequential

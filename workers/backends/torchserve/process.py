@@ -15,6 +15,7 @@ from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.metrics import Metric, MetricFamily
 from ts.metrics.caching_metric import Sample
 from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.metrics_store import MetricsStore
 
 from shoal.log import PatientHandler
 from shoal.workers.backends.python import blas
@@ -51,6 +52,14 @@ def enter(archive: Archive, num_cores: int) -> None:
     torch: Any = sys.modules.get("torch")  # a zygote's: its OpenMP has read the environment without this worker's
     if torch is not None:
         torch.set_num_threads(num_cores)
+
+
+def metrics_store(archive: Archive, metrics: "HandlerMetrics") -> MetricsStore:
+    """`context.metrics` of a handler, with the metrics that the server's metrics.yaml declares."""
+    store = MetricsStore(model_name=archive.name, sink=metrics.add)
+    for kind, name, unit, dimensions in archive.metrics:
+        store.add_metric_to_cache(name, unit, dimensions, MetricTypes(kind))
+    return store
 
 
 class HandlerMetrics:

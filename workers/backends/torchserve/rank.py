@@ -6,8 +6,9 @@ each batch that the worker sends; what the handler returns is dropped. It ends w
 
 import os
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import NoReturn, Protocol, TypeAlias
 
 import msgpack
 
@@ -15,8 +16,21 @@ from shoal.errors import ShoalError
 from shoal.process import die_with_parent, finish, set_title
 from shoal.workers.backends.backend import BackendModel, Device
 
+#: A request as ranks get it: the tensor in wire form, the parameter `ts` or None, the id.
+RankRequest: TypeAlias = tuple[bytes, str | None, str]
 
-def become(number: int, worker: int, connection: Connection, model: BackendModel, device: Device) -> NoReturn:
+
+class RankBackend(Protocol):
+    """The handler's backend, in a rank."""
+
+    def load_rank(self, model: BackendModel, device: Device) -> None: ...
+
+    def execute_rank(self, batch: Sequence[RankRequest]) -> None: ...
+
+
+def become(
+    number: int, worker: int, connection: Connection, backend: RankBackend, model: BackendModel, device: Device
+) -> NoReturn:
     """Turn a copy of the worker into the rank of this number. Does not return: what called it is the worker's."""
     status = 1
     try:
@@ -26,7 +40,7 @@ def become(number: int, worker: int, connection: Connection, model: BackendModel
         numpy_random = sys.modules.get("numpy.random")  # Python's own generator reseeds itself
         if numpy_random is not None:
             numpy_random.seed()
-        status = _run(connection, model, device)
+        status = _run(connection, backend, model, device)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:  # noqa: BLE001 - the rim of this process
@@ -38,22 +52,24 @@ def become(number: int, worker: int, connection: Connection, model: BackendModel
             os._exit(status)
 
 
-def _run(connection: Connection, model: BackendModel, device: Device) -> int:
+def _run(connection: Connection, backend: RankBackend, model: BackendModel, device: Device) -> int:
     """Load the handler, and execute batches until the worker has ended, or unloads the model."""
-    from shoal.workers.backends.torchserve.backend import TorchserveBackend  # which imports this module's importer
-
     try:
-        backend = TorchserveBackend()
         try:
             backend.load_rank(model, device)
         except ShoalError as error:
-            connection.send_bytes(msgpack.packb(str(error)))
+            connection.send_bytes(pack(str(error)))
             connection.recv_bytes()  # until the worker, which reports the error, has ended
-        connection.send_bytes(msgpack.packb(""))
+        connection.send_bytes(pack(""))
         while True:
             backend.execute_rank(msgpack.unpackb(connection.recv_bytes(), use_list=False))
     except (EOFError, OSError):
         return 0
+
+
+def pack(value: object) -> bytes:
+    """A message between a worker and its companions; `msgpack.unpackb` reads it."""
+    return msgpack.packb(value)  # type: ignore[no-any-return]
 
 
 def _close_sockets(kept: int) -> None:

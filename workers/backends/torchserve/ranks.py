@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgpack
 
@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 _EXIT_S = 5.0  # for a rank to end by itself when its model is unloaded (ours)
 _TOLD_S = 5.0  # for this process to learn of a rank that cannot load; else it waits for that rank itself (ours)
-#: A request as ranks get it: the tensor in wire form, the parameter `ts` or None, the id.
-RankRequest: TypeAlias = tuple[bytes, str | None, str]
 
 
 class _Process(NamedTuple):
@@ -64,9 +62,9 @@ class Ranks:
         self._fault = ""  # why a rank could not load
         self._all_loaded, self._is_told = threading.Event(), threading.Event()
 
-    def start(self, model: BackendModel, device: Device) -> None:
-        """Start the other ranks and have them load; sets the environment in which this process is rank 0. Raises
-        InternalError where the system starts no further process."""
+    def start(self, model: BackendModel, device: Device, backend: rank.RankBackend) -> None:
+        """Start the other ranks and have them load, each in a copy of `backend`; sets the environment in which this
+        process is rank 0. Raises InternalError where the system starts no further process."""
         port, worker = _free_port(), os.getpid()
         for number in range(1, self._launch.num_processes):
             ours, theirs = Pipe()
@@ -78,7 +76,7 @@ class Ranks:
                 for connection in (ours, *self._connections):
                     connection.close()
                 os.environ.update(self._environment(number, port))
-                rank.become(number, worker, theirs, model, device)
+                rank.become(number, worker, theirs, backend, model, device)
             theirs.close()
             self._processes.append(_Process(pid, os.pidfd_open(pid)))
             self._connections.append(ours)
@@ -92,11 +90,11 @@ class Ranks:
             self._is_told.set()
             raise InternalError(self._fault)
 
-    def execute(self, batch: Sequence[RankRequest]) -> None:
+    def execute(self, batch: Sequence[rank.RankRequest]) -> None:
         """Send a batch to the other ranks, if they get batches."""
         if not self._launch.shares_batches:
             return
-        packed = msgpack.packb(list(batch))
+        packed = rank.pack(list(batch))
         for connection in self._connections:
             connection.send_bytes(packed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ts.metrics.dimension import Dimension
@@ -36,15 +36,15 @@ class CachingMetric:
         unit: str,
         dimension_names: Sequence[str],
         metric_type: MetricTypes,
-        own_values: Sequence[str] = (),
+        own_values: Mapping[str, str] | None = None,
         sink: Sink | None = None,
     ) -> None:
-        """`own_values` are the values of OWN_DIMENSIONS that are appended where a handler gives none."""
+        """`own_values` are the values of OWN_DIMENSIONS, for where a handler gives none."""
         self.metric_name = metric_name
         self.unit = full_name(unit)
         self.dimension_names = list(dimension_names)
         self.metric_type = metric_type
-        self._own_values = list(own_values)
+        self._own_values = dict(own_values or {})
         self._sink = sink
 
     def add_or_update(self, value: float, dimension_values: Sequence[str] = (), request_id: str = "") -> None:
@@ -52,8 +52,9 @@ class CachingMetric:
         itself, ModelName and Level, may be left out. Raises ValueError for another number of them."""
         del request_id  # the log's alone
         values = list(dimension_values)
-        if len(values) + len(self._own_values) == len(self.dimension_names):
-            values += self._own_values
+        left = self.dimension_names[len(values) :]
+        if left == [name for name in self.dimension_names if name in self._own_values]:
+            values += [self._own_values[name] for name in left]
         if len(values) != len(self.dimension_names):
             raise ValueError(
                 f"metric '{self.metric_name}' has the dimensions {self.dimension_names}, got the values {values}"
@@ -65,5 +66,10 @@ class CachingMetric:
             self._sink(Sample(self.metric_name, self.unit, self.metric_type, dimensions, value))
 
     def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
-        """Record a value with dimensions that are given as objects."""
-        self.add_or_update(value, [dimension.value for dimension in dimensions], request_id)
+        """Record a value with dimensions that are given as objects, in any order. Raises ValueError for others than
+        the metric has."""
+        given = {dimension.name: dimension.value for dimension in dimensions}
+        known = {**self._own_values, **given}
+        if not given.keys() <= {*self.dimension_names} <= known.keys():
+            raise ValueError(f"metric '{self.metric_name}' has the dimensions {self.dimension_names}, got {[*given]}")
+        self.add_or_update(value, [known[name] for name in self.dimension_names], request_id)

@@ -42,7 +42,7 @@ class MetricsStore:
             own = {"ModelName": self.model_name, "Level": "Model"}
             added = [name for name in OWN_DIMENSIONS if name not in dimension_names]
             metric = metrics[metric_name] = CachingMetric(
-                metric_name, unit, [*dimension_names, *added], metric_type, [own[name] for name in added], self._sink
+                metric_name, unit, [*dimension_names, *added], metric_type, own, self._sink
             )
         return metric
 
