@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shoal.environments.cache import Cache
 from shoal.environments.interpreter import Interpreter, ask, variables_of
 from shoal.environments.requirements import contents
-from shoal.environments.wanted import EXECUTION_ENV_PATH, PYTHON_INTERPRETER, Wanted
+from shoal.environments.wanted import EXECUTION_ENV_PATH, PYTHON_INTERPRETER, Wanted, cannot_be_made
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.process import die_with_parent
 
@@ -77,7 +77,7 @@ def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str], log: 
         base = Path(shutil.which(wanted.interpreter, path=environ.get("PATH")) or wanted.interpreter).absolute()
     if not wanted.requirements:
         return base
-    return _python_in(_installed(Path(wanted.requirements), base, cache, environ, log))
+    return _python_in(_installed(wanted, base, cache, environ, log))
 
 
 def _python_in(directory: Path) -> Path:
@@ -108,25 +108,44 @@ def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], log: Log)
     return cache.get(f"archive-{cache.digest(archive)}", make, log)
 
 
-def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
+def _installed(wanted: Wanted, base: Path, cache: Cache, environ: Mapping[str, str], log: Log) -> Path:
     """The interpreter of a virtual environment of `base` with the packages in a requirements.txt, and numpy."""
     cache.prepare()
+    requirements, inherited = Path(wanted.requirements), _own_packages() if wanted.inherits else []
     interpreter = ask(base, variables_of(base, environ))
     facts = [os.fsencode(base.resolve()), repr(interpreter.version).encode(), *contents(requirements, cache.digest)]
+    facts += [os.fsencode(each) for each in inherited]
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()
 
     def make(directory: Path) -> None:
         log(f"installing '{requirements}'")
-        _install(requirements, interpreter, directory, environ, log)
+        _install(requirements, interpreter, directory, environ, log, inherited)
 
     return cache.get(f"requirements-{key}", make, log)
 
 
-def _install(requirements: Path, base: Interpreter, directory: Path, environ: Mapping[str, str], log: Log) -> None:
+def _own_packages() -> list[str]:
+    """The directories with the packages of this process's environment."""
+    return [each for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")]
+
+
+def _install(
+    requirements: Path,
+    base: Interpreter,
+    directory: Path,
+    environ: Mapping[str, str],
+    log: Log,
+    inherited: Sequence[str],
+) -> None:
     what, place = f"'{requirements}'", requirements.parent  # relative paths in the file start there
     create, install = _installers(base, directory, environ)
     _run(create, place, variables_of(base.path, environ), what, log)
     python = directory / "bin" / "python"
+    if inherited:
+        # Behind the environment's own packages; with the .pth files that lie there, which a path alone would not read.
+        (packages,) = directory.glob("lib/python*/site-packages")
+        lines = [f"import site; site.addsitedir({each!r})\n" for each in inherited]
+        (packages / "_shoal_inherited.pth").write_text("".join(lines))
     variables = variables_of(python, environ)
     install += ["-r", str(requirements)]
     _run(install, place, variables, what, log)
@@ -163,4 +182,4 @@ def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], 
             log(last[-1])
     if process.returncode:
         words = "\n".join(last)
-        raise InternalError(f"the environment of {what} cannot be made: {command[0]} failed with\n{words}")
+        raise InternalError(cannot_be_made(what, command[0], words))

@@ -1,12 +1,15 @@
-"""The environment that a model asks for: by parameters of its configuration, or by a requirements.txt beside it.
+"""The environment that a model asks for: by parameters of its configuration, by a requirements.txt beside it, or by the
+requirements of a TorchServe archive.
 
 Only looks at names; `resolve` makes the environment. Runs in the supervisor, whenever a worker is started.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter
 from shoal.model_config.python_backends import python_backend_file, runs_on
 
 #: Parameters of a model's configuration: Triton's, and Shoal's own.
@@ -16,6 +19,9 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 #: An archive beside the model.py of a backend: the environment of all its models. Triton's.
 BACKEND_ARCHIVE = "pb_exec_env_model.py.tar.gz"
 REQUIREMENTS = "requirements.txt"
+#: The parameter with the name of an archive's own file of requirements.
+ARCHIVE_REQUIREMENTS = "ts_requirements"
+_FAILURE = re.compile("the environment of '[^\n]*' cannot be made: ")
 
 
 class Wanted(NamedTuple):
@@ -25,6 +31,7 @@ class Wanted(NamedTuple):
     execution_env: str = ""  # an archive made by conda-pack, or the directory of an environment
     interpreter: str = ""  # a path, or a name that is looked up in PATH
     requirements: str = ""  # a file with packages to install
+    inherits: bool = False  # with `requirements`: what they do not name, and is there beside the server, is seen
 
 
 def wanted(version_dir: Path, config: Config, backend_directory: Path, *, install_requirements: bool) -> Wanted | None:
@@ -45,5 +52,19 @@ def wanted(version_dir: Path, config: Config, backend_directory: Path, *, instal
     if install_requirements and not execution_env and runs_on(config) == "python":
         files = (place / REQUIREMENTS for place in places)
         requirements = next((str(file.absolute()) for file in files if file.is_file()), "")
-    found = Wanted(execution_env, interpreter, requirements)
+    named = parameter(config, ARCHIVE_REQUIREMENTS) if runs_on(config) == "torchserve" else None
+    inherits = bool(named and install_requirements and not execution_env)
+    if inherits:  # handlers have the server's packages, torch among them, and those of the archive beside
+        requirements = str((version_dir / Path(str(named)).name).absolute())
+    found = Wanted(execution_env, interpreter, requirements, inherits)
     return found if any(found) else None
+
+
+def cannot_be_made(what: str, command: str, words: str) -> str:
+    """The sentence of an environment whose installation has failed, with the last words of the installer."""
+    return f"the environment of {what} cannot be made: {command} failed with\n{words}"
+
+
+def is_installation_failure(sentence: str) -> bool:
+    """Whether the reason of a load that has failed says that an environment `cannot_be_made`."""
+    return _FAILURE.search(sentence) is not None

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.environments.wanted import is_installation_failure
 from shoal.errors import ShoalError
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
 from shoal.repository.found import FoundModel, FoundVersion
-from shoal.torchserve_errors import torchserve_fault
+from shoal.torchserve_errors import torchserve_error, torchserve_fault
 
 #: A text that is, or begins with, a number and says no more: "2", "2.0".
 _NUMBER = re.compile(r"([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
@@ -69,3 +70,14 @@ def readable(error: ShoalError) -> ShoalError:
     """An error without TorchServe's status and type in front of its sentence."""
     fault = torchserve_fault(str(error))
     return error if fault is None else type(error)(fault.message)
+
+
+def failed_start(name: str, text: str, error: ShoalError) -> ShoalError:
+    """TorchServe's error for a version whose workers do not come up, with the reason behind its sentence."""
+    reason = readable(error)
+    if is_installation_failure(str(reason)):
+        sentence = f"Custom pip package installation failed for model {name}. {reason}"
+        return torchserve_error(400, "ModelException", sentence)
+    sentence = f"Failed to start workers for model {name} version: {text}. {reason}"
+    is_exhausted = any(word in str(reason) for word in ("MemoryError", "CUDA"))
+    return torchserve_error(507 if is_exhausted else 500, "InternalServerException", sentence)

@@ -22,7 +22,15 @@ from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.event_loop import EventLoop, gather, shared, sleep
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.registration import Registration, merged, number_for, readable, said, with_default
+from shoal.supervisor.models.registration import (
+    Registration,
+    failed_start,
+    merged,
+    number_for,
+    readable,
+    said,
+    with_default,
+)
 from shoal.supervisor.models.scaling import with_count
 from shoal.supervisor.models.snapshots import Snapshots
 from shoal.supervisor.processes.repository import RepositoryPoller
@@ -271,11 +279,7 @@ class Registrations:
         except ShoalError as error:
             _log.error("model '%s' version %s is not registered: %s", name, row.text, error)
             await self.remove(name, row)
-            raise torchserve_error(
-                500,
-                "InternalServerException",
-                f"Failed to start workers for model {name} version: {row.text}. {readable(error)}",
-            ) from error
+            raise failed_start(name, row.text, error) from error
         self._snapshots.save("snapshot")
 
     async def _unregister(self, arguments: Arguments) -> None:
@@ -305,11 +309,7 @@ class Registrations:
             try:
                 await shared(scaled)
             except ShoalError as error:
-                raise torchserve_error(
-                    500,
-                    "InternalServerException",
-                    f"Failed to start workers for model {name} version: {row.text}. {readable(error)}",
-                ) from error
+                raise failed_start(name, row.text, error) from error
         return {"model": name, "version": row.text, "workers": row.workers}
 
     async def _resize(self, name: str, row: Registration, count: int, most: int) -> None:

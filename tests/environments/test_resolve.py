@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,11 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def found(cache: Cache, **wanted: str) -> Environment:
+def found(cache: Cache, **wanted: Any) -> Environment:
     return resolve(Wanted(**wanted), cache, os.environ, print)
 
 
-def refused(cache: Cache, **wanted: str) -> ShoalError:
+def refused(cache: Cache, **wanted: Any) -> ShoalError:
     with pytest.raises(ShoalError) as caught:
         found(cache, **wanted)
     return caught.value

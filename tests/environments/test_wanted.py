@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.environments.wanted import Wanted, wanted
+from shoal.environments.wanted import Wanted, cannot_be_made, is_installation_failure, wanted
 
 
 def config(backend: str = "python", **parameters: str) -> dict[str, Any]:
@@ -69,3 +69,22 @@ def test_the_archive_of_a_backend_is_for_models_that_say_nothing(version: Path, 
     own = config("mine", EXECUTION_ENV_PATH="/own")
     assert wanted(version, own, backends, install_requirements=True) == Wanted("/own")
     assert wanted(version, config("python"), backends, install_requirements=True) is None
+
+
+def test_an_archives_own_requirements_beside_the_servers_packages(version: Path, backends: Path) -> None:
+    found = wanted(version, config("torchserve", ts_requirements="r.txt"), backends, install_requirements=True)
+    assert found == Wanted(requirements=str(version / "r.txt"), inherits=True)
+    found = wanted(version, config("torchserve", ts_requirements="../../r.txt"), backends, install_requirements=True)
+    assert found == Wanted(requirements=str(version / "r.txt"), inherits=True)
+    for install, name in ((False, "r.txt"), (True, "")):
+        assert (
+            wanted(version, config("torchserve", ts_requirements=name), backends, install_requirements=install) is None
+        )
+    assert wanted(version, config("python", ts_requirements="r.txt"), backends, install_requirements=True) is None
+
+
+def test_an_installation_that_has_failed_is_recognised_in_a_longer_sentence() -> None:
+    sentence = cannot_be_made("'/r.txt'", "pip", "no such package")
+    assert is_installation_failure(sentence)
+    assert is_installation_failure(f"load failed for model 'm': {sentence}")
+    assert not is_installation_failure("the environment of the handler is wrong")
