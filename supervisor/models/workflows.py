@@ -69,16 +69,20 @@ class Workflows:
                 self._withdraw_node(each)
             self._withdraw(workflow)
             raise torchserve_error(409, "ConflictStatusException", f"Workflow {workflow.name} is already registered.")
-        self._nodes[workflow.name] = []
-        failures = await self._bring_up(workflow.name, found)
-        if failures:
-            await self._remove(workflow.name)
-            self._withdraw(workflow)
-            raise torchserve_error(
-                500,
-                "WorkflowException",
-                f"Workflow {workflow.name} has failed to register. Failures: [{', '.join(failures)}]",
-            )
+        is_up = False
+        try:
+            failures = await self._bring_up(workflow.name, found)
+            if failures:
+                raise torchserve_error(
+                    500,
+                    "WorkflowException",
+                    f"Workflow {workflow.name} has failed to register. Failures: [{', '.join(failures)}]",
+                )
+            is_up = True
+        finally:
+            if not is_up:
+                await self._remove(workflow.name)
+                self._withdraw(workflow)
         self._workflows[workflow.name] = workflow
         self._requests[workflow.name] = request
         return {"workflow": workflow.name}
@@ -86,14 +90,19 @@ class Workflows:
     async def _bring_up(self, name: str, found: Sequence[FoundModel]) -> list[str]:
         """Register and load the models of nodes; returns why some failed."""
         failures: list[str] = []
-        added: list[tuple[str, Registration]] = []
-        for each in found:
-            try:
-                added.append((each.name, self._registrations.add(each)))
-            except ShoalError as error:
-                failures.append(_readable(error))
+        added = self._nodes[name] = []
+        left = list(found)
+        try:
+            while left:
+                try:
+                    added.append((left[0].name, self._registrations.add(left[0])))
+                except ShoalError as error:
+                    failures.append(_readable(error))
+                    self._withdraw_node(left[0])
+                del left[0]
+        finally:
+            for each in left:
                 self._withdraw_node(each)
-        self._nodes[name] = added
         if failures:
             return failures
         loads = [self._registrations.bring_up(node, row) for node, row in added]

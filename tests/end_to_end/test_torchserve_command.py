@@ -15,6 +15,7 @@ import pytest
 
 from tests.end_to_end.server import Server
 from tests.repository.torchserve.archives import mar
+from tests.repository.torchserve.test_workflow import war
 
 _COMMAND = [sys.executable, "-c", "import sys; from shoal.cli import torchserve; sys.exit(torchserve())"]
 _PROPERTIES = """
@@ -68,11 +69,14 @@ def here(tmp_path: Path) -> None:
         )
         files = {**yaml, "h.py": source}
         mar(tmp_path / "store" / f"echo-{version}.mar", files, version=version, handler="h.py", configFile="c.yaml")
+    function = "def last(data, context):\n    return data and [bytes(data[0]['body']) + b'!']\n"
+    spec = "models: {echo: {url: echo-1.0.mar}}\ndag: {echo: [last]}\n"
+    war(tmp_path / "store" / "w.war", spec, function, workflowName="w")
 
 
 def test_a_server_in_the_background_is_found_and_stopped(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [*_COMMAND, "--start", "--models", "all"],
+        [*_COMMAND, "--start", "--models", "all", "--enable-model-api"],
         cwd=tmp_path,
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
@@ -87,17 +91,25 @@ def test_a_server_in_the_background_is_found_and_stopped(tmp_path: Path) -> None
         pid = int((tmp_path / "tmp" / ".model_server.pid").read_text())
         assert b"org.pytorch.serve.ModelServer" in Path(f"/proc/{pid}/cmdline").read_bytes()
         port = server.port_of("TorchServe Inference")
+        registered = manage(server, "POST", "/workflows?url=w.war", keys["management"]["key"])
+        assert registered == (200, {"status": "Workflow w has been registered and scaled successfully."})
         file = tmp_path / "tmp" / ".model_server.pid"
         for is_upgraded in (False, True):
-            if is_upgraded:  # its pid file, its tokens, its ports and what is registered stay
+            if is_upgraded:  # its pid file, its tokens, its ports and what is registered stay, workflows too
                 command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "upgrade"]
                 done = subprocess.run([*command, f"--pid-file={file}"], check=False, timeout=180, capture_output=True)
                 assert done.returncode == 0, (done, server.log.decode())
                 assert f"Process {file.read_text()} " in done.stdout.decode()
                 assert json.loads((tmp_path / "key_file.json").read_text()) == keys
                 assert file.read_text() != str(pid)
-            for path, expected in (("/predictions/echo/1.0", b"1.0:hi"), ("/predictions/echo/2.0", b"2.0:hi")):
+            for path, expected in (
+                ("/predictions/echo/1.0", b"1.0:hi"),
+                ("/predictions/echo/2.0", b"2.0:hi"),
+                ("/wfpredict/w", b"1.0:hi!"),
+            ):
                 assert ask(port, path, keys["inference"]["key"]) == (200, expected)
+            workflows = manage(server, "GET", "/workflows", keys["management"]["key"])
+            assert workflows == (200, {"workflows": [{"workflowName": "w", "workflowUrl": "w.war"}]})
         again = "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
         assert run(tmp_path, "--start") == (1, again)
         assert run(tmp_path, "--stop", "--foreground") == (0, "TorchServe has stopped.\n")
@@ -200,9 +212,9 @@ def started(tmp_path: Path, *flags: str) -> Iterator[Server]:
         yield server
 
 
-def manage(server: Server, method: str, path: str) -> tuple[int, Any]:
+def manage(server: Server, method: str, path: str, token: str = "") -> tuple[int, Any]:
     connection = http.client.HTTPConnection("localhost", server.port_of("TorchServe Management"), timeout=60)
-    connection.request(method, path)
+    connection.request(method, path, headers={"Authorization": f"Bearer {token}"} if token else {})
     answer = connection.getresponse()
     told = answer.status, json.loads(answer.read())
     connection.close()

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from shoal.repository.found import FoundModel
 from shoal.supervisor.event_loop import Future
 from shoal.supervisor.models.workflows import Workflows
@@ -91,6 +93,25 @@ def test_a_node_that_fails_leaves_none() -> None:
         assert refusal.startswith(f"{beginning}Failed to start workers for model w__")
         assert (made.listed(), site.withdrawn) == ([], [("/unpacked/w", "w.war")])
         assert site.ask("ts_workflows", workflow=None).result() == []
+
+
+def test_a_fault_of_the_server_leaves_neither_nodes_nor_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig() as made:
+        site, add = Site(made), made.registrations.add
+
+        def fail_for_b(each: FoundModel) -> Any:
+            if each.name == "w__b":
+                raise RuntimeError("a fault")
+            return add(each)
+
+        monkeypatch.setattr(made.registrations, "add", fail_for_b)
+        failed = site.register()
+        assert isinstance(failed.exception(), RuntimeError)
+        assert (made.listed(), site.withdrawn, made.withdrawn) == ([], [("/unpacked/w", "w.war")], [("w__b-1.0", "")])
+        monkeypatch.undo()
+        again = site.register()
+        made.bring_up()
+        assert again.result() == {"workflow": "w"}
 
 
 def test_a_second_workflow_of_a_name_is_refused_and_the_first_goes_on() -> None:
