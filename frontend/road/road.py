@@ -46,8 +46,10 @@ from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.road.uploads import Uploads
 from shoal.frontend.road.work import Work, work_of
 from shoal.frontend.state import ServerState
+from shoal.frontend.torchserve.errors import refusal_response
 from shoal.frontend.unix_socket import with_addresses
 from shoal.process import ignore_supervisors_signals, return_large_blocks, set_title, unblock_end_signals
+from shoal.torchserve_errors import TorchServeFault
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -268,6 +270,8 @@ def create() -> "RoadApplication":
     endpoints = make_endpoints(state, transport, transport.count_answer)
     flask = LateApplication(partial(_flask_application, state, transport, endpoints))
     application = scraped(flask, state, transport, endpoints, (ParseException,))
+    # gunicorn's workers look the function up in this module at each call.
+    gunicorn.util.write_error = error_writer(state, endpoints)
 
     def watched(caller: Caller) -> WatchedTransport:
         return WatchedTransport(transport, partial(hang_ups.watch, caller))
@@ -404,13 +408,25 @@ def bound_chunks(reader: Any, max_request_bytes: int) -> None:
     reader.parse_chunk_size, reader.read_into = bounded, counted
 
 
-def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
-    """Send the error for a request that gunicorn cannot read, as JSON; replaces gunicorn's function."""
-    response = error_json(status, sentence or reason)
-    (body,) = response.chunks
-    head = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    gunicorn.util.write_nonblock(sock, f"{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + bytes(body))
+#: Writes the error for a request that cannot be read: to a socket, with its status, reason and sentence.
+WriteError = Callable[[Any, int, str, str], None]
 
 
-# gunicorn's workers look the function up in this module at each call.
-gunicorn.util.write_error = write_error
+def error_writer(state: ServerState, endpoints: Mapping[str, Endpoint]) -> WriteError:
+    """The function that sends the error for a request that gunicorn cannot read, as JSON; replaces gunicorn's."""
+
+    def write_error(sock: Any, status: int, reason: str, sentence: str) -> None:
+        server = sock.getsockname()
+        name = state.endpoint_at(*server[:2]) if isinstance(server, tuple) else ""  # a socket of a pair has no address
+        if name in state.torchserve_apis:  # which has one sentence for all of them; the log has the reason
+            refusal = refusal_response(TorchServeFault(status, "BadRequestException", "Invalid HTTP message."))
+            response = endpoints[name].finish(refusal)
+        else:
+            response = error_json(status, sentence or reason, (("Connection", "close"),))
+        (body,) = response.chunks
+        fields = (*response.headers, ("Content-Length", str(len(body))))
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        head = f"HTTP/1.1 {status} {reason}\r\n{head}\r\n"
+        gunicorn.util.write_nonblock(sock, head.encode("latin-1") + bytes(body))
+
+    return write_error

@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,6 +172,21 @@ def test_errors(
     assert reply.headers["Content-Type"] == "application/json"
     assert reply.headers["Connection"] == "close"
     assert UUID.fullmatch(reply.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("raw", [b"NONSENSE\r\n\r\n", b"GET /ping HTTP/1.1\r\nno field\r\n\r\n"])
+def test_a_message_that_is_no_http(served: TorchServe, raw: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", served.inference_port), DEADLINE_S) as connection:
+        connection.sendall(raw)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        body = json.loads(response.read())
+    assert (response.status, body) == (400, {
+        "code": 400, "type": "BadRequestException", "message": "Invalid HTTP message.",
+    })  # fmt: skip
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["Connection"] == "close"
+    assert UUID.fullmatch(response.headers["x-request-id"])
 
 
 def test_a_handler_sets_status_phrase_and_headers(served: TorchServe) -> None:
