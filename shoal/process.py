@@ -26,6 +26,7 @@ LARGE_BLOCK_BYTES = 512 * 1024
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
+_ARG_START = 45  # of the fields of /proc/PID/stat behind the name: the address of the arguments (proc(5))
 #: Opened once, before processes are forked: each opening makes a type, which took a forked process 0.3 MiB of copies.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -135,8 +136,9 @@ def _threads(pid: int | str) -> set[str]:
     return threads
 
 
-def set_title(title: str) -> None:
-    """Set the title that `ps` shows: `shoal batcher`, `shoal worker densenet_0 (CPU 0-1)`.
+def set_title(title: str, argument: str = "") -> None:
+    """Set the title that `ps` shows: `shoal batcher`, `shoal worker densenet_0 (CPU 0-1)`. `argument` becomes one of
+    the process's arguments, for programs that look for a process by it.
 
     The environment of a model may lack setproctitle; `ps` then shows the command, which ends with the instance's name.
     """
@@ -144,4 +146,9 @@ def set_title(title: str) -> None:
         from setproctitle import setproctitle
     except ImportError:
         return
-    setproctitle(f"shoal {title}")
+    setproctitle(f"shoal {title} {argument}".rstrip())
+    # The kernel shows the place of the arguments as it is, unless the title is longer: then programs part it at blanks.
+    if argument and b"\0\0" in Path("/proc/self/cmdline").read_bytes():
+        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_ARG_START])
+        if start:  # 0 where the kernel, or what stands for one, does not tell
+            ctypes.c_char.from_address(start + len(f"shoal {title}".encode())).value = b"\0"

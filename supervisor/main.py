@@ -48,7 +48,7 @@ def run(options: ServerOptions, pid_file: PidFile | None = None) -> int:
             _log.error("cannot write the log to '%s': %s. Give another --log-file", options.log_file, error.strerror)
             return EXIT_FAILED
     # The last word is how SageMaker's toolkit finds TorchServe's process.
-    set_title("supervisor" + " org.pytorch.serve.ModelServer" * options.allow_torchserve)
+    set_title("supervisor", "org.pytorch.serve.ModelServer" * options.allow_torchserve)
     raise_limit()
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: the journal then has the supervisor's stack
     launch = Launch.of(sys.executable, sys.orig_argv, os.environ)

@@ -126,16 +126,21 @@ def torchserve_command(directory: Path, store: Path, properties: str, *flags: st
     listeners = "".join(f"{name}_address=http://{host}:0\n" for name, host in hosts.items())
     listeners += "grpc_inference_port=0\ngrpc_management_port=0\n"
     (directory / "config.properties").write_text(listeners + properties)
-    program = "from shoal.cli import torchserve; raise SystemExit(torchserve())"
-    command = [sys.executable, "-c", program, "--start", "--foreground", "--ncs", f"--model-store={store}"]
-    command += [f"--ts-config={directory / 'config.properties'}", *flags]
-    environment = {**os.environ, "TMPDIR": str(directory), "LOG_LOCATION": str(directory / "logs")}
-    process = subprocess.Popen(
-        command, env=environment, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    with Server(process) as server:
+    argv = "--ncs", f"--model-store={store}", f"--ts-config={directory / 'config.properties'}", *flags
+    with started_command(directory, *argv) as server:
         names = ("Inference", "Management", "Metrics")
         yield TorchServe(server, *(server.port_of(f"TorchServe {name}") for name in names))
+
+
+@contextmanager
+def started_command(directory: Path, *flags: str, **environment: str) -> Iterator[Server]:
+    """A server that the command `torchserve` has started in the foreground, in a directory; ended afterwards."""
+    program = "from shoal.cli import torchserve; raise SystemExit(torchserve())"
+    command = [sys.executable, "-c", program, "--start", "--foreground", *flags]
+    variables = {**os.environ, "TMPDIR": str(directory), "LOG_LOCATION": str(directory / "logs"), **environment}
+    process = subprocess.Popen(command, env=variables, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with Server(process) as server:
+        yield server
         assert server.stop() == 0, server.log.decode()
 
 
