@@ -141,9 +141,9 @@ def _default(call: HandlerCall, known: Sequence[_Version]) -> list[_Version]:
 
 
 def is_served(call: HandlerCall) -> Response:
-    """KServe's question whether a model has a worker."""
+    """KServe's question whether a model has a worker; one that is registered without any is known, too."""
     known = versions_of(call.state, call.name)
-    if not known:
+    if not known and not call.ask("ts_registered", {"model": call.name}):
         raise not_found(call.name)
     return pretty(200, {"name": call.name, "ready": any(entry.num_instances_up for entry in known)})
 

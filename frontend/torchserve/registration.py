@@ -13,7 +13,7 @@ from shoal.frontend.torchserve.parameters import boolean, integer, request_param
 
 _TEXTS = ("model_name", "handler", "runtime")
 _NUMBERS = ("batch_size", "max_batch_delay", "initial_workers", "response_timeout", "startup_timeout")
-_RUNTIMES = ("python", "python3", "lsp")
+_RUNTIMES = ("python", "python3")
 _NO_NUMBER = -(10**9)
 
 
@@ -29,6 +29,13 @@ def register(call: HandlerCall) -> Response:
     runtime = given.get("runtime")
     if runtime and runtime.lower() not in _RUNTIMES:
         raise refused(400, "BadRequestException", f"Invalid RuntimeType value: {runtime}")
+    if boolean(given.get("s3_sse_kms", "false")):
+        raise refused(
+            400,
+            "BadRequestException",
+            "s3_sse_kms is not supported: Amazon's signature is not made. Register the archive by a URL that needs "
+            "none, or put it into the model store",
+        )
     is_synchronous = boolean(given.get("synchronous", "true"))
     arguments: dict[str, Any] = {"url": url, "synchronous": is_synchronous}
     arguments |= {name: given[name] for name in _TEXTS if given.get(name)}

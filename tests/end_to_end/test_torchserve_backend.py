@@ -137,6 +137,8 @@ class Failing:
             raise RuntimeError("CUDA was mentioned")
         if word == "prediction":
             raise PredictionException("no such thing", 404)
+        if word == "too large":
+            raise PredictionException("too large", 413)
         if word == "dict":
             return {"a": 1}
         if word == "short":

@@ -18,6 +18,8 @@ import torch
 from PIL import Image
 
 from tests.end_to_end.server import DEADLINE_S
+from tests.end_to_end.test_torchserve_backend import DESCRIBED, MICRO
+from tests.end_to_end.test_torchserve_sequences import END, ID, SEQUENCES, SUMS
 from tests.end_to_end.torch_archives import (
     DETECTOR,
     RESNET,
@@ -32,7 +34,7 @@ from tests.end_to_end.torch_archives import (
 )
 from tests.end_to_end.torchserve_listeners import TorchServe, torchserve_command
 from tests.end_to_end.torchserve_models import add_handler, pack
-from tests.end_to_end.torchserve_stubs import INFERENCE, Stub
+from tests.end_to_end.torchserve_stubs import INFERENCE, Prediction, Stub
 
 #: What users write most: a handler of their own, with the model's loading inherited.
 DERIVED = """
@@ -100,6 +102,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]) -> 
     label(made, "detector", {"object_type_names": ["nothing", "cat", "dog", "bird"]})
     label(made, "text", {"0": "bad", "1": "good"})
     add_handler(made, "summing", SUMMING, yaml=RANKS)
+    add_handler(made, "described", DESCRIBED)
+    add_handler(made, "micro", MICRO)
+    add_handler(made, "sums", SUMS, yaml=SEQUENCES)
     for each in made.iterdir():
         pack(each / "1", store / f"{each.name}.mar")
     with torchserve_command(tmp_path_factory.mktemp("server"), store, "", "--enable-model-api", "--dt") as served:
@@ -112,15 +117,22 @@ def stub(served: TorchServe) -> Iterator[Stub]:
         yield stub
 
 
-def predict(served: TorchServe, name: str, body: bytes, content_type: str = "image/png") -> requests.Response:
+def predict(
+    served: TorchServe,
+    name: str,
+    body: bytes,
+    content_type: str = "image/png",
+    path: str = "predictions",
+    **headers: str,
+) -> requests.Response:
     """The response over HTTP. The model is registered with the first request, which no request waits for."""
     models = f"http://127.0.0.1:{served.management_port}/models"
     if requests.get(f"{models}/{name}", timeout=DEADLINE_S).status_code == 404:
         asked = {"url": f"{name}.mar", "initial_workers": "1"}
         made = requests.post(models, params=asked, timeout=LOAD_DEADLINE_S)
         assert made.status_code == 200, made.text
-    url = f"http://127.0.0.1:{served.inference_port}/predictions/{name}"
-    return requests.post(url, body, headers={"Content-Type": content_type}, timeout=DEADLINE_S)
+    url = f"http://127.0.0.1:{served.inference_port}/{path}/{name}"
+    return requests.post(url, body, headers={"Content-Type": content_type, **headers}, timeout=DEADLINE_S)
 
 
 def answers(served: TorchServe, stub: Stub, name: str, *bodies: bytes) -> list[Any]:
@@ -223,6 +235,32 @@ def test_a_text_has_the_probabilities_of_its_classes(
 
 def test_a_handler_derived_from_the_base_gets_its_model_loaded(served: TorchServe, stub: Stub) -> None:
     assert answers(served, stub, "derived", b"[1, 2]", b"[3.5, 4]") == [{"sum": 3.0}, {"sum": 7.5}]
+
+
+def test_a_handler_that_predicts_explains_and_describes_itself(served: TorchServe, stub: Stub) -> None:
+    assert predict(served, "described", b"x").content == b"predicted"
+    form = "application/x-www-form-urlencoded"
+    assert predict(served, "described", b"data=x&target=3", form, "explanations").json() == {"target": 3}
+    assert stub.ask("Predictions", model_name="described", input={"data": b"x"}).prediction == b"predicted"
+    models = f"http://127.0.0.1:{served.management_port}/models"
+    (told,) = requests.get(f"{models}/described?customized=true", timeout=DEADLINE_S).json()
+    assert told["customizedMetadata"] == {"answers": "to everything"}
+
+
+def test_micro_batches(served: TorchServe, stub: Stub) -> None:
+    assert predict(served, "micro", b"a").content == b"a0"
+    assert stub.ask("Predictions", model_name="micro", input={"body": b"b"}).prediction == b"b0"
+
+
+def test_sequences(served: TorchServe, stub: Stub) -> None:
+    begun = predict(served, "sums", b"1")
+    fields = {ID: begun.headers[ID]}
+    assert predict(served, "sums", b"2", **fields).json()["sum"] == 3
+    ended = predict(served, "sums", b"end", **fields)
+    assert (ended.json()["sum"], ended.headers[END]) == (3, fields[ID])
+    asked = [Prediction(model_name="sums", sequenceId="a", input={"data": word}) for word in (b"5", b"6", b"end")]
+    told = [json.loads(each.prediction)["sum"] for each in stub.converse("StreamPredictions2", asked)]
+    assert told == [5, 11, 11]
 
 
 def test_ranks_share_tensors_by_gloo(served: TorchServe) -> None:

@@ -5,6 +5,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -29,15 +30,15 @@ def handle(data, context):
 """
 
 
-def write_archive(store: Path, name: str, version: str, file: str = "") -> None:
-    """An archive whose handler gives back what it gets."""
+def write_archive(store: Path, name: str, version: str, file: str = "", code: str = HANDLER) -> None:
+    """An archive of a handler."""
     manifest = {
         "createdOn": "28/11/2026 12:00:00", "runtime": "python", "archiverVersion": "0.12.0",
         "model": {"modelName": name, "handler": "handler.py", "modelVersion": version},
     }  # fmt: skip
     with zipfile.ZipFile(store / (file or f"{name}.mar"), "w") as archive:
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
-        archive.writestr("handler.py", HANDLER)
+        archive.writestr("handler.py", code)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
     write_archive(store, "a", "1.0")
     write_archive(store, "a", "2.0", "a2.mar")
     write_archive(store, "b", "1.0")
+    write_archive(store, "failing", "1.0", code="import nothing_of_this_name\n")
+    write_archive(store, "exhausting", "1.0", code="def handle(data, context):\n    raise MemoryError\n")
     (store / "broken.mar").write_bytes(b"PK nothing")
+    (store / "nameless").mkdir()
+    (store / "nameless" / "handler.py").touch()
     with torchserve_command(tmp_path_factory.mktemp("server"), store, "", "--enable-model-api", "--dt") as served:
         yield served
 
@@ -63,6 +68,14 @@ NOT_FOUND = fault(404, "ResourceNotFoundException", "Requested resource is not f
 NOT_ALLOWED = fault(405, "MethodNotAllowedException", "Requested method is not allowed, please refer to API document.")
 NO_URL = fault(400, "BadRequestException", "Parameter url is required.")
 LESS = fault(400, "BadRequestException", "max_worker cannot be less than min_worker.")
+
+
+class Fault(NamedTuple):
+    """An error of which the message is known in part."""
+
+    kind: str
+    words: str
+
 
 #: Calls in the order in which they are made, each with its answer; None: any body.
 CALLS: list[tuple[str, str, str, int, object]] = [
@@ -86,14 +99,25 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("POST", "/models?initial_workers=1", "", 400, NO_URL),
     ("POST", "/models", "{}", 400, NO_URL),
     ("POST", "/models?url=a.mar", "{}", 400, NO_URL),
-    ("POST", "/models", "[1]", 400, None),
+    ("POST", "/models", "[1]", 400, Fault("BadRequestException", "must be a JSON object")),
     ("POST", "/models?url=", "", 404, fault(404, "ModelNotFoundException", "empty url")),
     ("POST", "/models?url=../a.mar", "", 404,
      fault(404, "ModelNotFoundException", "Relative path is not allowed in url: ../a.mar")),
     ("POST", "/models?url=c.mar", "", 404, fault(404, "ModelNotFoundException", "Model not found at: c.mar")),
     ("POST", "/models?url=a.mar&runtime=java", "", 400,
      fault(400, "BadRequestException", "Invalid RuntimeType value: java")),
-    ("POST", "/models?url=broken.mar", "", 400, None),
+    ("POST", "/models?url=a.mar&runtime=LSP", "", 400, Fault("BadRequestException", "Invalid RuntimeType value: LSP")),
+    ("POST", "/models?url=a.mar&s3_sse_kms=true", "", 400, Fault("BadRequestException", "s3_sse_kms is not supported")),
+    ("POST", "/models?url=broken.mar", "", 400,
+     Fault("InvalidModelException", "Model name is not defined. Archive 'broken.mar' is refused")),
+    ("POST", "/models?url=nameless", "", 400, Fault("InvalidModelException", "Model handler is not defined.")),
+    ("POST", "/models?url=file:///elsewhere/a.mar", "", 500,
+     fault(500, "InternalServerException", "Model file already exists a.mar")),
+    ("POST", "/models?url=failing.mar&initial_workers=1", "", 500,
+     Fault("InternalServerException", "Failed to start workers for model failing version: 1.0")),
+    ("GET", "/models/failing", "", 404, fault(404, "ModelNotFoundException", "Model not found: failing")),
+    ("POST", "/models?url=exhausting.mar&initial_workers=1", "", 507,
+     Fault("InternalServerException", "Failed to start workers for model exhausting version: 1.0")),
     ("POST", "/models?url=a.mar", "", 200, status('Model "a" Version: 1.0' + ZERO)),
     ("POST", "/models?url=a.mar", "", 409,
      fault(409, "ConflictStatusException", "Model version 1.0 is already registered for model a")),
@@ -126,7 +150,7 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("DELETE", "/models/a", "", 200, status('Model "a" unregistered')),
     ("GET", "/models/a", "", 404, fault(404, "ModelNotFoundException", "Model not found: a")),
     ("PUT", "/models/c?min_worker=2&max_worker=1", "", 400, LESS),
-    ("PUT", "/models/c?min_worker=-1", "", 400, None),
+    ("PUT", "/models/c?min_worker=-1", "", 400, Fault("BadRequestException", "min_worker must be a number of workers")),
     ("PUT", "/models/c/9?min_worker=1", "", 404,
      fault(404, "ModelVersionNotFoundException", "Model version: 9 does not exist for model: c")),
     ("PUT", "/models/c?min_worker=0&synchronous=true", "", 200, status("Workers scaled to 0 for model: c")),
@@ -145,7 +169,7 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("GET", "/models/c?customized=true", "", 503, fault(503, "ServiceUnavailableException",
      'Model "c" has no worker to serve describe request. Please use scale workers API to add workers.')),
     ("GET", "/models/c/all?customized=true", "", 200, None),
-    ("GET", "/v1/models/c", "", 404, None),
+    ("GET", "/v1/models/c", "", 200, {"name": "c", "ready": False}),
     ("OPTIONS", "/models/c", "", 405, NOT_ALLOWED),
     ("PATCH", "/models/c", "", 405, NOT_ALLOWED),
     ("PUT", "/models", "", 405, NOT_ALLOWED),
@@ -154,7 +178,8 @@ CALLS: list[tuple[str, str, str, int, object]] = [
     ("GET", "/metrics", "", 404, NOT_FOUND),
     ("GET", "/models/", "", 404, NOT_FOUND),
     ("GET", "/models/c/1.0/more", "", 404, NOT_FOUND),
-    ("POST", "/models?url=file:///nowhere/none.mar", "", 400, None),
+    ("POST", "/models?url=file:///nowhere/none.mar", "", 400,
+     Fault("DownloadArchiveException", "Failed to download archive from: file:///nowhere/none.mar")),
     ("POST", "/models?url=ftp://host/none.mar", "", 404,
      fault(404, "ModelNotFoundException",
            "Given URL ftp://host/none.mar does not match any allowed URL(s)")),
@@ -177,7 +202,10 @@ def test_calls_in_their_order(served: TorchServe) -> None:
         assert reply.status == code, shown
         assert reply.headers["Content-Type"] == "application/json", shown
         assert (reply.headers["Connection"] == "close") == (code >= 400), shown
-        if expected is not None:
+        if isinstance(expected, Fault):
+            assert (reply.json["code"], reply.json["type"]) == (code, expected.kind), shown
+            assert expected.words in reply.json["message"], shown
+        elif expected is not None:
             assert reply.json == expected, shown
 
 
@@ -254,3 +282,15 @@ def test_tokens_guard_each_api_with_its_own_key(tmp_path_factory: pytest.TempPat
         with Stub(served.grpc_management_port, MANAGEMENT, {"authorization": management["Authorization"]}) as stub:
             assert stub.ask("DescribeModel", model_name="a").msg
             assert stub.refusal("RegisterModel", url="a.mar")[0] == "PERMISSION_DENIED"  # without enable_model_api
+        unrenewed = fault(400, "InvalidKeyException", sentence.replace("Authorization", "Authentication"))
+        for headers in ({}, inference, management):
+            assert served.manage("GET", "/token?type=inference", headers=headers).json == unrenewed
+        api = {"Authorization": f"Bearer {keys['API']['key']}"}
+        assert served.manage("GET", "/token?type=other", headers=api).status == 400
+        renewed = served.manage("GET", "/token?type=inference", headers=api)
+        assert (renewed.status, renewed.body) == (200, b"\n")
+        fresh = json.loads((directory / "key_file.json").read_text())
+        assert {**fresh, "inference": None} == {**keys, "inference": None}
+        assert served.ask("POST", "/predictions/a", b"x", inference).json == refusal
+        inference = {"Authorization": f"Bearer {fresh['inference']['key']}"}
+        assert served.ask("POST", "/predictions/a", b"x", inference).body == b"ok"
