@@ -23,7 +23,7 @@ COMPILED = {
     ],
     "shoal.batcher": [
         "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "executions", "holders",
-        "mirror_client", "open_requests", "peers", "statistics", "templates",
+        "mirror_client", "open_requests", "peers", "split_requests", "statistics", "templates",
     ],
     # Not the schedulers: they are of one Protocol, which interpreted policies share, and a policy inherits from two.
     "shoal.batcher.scheduling": ["batch_account", "instances", "payload", "policy_queue", "queue"],

@@ -8,6 +8,7 @@ from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import ClientPeer, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
+from shoal.batcher.splits import own_flags
 from shoal.batcher.statistics import REJECTED
 from shoal.deterministic import ALONE, ALONE_KEY
 from shoal.errors import UnavailableError
@@ -97,10 +98,17 @@ class Arrivals:
                 return
         model = self._models.get(model_id)
         if model is None or model.is_failed:
-            if self.is_resuming and key in self._requests:
-                return  # the worker that has it from the dead batcher answers it
-            self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
-            return
+            chosen = None
+            if model is None:  # the id may be a split's
+                chosen = self._choose(model_id, key, rows, correlation, flags, now_ns)
+            if chosen is None:
+                if self.is_resuming and key in self._requests:
+                    return  # the worker that has it from the dead batcher answers it
+                self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
+                return
+            model, flags = chosen, own_flags(flags)
+            if key in self._requests.splits.routed:
+                low = high = 0  # a canary's answers are not cached: they go with its version
         if client.is_guest:
             shape_key, start_ns = checked(client, model, record, now_ns)
         is_alone = flags >= ALONE
@@ -134,6 +142,16 @@ class Arrivals:
         self._queue(model, queued, now_ns)
         if IS_ARMED:
             reached("accepted")
+
+    def _choose(
+        self, split_id: int, key: int, rows: int, correlation: int, flags: int, now_ns: int
+    ) -> ScheduledModel | None:
+        """The version that executes a request which names none, while such requests are split; None: there is no split
+        of this id."""
+        holder = None
+        if self.is_resuming and key in self._in_hand:
+            holder = next((each.model for each in self._workers.values() if key in each.missing), None)
+        return self._requests.splits.choose(split_id, key, rows, correlation, flags, now_ns, holder)
 
     def accept_child(self, client: ClientPeer, record: Record, now_ns: int) -> None:
         """Accept a CHILD_REQUEST, a call that a model made for another request. Raises LayoutError if a guest sent

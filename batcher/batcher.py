@@ -98,6 +98,8 @@ class Batcher:
             on(to_batcher.WorkerDied, self._on_worker_died),
             on(to_batcher.ExplainModel, self._on_explain),
             on(to_batcher.ListFinishedRequests, self._on_list),
+            on(to_batcher.SplitChanged, lambda message: self._exchange.change_split(message, time.monotonic_ns())),
+            on(to_batcher.CountSplit, self._on_count_split),
             on(to_batcher.RecordingMade, self._on_recording_made),
             on(to_batcher.RecordingChanged, self._on_recording_changed),
             on(to_batcher.ComparisonRingMade, self._on_comparison_ring),
@@ -290,7 +292,7 @@ class Batcher:
             model.recording = None
         else:
             model.recording = ModelRecording(recording, model, name, rule.sample)
-        model.finished.note_all(is_on=model.recording is not None or model.mirror is not None)
+        model.note_ends()
 
     def _on_comparison_ring(self, message: to_batcher.ComparisonRingMade) -> None:
         segment, comparators = Segment.attach(message.segment, populate=False), SegmentView.attach(message.comparators)
@@ -388,6 +390,10 @@ class Batcher:
         logs = [model.finished for model in self._exchange.models.values() if model.id in asked]
         listed = recent_of_all(logs, message.limit, time.monotonic_ns())
         self._channel.send(FinishedRequestsListed(message.number, *listed))
+
+    def _on_count_split(self, message: to_batcher.CountSplit) -> None:
+        if (figures := self._exchange.splits.figures(message.model_id, time.monotonic_ns())) is not None:
+            self._channel.send(figures)
 
     def _on_ledger(self, _message: LedgerWanted) -> None:
         exchange = self._exchange

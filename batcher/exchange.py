@@ -1,8 +1,7 @@
-"""The centre of the star: accepts requests of clients, sends batches to workers, sends replies to clients. Runs in the
-batcher.
+"""The centre of the star: accepts requests of clients, sends batches to workers, and replies to clients.
 
-The exchange sees records only, never a tensor. It reads no clock and never waits: `step` is given the time and handles
-all records that are there. How a request ends is decided in `open_requests`.
+Runs in the batcher. The exchange sees records only, never a tensor. It reads no clock and never waits: `step` is given the
+time and handles all records that are there. How a request ends is decided in `open_requests`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ from shoal.batcher.guests import greedy
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.mirror import Mirror
-from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
+from shoal.batcher.open_requests import MAX_BACKLOG
 from shoal.batcher.peers import ClientPeer, Peer, ScheduledModel, WorkerPeer, flush_all
 from shoal.batcher.poison import Poison
 from shoal.batcher.recording import Recording
@@ -29,11 +28,14 @@ from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.batcher.shortages import Shortages
+from shoal.batcher.split_requests import SplitRequests
+from shoal.batcher.splits import Splits
 from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
 from shoal.batcher.succession import Succession
 from shoal.fault import IS_ARMED, reached
 from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.messages.message import Message
+from shoal.messages.to_batcher import SplitChanged
 from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.byte_ring import ByteRingWriter
@@ -59,8 +61,7 @@ class Exchange:
         poison_refusal_ns: int = 0,
     ) -> None:
         """`wall_offset_ns`: wall clock minus monotonic clock, for the one figure that clients read as a date."""
-        #: Most requests in flight per client; front ends keep to this limit, a guest may not.
-        self._max_in_flight = max_in_flight
+        self._max_in_flight = max_in_flight  # per client; front ends keep to this limit, a guest may not
         # Changed by the add_, retire_ and remove_ methods, called by the control plane. Clients and workers are found
         # by owner id, models by model id.
         self.clients: dict[int, ClientPeer] = {}
@@ -73,11 +74,13 @@ class Exchange:
         self._late = LateClients(self.holders)
         self.blocks = Blocks(self.clients, self.workers, self._written_workers, self._late)
         self._counted: set[ScheduledModel] = set()
-        self._requests = OpenRequests(self.holders, self._written_clients, self._counted, self._late)
+        self.splits = Splits(self.models, self.workers)
+        self._requests = SplitRequests(self.holders, self._written_clients, self._counted, self._late, self.splits)
         self._dispatch = Dispatch(
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
         )
         self._awake, self.busy = self._dispatch.awake, self._dispatch.busy
+        self.splits.wake_later = self._dispatch.deadlines.set
         self._executions = Executions(self._requests, self._awake, wall_offset_ns)
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._arrivals = Arrivals(
@@ -97,12 +100,10 @@ class Exchange:
             woken=self._wake,
             send_cancel=self._send_cancel,
         )
-        #: The response cache, with --cache-config.
-        self.cached: CachedResponses | None = None
+        self.cached: CachedResponses | None = None  # the response cache, with --cache-config
         self._read: list[Peer] = []
         self._retirement = Retirement()
-        #: Messages to the supervisor, which the loop sends.
-        self.reports: list[Message] = []
+        self.reports: list[Message] = []  # to the supervisor; the loop sends them
         #: Requests that end instances; None: all are executed, however often they have done so.
         self.poison = (
             Poison(self._requests, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports)
@@ -110,8 +111,7 @@ class Exchange:
             else None
         )
         self._requests.poison = self.poison
-        #: What is recorded, with --record.
-        self.recording: Recording | None = None
+        self.recording: Recording | None = None  # what is recorded, with --record
         self.mirror = Mirror(
             self.clients, self.models, self.workers, self._requests, self.holders, self.blocks, self._written_clients,
             wall_offset_ns,
@@ -178,6 +178,8 @@ class Exchange:
         self._retirement.workers.discard(worker)
         model.scheduler.remove_instance(owner)
         self._requests.take_back(worker, reason, detail, now_ns)
+        if model.split_id and not self.splits.is_up(model):
+            self._requests.fall_back_queued(model, now_ns)
         self.ensembles.lose(self.blocks.lose(worker), reason, detail, model, now_ns)
         worker.let_go()
         if model.is_failed:
@@ -195,6 +197,12 @@ class Exchange:
             self._send_cancel(key, model)
         for ref in self.holders.release_owner(owner):
             self.blocks.free(ref)
+
+    def change_split(self, message: SplitChanged, now_ns: int) -> None:
+        """Divide a model's requests as a message says from now on. Those that wait for a version which gets none any
+        more are executed by the stable one."""
+        for canary in self.splits.change(message):
+            self._requests.fall_back_queued(canary, now_ns)
 
     def retire_model(self, model_id: int) -> None:
         """Report a replaced model version once no request to it is queued or running."""
@@ -477,11 +485,8 @@ class Exchange:
 
     def _send_cancel(self, key: int, model: ScheduledModel) -> None:
         """Send CANCEL to the worker that has the request, or to those that have its steps; a worker that cannot stop
-        ignores the record.
-
-        Which requests a dead batcher gave to workers whose executions overlap is unknown: all such workers get the
-        CANCEL.
-        """
+        ignores the record. Which requests a dead batcher gave to workers whose executions overlap is unknown: all such
+        workers get it."""
         for step_key, step_model in self.ensembles.running(key, model):
             self._send_cancel(step_key, step_model)
         for worker in [worker for worker in self.workers.values() if worker.model is model]:

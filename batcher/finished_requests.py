@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappush, heapreplace, nlargest
 
+from shoal.errors import ShoalError
 from shoal.finished_request import FinishedRequest
+from shoal.request import split_header, unpack_options
+from shoal.shm.layout import unpack_span
 
 #: The minutes that are kept, and the requests of each kind in each of them (ours).
 WINDOW_NS, NUM_WINDOWS, NUM_KEPT = 60_000_000_000, 5, 16
@@ -44,7 +47,7 @@ class FinishedRequests:
         # Changed by every method.
         #: A request that took longer than this is to be noted; public, since it is compared for each request.
         self.slow_ns = self._least_ns = -1
-        #: Whether all requests are to be noted, since they are recorded.
+        #: Whether all requests are to be noted, since they are recorded, or the version is one of a split.
         self.notes_all = False
         self._windows: deque[_Window] = deque([_Window(0)], maxlen=NUM_WINDOWS)
         self._num_noted = 0
@@ -114,3 +117,24 @@ def recent_of_all(
     shown = nlargest(limit, failed, key=lambda each: each.points.end_ns)
     num_others += len(failed) - len(shown)
     return nlargest(limit, slowest, key=lambda each: each.total_ns), shown, num_others
+
+
+#: The most of a request's header that is read for its id (ours), and of a worker's sentence.
+_MAX_READ = 4096
+
+
+def text_of(block: memoryview, span: int) -> bytes:
+    """The part of a block that a span names, up to a bound."""
+    offset, nbytes = unpack_span(span)
+    return bytes(block[offset : offset + min(nbytes, _MAX_READ)])
+
+
+def id_of(block: memoryview | None, span: int) -> str:
+    """The client's id of a request; empty if it has none, or its header is long or damaged: guests write it."""
+    if block is None or unpack_span(span)[1] > _MAX_READ:
+        return ""
+    try:
+        id_, _, _ = unpack_options(split_header(text_of(block, span))[1])
+    except ShoalError:
+        return ""
+    return id_

@@ -183,7 +183,7 @@ class Mirror:
             # An answer that is kept back for its order would be returned before it is sent.
             is_suitable = self._ring is not None and model.order is None and model.sequences is None
             model.mirror = by_primary.get((name, model.version)) if is_suitable else None
-            model.finished.note_all(is_on=model.recording is not None or model.mirror is not None)
+            model.note_ends()
         for each in tuple(self._open.values()):
             if not each.given_ns and self._pairs.get(each.pair.pair) is not each.pair:
                 self._drop(each, Drop.UNAVAILABLE)

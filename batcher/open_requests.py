@@ -6,6 +6,7 @@ It is queued again instead if its worker dies before executing it, or returns it
 
 from shoal.batcher import statistics
 from shoal.batcher.child_traces import TraceParent, TraceRoot
+from shoal.batcher.finished_requests import id_of, text_of
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import ClientPeer, OpenRequest, Reply, RunningBatch, ScheduledModel, WorkerPeer
@@ -15,14 +16,14 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.scheduling.suspects import PoisonError
 from shoal.batcher.scheduling.trials import TrialScheduler
+from shoal.batcher.splits import Splits
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED, SUCCESS_COUNT
-from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.errors import InternalError, UnavailableError
 from shoal.finished_request import FinishedRequest
 from shoal.reasons import Reason, pack_poison, pack_times
-from shoal.request import split_header, unpack_options
 from shoal.shm import records
 from shoal.shm.counters import CELL
-from shoal.shm.layout import NUMBER_BITS, REPLY, Record, unpack_span
+from shoal.shm.layout import NUMBER_BITS, REPLY, Record
 from shoal.timing import Points
 
 #: Most replies that wait for room in a client's ring; a client with more gets no further responses of its streams
@@ -39,12 +40,17 @@ class OpenRequests(dict[int, OpenRequest]):
     """Open requests by key. Clients for which a reply was written are added to `written`, models with new figures to
     `counted`."""
 
-    __slots__ = ("_counted", "_holders", "_late", "_responded", "_written", "awake", "last_chances", "poison")
+    __slots__ = (
+        "_counted", "_holders", "_late", "_responded", "_written", "awake", "last_chances", "poison", "splits",
+    )  # fmt: skip
 
     def __init__(
-        self, holders: Holders, written: set[ClientPeer], counted: set[ScheduledModel], late: LateClients
-    ) -> None:
+        self, holders: Holders, written: set[ClientPeer], counted: set[ScheduledModel], late: LateClients,
+        splits: Splits,
+    ) -> None:  # fmt: skip
         super().__init__()
+        #: The requests that canaries have or have failed.
+        self.splits = splits
         self._late = late
         self._holders = holders
         self._written = written
@@ -72,12 +78,18 @@ class OpenRequests(dict[int, OpenRequest]):
         num_kept = 0 if model.order is None else model.order.num_kept(key)
         if len(client.backlog) >= MAX_BACKLOG or num_kept >= MAX_BACKLOG:
             return self.fail(key, Reason.NO_MEMORY, now_ns, BACKEND)
+        version = 0
+        if model.split_id and key in self.splits.routed:
+            if self._is_held_back(key, request, status):
+                return None
+            version = model.version
         if model.recording is not None:
             model.recording.note_part(request, (status, ref, header, num_pieces), now_ns)
         if ref:
             self._holders.hold_part(ref, key)
         self._responded.add(key)
-        self._send(model, key, client, records.part_record(number, status, ref, header, num_pieces), is_last=False)
+        part = records.part_record(number, status, ref, header, num_pieces)
+        self._send(model, key, client, records.of_version(part, version) if version else part, is_last=False)
         return None
 
     def answer(
@@ -101,6 +113,8 @@ class OpenRequests(dict[int, OpenRequest]):
         is_lent = False
         if now_ns - start_ns > model.finished.slow_ns or status:
             self._note_end(request, status, ref, header, compute, now_ns, running, num_pieces)
+            if model.split_id and self._answer_in_split(key, request, status, ref, header, compute, now_ns, running):
+                return
             if model.mirror is not None and key not in self._responded:
                 is_lent = model.mirror.note(request, (status, ref, header, num_pieces), compute, now_ns, running)
         if ref:
@@ -155,6 +169,8 @@ class OpenRequests(dict[int, OpenRequest]):
             return None
         client, model, number, _, _, start_ns, queue_ns, _ = request
         self._note_end(request, InternalError.wire, 0, 0, NO_COMPUTE, now_ns, None, 0, reason, detail)
+        if model.split_id and self._fail_in_split(key, request, reason, now_ns, cell):
+            return model
         self._forget(key, model)
         times: tuple[int, ...] = ()
         if client.traced:
@@ -166,6 +182,27 @@ class OpenRequests(dict[int, OpenRequest]):
         if model.sharing is not None:
             model.sharing.settle(model, key, None, now_ns)
         return model
+
+    # --- requests of a split's versions (split_requests.py) ---
+
+    def _answer_in_split(
+        self, key: int, request: OpenRequest, status: int, ref: int, header: int, compute: statistics.Compute,
+        now_ns: int, running: RunningBatch | None,
+    ) -> bool:  # fmt: skip
+        """Whether a request that one of a split's versions has answered is ended, or goes to the other version."""
+        return False
+
+    def _fail_in_split(self, key: int, request: OpenRequest, reason: Reason, now_ns: int, cell: int) -> bool:
+        """Whether a request that one of a split's versions will not answer goes to the other one."""
+        return False
+
+    def _is_held_back(self, key: int, request: OpenRequest, status: int) -> bool:
+        """Whether a response that is not the last is withheld from the client: another version may answer instead."""
+        return False
+
+    def _is_expendable(self, key: int, reason: Reason) -> bool:
+        """Whether another version executes a request if it fails now."""
+        return False
 
     # --- requests that were slow or have failed ---
 
@@ -190,14 +227,14 @@ class OpenRequests(dict[int, OpenRequest]):
             return FinishedRequest(
                 model.id,
                 client.kind,
-                _id_of(client.block(block), span),
+                id_of(client.block(block), span),
                 f"{high:016x}{low:016x}" if high or low else "",
                 queued.rows,
                 points,
                 status,
                 reason,
                 detail,
-                "" if said is None else str(_span_of(said, header), "utf-8", "replace"),
+                "" if said is None else str(text_of(said, header), "utf-8", "replace"),
                 None if running is None else running.execution(queued.key),
             )
 
@@ -288,6 +325,8 @@ class OpenRequests(dict[int, OpenRequest]):
         model = request[1]
         if not is_sure:
             return model
+        if model.split_id:
+            self.splits.cancel(key)
         # A request of a sequence is not refused because others were given up, nor does a step have a client of its own.
         counts = request[0].is_front_end and model.sequences is None
         if not self._is_waiting(key, model):
@@ -365,6 +404,8 @@ class OpenRequests(dict[int, OpenRequest]):
         for key, running in reversed(worker.missing.items()):  # reversed, since each goes to the front
             if running.number > begun:
                 self._queue_again(key)
+            elif model.split_id and self._is_expendable(key, reason):
+                self.fail(key, reason, now_ns, BACKEND, detail)  # another instance might come up only in seconds
             elif reason is Reason.INSTANCE_DIED and model.may_run_again and not self._has_begun_twice(key):
                 self.last_chances[key] = None
                 self._queue_again(key)
@@ -403,6 +444,7 @@ class OpenRequests(dict[int, OpenRequest]):
         wait for it. If the client does send the request later, it is queued then."""
         model = self.pop(key)[1]
         self._responded.discard(key)
+        self.splits.forget(key)
         if (trials := self.last_chances.get(key)) is not None:
             self.last_chances[key] = None
             trials.ended(key, 0, has_lived=False)
@@ -427,6 +469,7 @@ class OpenRequests(dict[int, OpenRequest]):
         owner = client.owner
         for key in [key for key in self.last_chances if key >> NUMBER_BITS == owner]:
             del self.last_chances[key]
+        self.splits.forget_client(owner)
         for order in orders:
             if order is not None:
                 self._send_all(order.forget(lambda key: key >> NUMBER_BITS == owner))
@@ -452,23 +495,3 @@ def _batch_begun(worker: WorkerPeer, reason: Reason) -> int:
     """Number of the batch that a dead worker began last; the worker's own figure is ignored if it has damaged its
     memory."""
     return worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun
-
-
-#: The most of a request's header that is read for its id (ours), and of a worker's sentence.
-_MAX_READ = 4096
-
-
-def _span_of(block: memoryview, span: int) -> bytes:
-    offset, nbytes = unpack_span(span)
-    return bytes(block[offset : offset + min(nbytes, _MAX_READ)])
-
-
-def _id_of(block: memoryview | None, span: int) -> str:
-    """The client's id of a request; empty if it has none, or its header is long or damaged: guests write it."""
-    if block is None or unpack_span(span)[1] > _MAX_READ:
-        return ""
-    try:
-        id_, _, _ = unpack_options(split_header(_span_of(block, span))[1])
-    except ShoalError:
-        return ""
-    return id_

@@ -198,8 +198,9 @@ class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
-        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "mirror",
-        "order", "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "trials", "version",
+        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "mirror", "order",
+        "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "split_id", "trials",
+        "version",
     )  # fmt: skip
     #: The cell that counts the model's requests which end with an error and were not cancelled.
     FAILURE: ClassVar[int] = BACKEND
@@ -241,9 +242,15 @@ class ScheduledModel:
         self.recording: RequestRecording | None = None
         #: How its answered requests are mirrored to a shadow; None: they are not.
         self.mirror: RequestMirror | None = None
-        #: When the last request of each priority that was given to an instance had arrived, in ns; None if all requests
-        #: have one priority.
+        #: The split that the version is the stable or the canary one of (splits.py); 0: of none.
+        self.split_id = 0
+        #: By priority, when the last request given to an instance had arrived, in ns; None if all have one priority.
         self.latest_ns: dict[int, int] | None = {} if has_priorities else None
+
+    def note_ends(self) -> None:
+        """Note how each request ends while a recording, a shadow or a split concerns all; otherwise slow and failed
+        ones only."""
+        self.finished.note_all(is_on=self.recording is not None or self.mirror is not None or self.split_id != 0)
 
     def end_trials(self) -> None:
         """Do without trials, once there is no suspect: the next request is queued as if there had been none."""
@@ -326,15 +333,13 @@ class WorkerPeer(Peer):
     ) -> None:  # fmt: skip
         super().__init__(owner, link, segment, bell)
         self.model = model
-        #: Pid, group and number, as in DeathDetail (shoal/reasons.py).
-        self.instance = instance
+        self.instance = instance  # pid, group and number, as in DeathDetail (shoal/reasons.py)
         self.is_limited = is_limited  # its batches wait for the rate limiter
         #: The last batch that it was given, and when an execution last ended, or the worker came up (ns).
         self.last: RunningBatch | None = None
         self.free_ns = 0
         self.missing: dict[int, RunningBatch] = {}
-        #: Numbers of the last batch that the worker was given, and of the last one that is finished; batches finish in
-        #: order.
+        #: Numbers of the last batch that the worker was given and of the last finished one; batches finish in order.
         self.num_batches = 0
         self.num_finished = 0
         #: Blocks of the worker that have no holder any more, to be sent with its next batch, or at the end of the step.

@@ -13,6 +13,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.call import Handler, HandlerCall
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Headers, Response
+from shoal.frontend.unversioned import as_answered
 from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse
 from shoal.star.models import ModelEntry
@@ -141,6 +142,7 @@ def _take(rendering: Rendering, part: "StreamedResponse") -> bytes:
     answer = part.answer
     if answer is None:
         return b""
+    rendering.prepared = as_answered(rendering.prepared, answer.other_version)
     try:
         return rendering.add(answer.response, answer.block)
     finally:

@@ -24,6 +24,7 @@ from shoal.request import (
     TensorRef,
     pack_request,
 )
+from shoal.sequences import STICKY_SHIFT
 from shoal.shm.client_regions import RegionSlice
 from shoal.shm.cuda_regions import PLACE_NBYTES, CudaSlice
 from shoal.shm.layout import NO_DIGEST, pack_span
@@ -70,6 +71,7 @@ class PreparedRequest:
     flags: int = 0  # SEQUENCE_START | SEQUENCE_END
     wants_empty_final: bool = False  # whether a stream ends with an empty response where none is marked as its last
     deadline_ns: int = 0  # when its client stops waiting, monotonic; 0 = unknown; lanes keep deadlines of their own
+    sticky_key: int = 0  # of 32 bits: requests with one go to one version while they are split; 0 = none
 
     @property
     def has_regions(self) -> bool:
@@ -235,7 +237,15 @@ def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_n
     except BaseException:
         port.slab.free(block.ref)
         raise
-    return submit_block(port, prepared, block, span, start_ns, deadline_ns)
+    return submit_block(port, prepared, block, span, start_ns, deadline_ns, wishes_of(prepared))
+
+
+def wishes_of(prepared: PreparedRequest) -> RequestSettings | None:
+    """The settings with which a request is submitted that has a sticky key; None: its own."""
+    if not prepared.sticky_key:
+        return None
+    flags = prepared.flags | prepared.sticky_key << STICKY_SHIFT
+    return RequestSettings({}, False, prepared.priority, prepared.timeout_us, prepared.correlation_id, flags)
 
 
 # ---------------------------------------------------------------------------------------------------------------

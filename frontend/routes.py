@@ -20,6 +20,7 @@ from shoal.frontend.v2.metadata import model_config, model_metadata, server_meta
 from shoal.frontend.v2.model_instances import batches, instances, scale
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
 from shoal.frontend.v2.recording import record, recording
+from shoal.frontend.v2.rollout import change_rollout, rollout
 from shoal.frontend.v2.shadow import shadow, shadows
 from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
@@ -53,6 +54,10 @@ _SHADOW = {
 _RECORDING = {
     "GET": blocking(lambda call: recording(call.ask)),
     "POST": blocking(lambda call: record(call.state, call.ask, call.body)),
+}
+_ROLLOUT = {
+    "GET": blocking(lambda call: rollout(call.ask, call.name)),
+    "POST": blocking(lambda call: change_rollout(call.state, call.ask, call.name, call.body)),
 }
 _WORKERS = {"PUT": blocking(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
 _SYSTEM = f"/v2/systemsharedmemory{_REGION}"
@@ -118,6 +123,7 @@ ROUTES = (
     Route("/v2/debug/requests", _FINISHED, "statistics"),  # ours
     Route("/v2/debug/log", _LOG, "logging"),  # ours
     Route("/v2/recording", _RECORDING, "trace"),  # ours
+    Route("/v2/models/(?P<name>[^/]+)/rollout", _ROLLOUT, "model-repository"),  # ours
     Route("/v2/shadow", _SHADOW, "trace"),  # ours
     # The page, all ours: it names no model and has a group of its own, which no --http-restricted-api is about.
     Route("/", _PAGE, PAGE),

@@ -80,6 +80,11 @@ class ModelVersion:
     #: Whether requests that name no version mean this one; None: as the parameter `ts_default` says. Where none is the
     #: default, they mean the highest.
     is_default: bool | None = None
+    # Changed by the supervisor's traffic.py: whether `is_default` is its choice; and of a default, while requests that
+    # name no version are split, the split's model id, and the header by which they are divided.
+    is_chosen: bool = False
+    split_id: int = 0
+    sticky_header: str = ""
 
     def move(self, state: VersionState, reason: str = "") -> None:
         """Change the state. Raises ValueError, and changes nothing, for a transition that the table does not have."""
@@ -93,6 +98,11 @@ class ModelVersion:
         """Add the names of the configuration's new instance groups to `groups`. A name keeps its place, since instances
         of a removed group may still end."""
         self.groups += [group["name"] for group in self.config["instance_group"] if group["name"] not in self.groups]
+
+    @property
+    def means_none(self) -> bool:
+        """Whether requests that name no version mean this one, whatever others there are."""
+        return parameter(self.config, "ts_default") == "true" if self.is_default is None else self.is_default
 
     @property
     def identifier(self) -> ModelIdentifier:
@@ -119,7 +129,7 @@ class ModelVersion:
     def message(self) -> ModelChanged:
         """The message that announces the version's state to front ends."""
         return ModelChanged(
-            is_default=parameter(self.config, "ts_default") == "true" if self.is_default is None else self.is_default,
+            is_default=self.means_none,
             name=self.name,
             namespace=self.namespace,
             version=self.version,
@@ -137,4 +147,6 @@ class ModelVersion:
             load_seconds=self.load_seconds,
             has_ready_check=self.has_ready_check,
             is_cached=self.is_cached,
+            split_id=self.split_id,
+            sticky_header=self.sticky_header,
         )

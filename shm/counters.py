@@ -57,6 +57,7 @@ CELLS = (
     "poison_found",
     "recorded",
     "record_dropped",
+    "fallen_back",  # requests that the version, a canary, has failed and the stable version was given
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]

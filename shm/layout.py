@@ -315,10 +315,10 @@ class X(R):
 
 class P:
     """Words of REPLY. STATUS 0 is success; if the batcher itself refused, REASON names a sentence and DETAIL a number
-    in it (shoal.reasons). MORE is 1 if further replies to the number follow; the last one may then have nothing but its
-    NUMBER. The time points are when the request was accepted and Triton's four of its computation, for requests that
-    the client has announced as traced (TRACE); else 0, since to write and read five words costs 1.7k instructions. The
-    four are 0 if no worker has answered; a response from the cache has the first in any case.
+    in it; OTHER_VERSION is no refusal: DETAIL is the version that has answered. MORE is 1 if further replies to the
+    number follow; the last one may then have nothing but its NUMBER. The time points are when the request was accepted
+    and Triton's four of its computation, for requests announced as traced (TRACE); else 0, since to write and read five
+    words costs 1.7k instructions. The four are 0 if no worker has answered; one from the cache has the first, too.
 
     IS_LENT is 1 if the request's block is read on, for a shadow: it is free with RETURN, which has the NUMBER, or 0 for
     all that were lent to a dead batcher; a client that has any asks its successor for that with the same record.

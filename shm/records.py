@@ -6,6 +6,7 @@ REQUEST in shm/port.py, BATCH_ITEM in batcher/dispatch.py, DONE in workers/loop.
 
 from collections.abc import Iterable
 
+from shoal.reasons import OTHER_VERSION
 from shoal.shm.layout import (
     CANCEL,
     CHILD_REQUEST,
@@ -94,6 +95,11 @@ def lent_reply_record(reply: Record) -> Record:
 def return_record(number: int) -> Record:
     """RETURN of the block of a request; 0: of all that were lent to a dead batcher."""
     return (RETURN, number)
+
+
+def of_version(reply: Record, version: int) -> Record:
+    """A REPLY of at least five words that another version of the model has answered than the one it was sent to."""
+    return (*reply[: P.REASON], OTHER_VERSION, version, *reply[P.DETAIL + 1 :])
 
 
 def refusal_record(number: int, status: int, reason: int, detail: int = 0, times: tuple[int, ...] = ()) -> Record:

@@ -216,6 +216,25 @@ POISON = _cells(
     ("shoal_poison_found_total", "poison_found", "Requests that were found to end instances", 1),
     ("shoal_poison_refused_total", "poison_refused", "Requests that were refused because equal ones end instances", 1),
 )
+#: Figures of versions that are the new one of a rollout.
+ROLLOUT = _cells(
+    (
+        "shoal_rollout_fallen_back_total",
+        "fallen_back",
+        "Requests that the version has failed, and that the old version was given instead, during a rollout",
+        1,
+    ),
+)
+ROLLOUT_WEIGHT = _gauge(
+    "shoal_rollout_weight_percent",
+    ("model", "version"),
+    "Share of the requests naming no version that the version gets, where a rollout has divided or pinned them",
+)
+ROLLOUT_STATE = _gauge(
+    "shoal_rollout_state",
+    ("model", "version", "phase"),
+    "1 for the last rollout to the version: running, paused, promoted or rolled back",
+)
 #: Figures of requests that are recorded.
 RECORDING = _cells(
     ("shoal_recorded_requests_total", "recorded", "Requests that were given to the recorder, to be written", 1),
@@ -298,8 +317,9 @@ SERVER_FAMILIES = _figures(
 _IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
     *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
     *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
-    *POISON, *RECORDING, *SHADOW_FAMILIES, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS,
+    *POISON, *RECORDING, *SHADOW_FAMILIES, *ROLLOUT, INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS,
     *FRONT_END_FAMILIES, FRONT_END_RINGS, *KEY_FAMILIES, BUILD_INFO, CERTIFICATE_EXPIRY, HANDSHAKES_FAILED,
+    ROLLOUT_WEIGHT, ROLLOUT_STATE,
     *SERVER_FAMILIES,
 )  # fmt: skip
 ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])

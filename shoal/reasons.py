@@ -40,6 +40,11 @@ class Reason(IntEnum):
     NOT_ALONE = 19
 
 
+#: The REASON of a reply that is an answer like any other, and no refusal: it is that of the version whose number is
+#: DETAIL, since the request named none (batcher/splits.py). Not a Reason: it has no sentence.
+OTHER_VERSION = 64
+
+
 class ModelGoneError(errors.UnavailableError):
     """The batcher no longer has the model version: it was unloaded or replaced."""
 

@@ -11,6 +11,9 @@ START, END = 1, 2
 FLAGS = START | END
 #: In a batch, the word of the flags has the slot, too, from this bit on; 0: none, the first slot is 1.
 SLOT_SHIFT = 8
+#: In a REQUEST to a split (batcher/splits.py) the word of the flags has the request's sticky key, of 32 bits, from this
+#: bit on; 0: none.
+STICKY_SHIFT = 32
 _MAX_UINT64 = 2**64 - 1
 
 

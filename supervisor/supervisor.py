@@ -51,6 +51,7 @@ from shoal.supervisor.models.rate_limits import RateLimits
 from shoal.supervisor.models.readiness import Readiness
 from shoal.supervisor.models.recycling import Recycling
 from shoal.supervisor.models.registrations import Registrations
+from shoal.supervisor.models.rollouts import make_rollouts
 from shoal.supervisor.models.roster import Roster
 from shoal.supervisor.models.scaling import Scaling
 from shoal.supervisor.models.workflows import Workflows
@@ -130,18 +131,16 @@ class Supervisor:
             readiness, gpu_memory=self._gpu_memory, rate_limits=RateLimits(options.rate_limits),
             mps_environment=self._mps.environment,
         )  # fmt: skip
-        self._models = Models(
-            context, self._roster, self._on_models_changed, self._repository.discard, self._repository.forget
-        )
+        files = self._repository.discard, self._repository.forget
+        self._models = Models(context, self._roster, self._on_models_changed, *files)
         self._registrations = Registrations(
             self._loop,
             self._repository,
             self._models,
             has_snapshots=options.store is not None and bool(options.store.snapshot_directory),
         )
-        self._model_control = ModelControl(
-            self._loop, options, self._repository, self._models, self._registrations.is_registered
-        )
+        is_registered = self._registrations.is_registered
+        self._model_control = ModelControl(self._loop, options, self._repository, self._models, is_registered)
         self._key_file = KeyFile(options.api_keys, self._star, api_keys)
         self._front_ends = FrontEnds(
             self._loop, options, log_settings, address, listeners, self._key_file, self._zygotes,
@@ -160,6 +159,7 @@ class Supervisor:
         self._shadows = ShadowControl(self._loop, self._control.address, log_settings, self._star, self._models)
         self._ring_readers = RingReaders(self._recording.recorder, self._shadows.comparator)
         log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer, self._ring_readers)
+        self._rollouts = make_rollouts(self._loop, self._star, self._models, options, is_registered)
         self._regions = ClientRegions(self._star, [gpu.id for gpu in machine.gpus])
         self._workflows = Workflows(self._repository, self._registrations)
         self._carried = CarriedState(
@@ -169,18 +169,15 @@ class Supervisor:
         verbs: dict[str, Verb] = {"gauges": partial(self._gauges, context), "is_ready": readiness.is_ready}
         verbs |= {**self._model_control.verbs, **self._scaling.verbs, **self._registrations.verbs}
         verbs |= self._finished_requests.verbs | self._workflows.verbs | self._recording.verbs | self._shadows.verbs
-        verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change}
+        verbs |= {"log_settings": log_control.change, "trace_settings": self._tracing.change} | self._rollouts.verbs
         verbs = guarded(verbs, lambda: self._upgrade.is_under_way) | self._regions.verbs | self._explanations.verbs
-        questions = Questions(self._loop, verbs)
-        self._clients = Clients(
-            self._star, self._models, questions, self._front_ends, self._send_settings, self._gives_up
-        )
+        front_ends, questions = self._front_ends, Questions(self._loop, verbs)
+        self._clients = Clients(self._star, self._models, questions, front_ends, self._send_settings, self._gives_up)
         guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.is_ready)
         questions = Questions(self._loop, guest_questions.verbs)
         self._guests = Guests(self._loop, self._star, options, questions, self._clients.send_models)
-        self._service = Service(
-            self._loop, self._star, notifier, options.model_load_timeout_secs, is_main=self._predecessor is None
-        )
+        is_main, timeout_s = self._predecessor is None, options.model_load_timeout_secs
+        self._service = Service(self._loop, self._star, notifier, timeout_s, is_main=is_main)
         self._upgrade = Upgrade(
             self._loop, options, self._star.acknowledgements, address, origin, self._carried, listeners, self._guests,
             self._service,
@@ -199,6 +196,7 @@ class Supervisor:
             on(from_batcher.PoisonFound, self._models.all_versions.on_poison),
             on(from_batcher.FinishedRequestsListed, self._finished_requests.receive),
             on(from_batcher.RequestsMirrored, self._shadows.on_mirrored),
+            on(from_batcher.SplitFigures, self._rollouts.traffic.receive),
         )
         # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected, until they are garbage
@@ -274,8 +272,7 @@ class Supervisor:
         return EXIT_FAILED
 
     async def _start(self) -> None:
-        """Go from bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError or OSError where the batcher
-        cannot have its memory."""
+        """Go from bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError, OSError for the batcher."""
         self._repository.start()
         self._zygotes.start()
         self._tracing.start()
@@ -328,6 +325,7 @@ class Supervisor:
                 self._loop.start(self._registrations.follow(self._options.repository_poll_secs))
         await shared(from_repositories)
         await self._carried.load_models(self._predecessor)
+        await self._rollouts.restore()
 
     def _log_models(self) -> None:
         """Log how every model's load has ended. Raises _CannotServeError where a failed load ends the server."""
@@ -449,10 +447,9 @@ class Supervisor:
     async def _gauges(self, context: InstanceContext, _arguments: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's figures for /metrics, beside the batcher's."""
         await self._roster.report_metrics(context)
-        num_takeovers = max(0, self._batchers.num_active - 1)
-        figures = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
-        more = {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
-        return {**figures, **more, "shadows": self._shadows.figures()}
+        figures = gauges(self._roster, self._star, max(0, self._batchers.num_active - 1), time.monotonic_ns())
+        figures |= {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
+        return {**figures, "shadows": self._shadows.figures(), "rollouts": self._rollouts.figures()}
 
     def _send_settings(self, client: Participant) -> None:
         self._tracing.send_to(client)

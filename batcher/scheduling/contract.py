@@ -27,6 +27,10 @@ class Sequences(Protocol):
     #: Slots with a new sequence or state, since the batcher last wrote them to the instances' slot tables.
     changes: list[SlotChange]
 
+    def has(self, correlation: int) -> bool:
+        """Whether a sequence of this id is open, or was the last to end with its instance."""
+        ...
+
     def refused(self) -> list[tuple[int, Reason]]:
         """Requests that will not be executed, and why; each is returned once."""
         ...

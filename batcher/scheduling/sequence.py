@@ -108,6 +108,9 @@ class SequenceScheduler(Scheduler):
     def sequences(self) -> "SequenceScheduler":
         return self
 
+    def has(self, correlation: int) -> bool:
+        return correlation in self._live or correlation in self._ending or correlation in self._lost
+
     def refused(self) -> list[tuple[int, Reason]]:
         refused, self._refused = self._refused, []
         return refused

@@ -53,6 +53,8 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         f"POST {_REPOSITORY}/instances": _ADMIN,
         f"GET {_REPOSITORY}/batches": _READ,
         "PUT /models/{name}": _ADMIN,
+        f"GET {_MODEL}/rollout": _READ,
+        f"POST {_MODEL}/rollout": _ADMIN,
         "GET /v2/recording": _ADMIN,  # where the server's files are
         "POST /v2/recording": _ADMIN,
         "GET /v2/shadow": _ADMIN,  # values of clients' tensors, in examples

@@ -9,6 +9,7 @@ from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.service import GrpcCall, refuse_while_exiting
 from shoal.frontend.header_forwarding import forwarded_metadata
 from shoal.frontend.road.inference import with_model
+from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.star.models import ModelEntry
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ def model_infer(
 
     def attempt(entry: ModelEntry) -> Rendered:
         prepared = infer.prepare(entry, request, raws, forwarded, call.state.regions)
-        prepared = replace(prepared, deadline_ns=call.deadline_ns)
+        prepared = replace(with_sticky_key(prepared, call.metadata), deadline_ns=call.deadline_ns)
         answer = run(prepared)
         try:
-            return Rendered(infer.render(prepared, answer.response, answer.block), answer)
+            return Rendered(
+                infer.render(as_answered(prepared, answer.other_version), answer.response, answer.block), answer
+            )
         except BaseException:
             answer.release()
             raise

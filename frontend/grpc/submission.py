@@ -23,16 +23,17 @@ from shoal.frontend.grpc.http2.events import new
 from shoal.frontend.grpc.region_template import RegionTemplate, make_template
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
 from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
-from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy
+from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy, wishes_of
 from shoal.frontend.region_tensors import region_block
 from shoal.frontend.state import ServerState
+from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.memo import Memo
 from shoal.request import InferResponse, TensorRef, around_id, pack_id
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.outgoing import aligned
-from shoal.star.refusal import answered
+from shoal.star.refusal import answered, other_version
 
 __all__ = ["HEADER_BYTES", "SubmittedMessage", "GrpcSubmission", "message_offset"]
 
@@ -174,7 +175,9 @@ class GrpcSubmission:
                 in_regions = self._known_in_regions(split, is_stream=is_stream)
                 if in_regions is not None:
                     return self._submit_in_regions(in_regions, split.id, start_ns, deadline_ns)
-            return self._submit_new(split, message, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream)
+            return self._submit_new(
+                split, message, metadata, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream
+            )
         except ShoalError:
             if block is not None:
                 self._port.slab.free(block.ref)
@@ -251,6 +254,7 @@ class GrpcSubmission:
         self,
         split: wire.Split,
         message: bytes | memoryview,
+        metadata: Mapping[str, str],
         fields: Forwarded,
         block: Block | None,
         offset: int,
@@ -263,17 +267,22 @@ class GrpcSubmission:
         request = infer.parse_skeleton(split)
         entry = infer.find_model(self._state, request, is_stream=is_stream)
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
-        template = None if fields else self._keep_template(split, message, prepared)
+        if entry.sticky_header:
+            prepared = with_sticky_key(prepared, metadata)
+        is_unlike = bool(fields or entry.sticky_header)  # what is kept of a message leaves its metadata out
+        template = None if is_unlike else self._keep_template(split, message, prepared)
         asked = SubmittedMessage(split.id, template, prepared, None)
         if block is not None:
             self._port.admit(entry.model_id, block)
             span = _write_in_place(prepared, split, block, offset, len(message))
             if span:
-                return submit_block(self._port, prepared, block, span, start_ns, deadline_ns), asked
+                return submit_block(
+                    self._port, prepared, block, span, start_ns, deadline_ns, wishes_of(prepared)
+                ), asked
         number = submit_copy(self._port, prepared, start_ns, deadline_ns)
         if block is not None:
             self._port.slab.free(block.ref)
-        elif not (split.offsets or fields) and len(split.skeleton) <= _MAX_TEMPLATE_NBYTES:
+        elif not (split.offsets or is_unlike) and len(split.skeleton) <= _MAX_TEMPLATE_NBYTES:
             pattern = wire.make_pattern(message, split) if type(message) is bytes else None
             in_regions = make_template(prepared, self._state.models.num_changes, pattern)
             if in_regions is not None:
@@ -336,8 +345,12 @@ class GrpcSubmission:
                 return sent
         prepared = asked.prepared
         packed, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
-        around, raws = infer.render_envelope(prepared, response, block, final if stream else None)
-        if template is not None:
+        around, raws = infer.render_envelope(
+            as_answered(prepared, other_version(reply)), response, block, final if stream else None
+        )
+        if reply.reason:  # another version's: what is kept of a response names the version
+            pass
+        elif template is not None:
             _keep_response(template, (packed, stream, final), response, around)
         elif in_regions is not None:
             in_regions.keep_response(packed, response, around, stream=stream, final=final)

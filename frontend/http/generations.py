@@ -28,8 +28,9 @@ from shoal.frontend.response import Headers, Response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.frontend.state import ServerState
+from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.shm.port import Port, Reply
-from shoal.star.refusal import answered
+from shoal.star.refusal import answered, other_version
 
 #: The last chunk of a body in chunked transfer coding, and the end of its (empty) trailers (RFC 9112, section 7.1).
 LAST_CHUNK = b"0\r\n\r\n"
@@ -89,7 +90,7 @@ class Generations:
         call = HandlerCall(state, None, head.headers, body, found.name, found.version, found.query, fields)
         plan = PLANNERS[found.handler](call)
         rendering = plan.prepare(state.models.lookup(plan.name, plan.version))
-        prepared = rendering.prepared
+        rendering.prepared = prepared = with_sticky_key(rendering.prepared, head.headers)
         connection.number = number = submit_copy(self._port, prepared, start_ns)
         connection.stage = STREAMING
         connection.deadline_s = now_s + self._timeout_s
@@ -170,10 +171,13 @@ class Generations:
 
     def _rendered(self, generation: Generation, reply: Reply) -> bytes | ShoalError:
         """What a stream sends for a reply, or the error instead; the reply is released."""
-        prepared = generation.rendering.prepared
+        rendering = generation.rendering
+        prepared = rendering.prepared
         try:
             _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
-            return generation.rendering.add(response, block)
+            if version := other_version(reply):
+                rendering.prepared = as_answered(rendering.prepared, version)
+            return rendering.add(response, block)
         except ShoalError as error:
             return error.with_traceback(None)  # which refers to the worker's memory
         finally:

@@ -32,6 +32,7 @@ from shoal.frontend.region_tensors import region_block
 from shoal.frontend.response import JSON_HEAD, Headers, Response, error_response
 from shoal.frontend.router import RouteMatch
 from shoal.frontend.state import ServerState
+from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import parse_settings, prepare, render
 from shoal.memo import Memo
@@ -41,7 +42,7 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import ALIGNMENT, aligned
-from shoal.star.refusal import answered
+from shoal.star.refusal import answered, other_version
 from shoal.star.validation import PreparedInput, check_sequence
 
 #: A template is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
@@ -172,8 +173,8 @@ class Submission:
                 self._port.admit(entry.model_id, block)
             pattern = self._state.header_forward_pattern
             fields = forwarded(pattern, head.raw) if pattern else NOTHING
-            if fields:  # a template is found by the JSON alone, and the next client's headers are others
-                prepared = self._prepared(entry, head, body, fields)
+            if fields or entry.sticky_header:  # a template is found by the JSON alone, not by the headers
+                prepared = with_sticky_key(self._prepared(entry, head, body, fields), head.headers)
             else:
                 submitted = self._submit_as_known(entry, head, body, block, before, start_ns)
                 if not isinstance(submitted, PreparedRequest):
@@ -412,9 +413,11 @@ class Submission:
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         try:
             answer = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
-            rendered = render(prepared, answer.response, answer.block)
+            rendered = render(as_answered(prepared, other_version(reply)), answer.response, answer.block)
         except ShoalError as error:
             return error_response(error)
+        if reply.reason:
+            return rendered  # another version's: what is kept of a response names the version
         if type(asked) is VariedRequest:
             bare = render(asked.template.prepared, answer.response, answer.block)
             self._keep_response(asked.template, answer.header, answer.response, bare)

@@ -141,6 +141,7 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.QUEUE_AGE, ((version.labels, _queue_age_s(version.row, now_ns)) for version in versions))
     yield from _cells(families.POISON, versions)
     yield from _cells(families.RECORDING, versions)
+    yield from _cells(families.ROLLOUT, versions)
     yield from _plain(families.INSTANCES_WANTED, ((each.labels, each.entry.num_instances) for each in versions))
     yield from _plain(families.INSTANCES_UP, ((each.labels, each.entry.num_instances_up) for each in versions))
     seen = gauges or {"instances": (), "front_ends": ()}
@@ -159,8 +160,21 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     yield from _plain(families.CERTIFICATE_EXPIRY, [((("protocol", name),), value) for name, value in expiries])
     failed = seen.get("handshakes_failed", {}).items()
     yield from _plain(families.HANDSHAKES_FAILED, [((("protocol", name),), value) for name, value in failed])
+    yield from _rollouts(seen.get("rollouts", {}))
     for figure in families.SERVER_FAMILIES:
         yield from _figures(figure, [((), seen)])
+
+
+def _rollouts(seen: Mapping[str, Any]) -> Iterator[str]:
+    weights = [
+        ((("model", model), ("version", str(number))), share) for model, number, share in seen.get("weights", ())
+    ]
+    yield from _plain(families.ROLLOUT_WEIGHT, weights)
+    states = [
+        ((("model", model), ("version", str(number)), ("phase", phase)), 1)
+        for model, number, phase in seen.get("states", ())
+    ]
+    yield from _plain(families.ROLLOUT_STATE, states)
 
 
 def _keys(state: ServerState) -> Iterator[str]:

@@ -11,6 +11,7 @@ from shoal.errors import UnsupportedError
 from shoal.frontend.call import Handler, HandlerCall
 from shoal.frontend.generation import PLANNERS, Planner, respond
 from shoal.frontend.response import Response
+from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.frontend.v2 import generate as flat
 from shoal.frontend.v2.compression import compress, decompress
 from shoal.frontend.v2.infer import prepare, render
@@ -48,10 +49,10 @@ def _infer_with(entry: ModelEntry, call: HandlerCall) -> Response:
 def _infer_body(entry: ModelEntry, call: HandlerCall, expand: Callable[[int], None]) -> Response:
     limit, regions = call.state.http_max_input_size, call.state.regions
     body = decompress(call.headers, call.body, limit, call.state.max_expansion, expand)
-    prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
+    prepared = with_sticky_key(prepare(entry, call.headers, body, limit, call.forwarded, regions), call.headers)
     reply = _transport(call).infer(prepared)
     try:
-        response = render(prepared, reply.response, reply.block)
+        response = render(as_answered(prepared, reply.other_version), reply.response, reply.block)
         compressed = compress(response, call.headers.get("accept-encoding", ""))
     except BaseException:
         reply.release()
@@ -64,10 +65,13 @@ def generating(plan: Planner) -> Handler:
 
     def handle(call: HandlerCall) -> Response:
         planned = plan(call)
-        return with_model(
-            lambda: call.state.models.lookup(planned.name, planned.version),
-            lambda entry: respond(planned.prepare(entry), _transport(call)),
-        )
+
+        def attempt(entry: ModelEntry) -> Response:
+            rendering = planned.prepare(entry)
+            rendering.prepared = with_sticky_key(rendering.prepared, call.headers)
+            return respond(rendering, _transport(call))
+
+        return with_model(lambda: call.state.models.lookup(planned.name, planned.version), attempt)
 
     PLANNERS[handle] = plan
     return handle

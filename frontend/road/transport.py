@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from shoal.errors import CancelledError, ShoalError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
-from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, wishes_of, write_block
 from shoal.frontend.response import Response
 from shoal.frontend.road.hang_ups import Caller, Notify
 from shoal.frontend.road.held_answers import HeldAnswers
@@ -23,7 +23,7 @@ from shoal.frontend.tracing import TracedRequest
 from shoal.request import InferResponse
 from shoal.shm.layout import ABANDONED, NO_DIGEST
 from shoal.shm.port import Reply
-from shoal.star.refusal import answered
+from shoal.star.refusal import answered, other_version
 from shoal.star.request_digest import request_digest
 from shoal.star.shared_port import SharedPort
 
@@ -39,6 +39,7 @@ class ModelResponse(NamedTuple):
     block: memoryview
     release: Callable[[], None]
     send: Callable[[Response], Response]
+    other_version: int = 0  # the version that has answered, if not the request's own (shoal/star/refusal.py)
 
 
 class StreamedResponse(NamedTuple):
@@ -193,7 +194,8 @@ class PortTransport:
         if trace is not None:
             trace.submitted(block.memory, header)
         with self._lock:
-            number = self._port.submit(prepared, prepared, block, header, start_ns, digest, prepared.deadline_ns)
+            wishes = wishes_of(prepared) or prepared
+            number = self._port.submit(prepared, wishes, block, header, start_ns, digest, prepared.deadline_ns)
             self._waiting[number] = replies
             if trace is not None:
                 trace.announce(self._port, number)
@@ -291,11 +293,13 @@ class PortTransport:
             self.drop(reply)
             raise
         if isinstance(reply, KeptReply):
-            return ModelResponse(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
+            kept = partial(self.drop, reply), partial(self._send_kept, reply)
+            return ModelResponse(response, block, *kept, other_version(reply))
         # By number: a reference to the reply would keep its memory for as long as the function lives.
         number, part = reply.number, reply.part
         release = partial(self._release_number, number, part)
-        return ModelResponse(response, block, release, lambda made: self._held.send(made, number, part))
+        send = lambda made: self._held.send(made, number, part)  # noqa: E731
+        return ModelResponse(response, block, release, send, other_version(reply))
 
     def _send_kept(self, reply: KeptReply, made: Response) -> Response:
         """The response to give to gunicorn, as HeldAnswers.send returns it, for chunks in the road's own memory."""

@@ -39,6 +39,7 @@ _VERBS = {
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),
     "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
+    "rollout": _Verb("give a new version of a model a growing share of the requests", "shoal.cli.rollout:rollout"),
     "upgrade": _Verb(
         "have the installed version take a running server's place, without a gap", "shoal.cli.upgrade:upgrade"
     ),

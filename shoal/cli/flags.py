@@ -351,6 +351,14 @@ RECORDING = (
         "redact=<names>; repeat it for several",
     ),
 )
+ROLLOUTS = (
+    honour(
+        "rollout-file",
+        ANY_TEXT,
+        "keep rollouts across restarts in this file, not in rollouts-<port>.json of the state directory: "
+        "docs/rollout.md",
+    ),
+)
 BACKENDS = (
     honour("backend-config", BACKEND_SETTING, "setting of a backend, or of all of them; repeat it for several"),
     honour("backend-directory", TEXT, "directory of backends written in Python: NAME/model.py is the backend NAME"),
@@ -464,6 +472,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Bounds": BOUNDS,
     "Tracing": TRACING,
     "Recording": RECORDING,
+    "Rollouts": ROLLOUTS,
     "SageMaker and Vertex AI": CLOUD_ENDPOINTS,
     "TorchServe": TORCHSERVE,
     "Deprecated": DEPRECATED,

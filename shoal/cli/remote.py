@@ -106,6 +106,12 @@ class RemoteServer:
         )
         return found
 
+    def rollout(self, model: str, asked: Row | None = None) -> Row:
+        """How a model's rollout stands, after what is asked has been done, if anything."""
+        path = f"{_served(model, '')}/rollout"
+        found: Row = self._ask("GET" if asked is None else "POST", path, dict, asked)
+        return found
+
     def statistics(self) -> list[Row]:
         """The statistics of all models, as GET /v2/models/stats lists them under `model_stats`."""
         found: Row = self._ask("GET", "/v2/models/stats", dict)

@@ -20,7 +20,7 @@ from shoal.memo import Memo
 from shoal.reasons import Reason
 from shoal.shm.port import Reply, TracedTimes
 from shoal.star.models import ModelEntry
-from shoal.star.refusal import refusal
+from shoal.star.refusal import other_version, refusal
 from shoal.timing import Execution, Points, Timing, timing
 
 #: How often a request's model may be reloaded between lookup and execution; after that the request is refused (ours).
@@ -115,7 +115,8 @@ class ClientCall:
 
     def _made(self, arrays: dict[str, Array], opened: Opened, reply: Reply | None = None) -> Result:
         entry = self._entry
-        result = Result(entry.name, str(entry.version), arrays, opened.parameters)
+        version = (0 if reply is None else other_version(reply)) or entry.version
+        result = Result(entry.name, str(version), arrays, opened.parameters)
         if self.waiter.times is not None and reply is not None and reply.is_final:
             result.timing = self._timing(self.waiter.times, reply)
         return result
@@ -124,7 +125,7 @@ class ClientCall:
         entry = self._entry
         execution = Execution(*times.execution) if times.execution else None
         points = Points._make((0, self._start_ns, *reply.times, time.monotonic_ns()))
-        return timing(points, execution, groups=entry.groups, version=str(entry.version))
+        return timing(points, execution, groups=entry.groups, version=str(other_version(reply) or entry.version))
 
     def late(self) -> TimedOutError:
         """The error for a request without a response within `limit_s` seconds."""

@@ -65,6 +65,17 @@ class RequestsMirrored(Message):
     counts: dict[str, int]
 
 
+class SplitFigures(Message):
+    """What both versions of a split have done since a step began; answers CountSplit. Figures are those of
+    VersionFigures.packed (batcher/scheduling/split.py)."""
+
+    model_id: int  # the split's own
+    step: int
+    stable: list[int]
+    canary: list[int]
+    waiting: list[int]  # of each request that the canary has now: the bucket of the time since its arrival
+
+
 class FinishedRequestsListed(Message):
     """Of the models that ListFinishedRequests has named: the slowest requests, the slowest first; the failed ones, the
     last first; and how many have failed beside these. Each request is a FinishedRequest (shoal/finished_request.py)."""

@@ -212,6 +212,24 @@ class ListFinishedRequests(Message):
     limit: int  # most of either kind
 
 
+class SplitChanged(Message):
+    """How requests that name no version of a model, and so have this split's id, are divided between two versions."""
+
+    model_id: int  # the split's own
+    stable_id: int
+    canary_id: int  # 0: all requests are the stable version's
+    share: int  # the canary's, in hundredths of a percent
+    retries: bool  # whether the stable version executes the requests that the canary fails
+    step: int  # figures are counted from the first message of each step on
+
+
+class CountSplit(Message):
+    """A request for the figures of a split; SplitFigures answers before this is acknowledged, unless the split is
+    unknown."""
+
+    model_id: int
+
+
 class RecordingMade(Message):
     """The batcher's ring to the recorder, before the models that are recorded."""
 

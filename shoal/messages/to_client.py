@@ -110,6 +110,8 @@ class ModelChanged(Message):
     has_ready_check: bool
     is_cached: bool
     is_default: bool = False  # requests that name no version mean this one, not the highest
+    split_id: int = 0  # of the default: the model id that such requests have while they are split (batcher/splits.py)
+    sticky_header: str = ""  # with a split: requests with one value of this header go to one version
 
 
 class ModelForgotten(Message):

@@ -6,7 +6,7 @@ entry sees a consistent state. Used by front ends, guests, and workers whose mod
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
@@ -49,6 +49,8 @@ class ModelEntry:
     is_polled: bool = True  # False: its configuration could not be read
     is_cached: bool = False  # the response cache is enabled
     is_default: bool = False  # requests that name no version mean this one, not the highest
+    split_id: int = 0  # of a default: the model id of requests that name no version, while they are split
+    sticky_header: str = ""  # lower case; with a split: a request's version depends on this header's value
 
     @property
     def ready(self) -> bool:
@@ -101,6 +103,8 @@ class ModelTable:
                 versions.pop(NO_VERSION, None)  # the versions are known now
             versions[version] = _entry(message, previous)
             self.names[message.model_id] = message.name
+            if message.split_id:
+                self.names[message.split_id] = message.name
         else:
             versions.pop(version, None)
         self._replace(identifier, dict(sorted(versions.items())))
@@ -109,7 +113,7 @@ class ModelTable:
 
     def _forget_names(self) -> None:
         """Drop the older half of the names of removed versions."""
-        known = {entry.model_id for entry in self.entries()}
+        known = {each for entry in self.entries() for each in (entry.model_id, entry.split_id)}
         gone = [model for model in self.names if model not in known]
         for model in gone[: (len(gone) + 1) // 2]:
             del self.names[model]
@@ -125,7 +129,9 @@ class ModelTable:
         if len(bearers) == 1:
             named[name] = bearers[0]
             if ready := _ready(bearers[0]):
-                latest[name] = next((entry for entry in ready if entry.is_default), ready[-1])
+                default = next((entry for entry in ready if entry.is_default), ready[-1])
+                split_id = default.split_id
+                latest[name] = replace(default, model_id=split_id) if split_id else default
         self._models, self._named, self._latest = models, named, latest
         self.num_changes += 1
 
@@ -138,6 +144,7 @@ class ModelTable:
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
         """The READY entry that a request means; without a version the default one, if it is READY, or the highest.
+        While requests without a version are split, that entry has the split's model id.
 
         Raises NotFoundError, UnavailableError, or InvalidArgumentError for a malformed version or an ambiguous name.
         """
@@ -232,6 +239,8 @@ def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
         is_polled=message.is_polled,
         is_cached=message.is_cached,
         is_default=message.is_default,
+        split_id=message.split_id,
+        sticky_header=message.sticky_header,
     )
 
 

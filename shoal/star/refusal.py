@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from shoal import errors, reasons
 from shoal.errors import ShoalError
+from shoal.reasons import OTHER_VERSION
 from shoal.request import InferResponse, unpack_response
 from shoal.shm.port import Reply
 from shoal.star.models import ModelEntry
@@ -22,6 +23,12 @@ def refusal(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: in
     )
 
 
+def other_version(reply: Reply) -> int:
+    """The number of the version that has answered a request which named none, if that is not the one it was submitted
+    to; else 0. Both have the same inputs and outputs."""
+    return reply.detail if reply.reason == OTHER_VERSION else 0
+
+
 class Answered(NamedTuple):
     """A model's response: its packed header, the header's contents, and the worker's block with the tensors."""
 
@@ -32,7 +39,7 @@ class Answered(NamedTuple):
 
 def answered(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: int | str = 0) -> Answered:
     """The response in a reply. Raises the ShoalError that the reply has instead: the model's, or a refusal."""
-    if reply.reason or reply.block is None or reply.header is None:
+    if (reply.reason and reply.reason != OTHER_VERSION) or reply.block is None or reply.header is None:
         raise refusal(entry, request_id, reply, correlation_id)
     if reply.status:
         raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))

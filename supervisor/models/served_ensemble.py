@@ -171,7 +171,7 @@ class ServedEnsemble(ServedVersion):
         for step, model in zip(listed, models, strict=True):
             assert model is not None
             wanted = int(step["model_version"])
-            number = max(model.serving, default=None) if wanted == LATEST else wanted
+            number = _default(model) if wanted == LATEST else wanted
             served = None if number is None else model.serving.get(number)
             if served is None:
                 if waits and model.is_loading:
@@ -236,6 +236,12 @@ class ServedEnsemble(ServedVersion):
         return EnsembleAdded(
             version.model_id, version.row, version.config, version.version, *self._composition, self.revision
         )
+
+
+def _default(model: ComposingModel) -> int | None:
+    """The number of the version that a step means which names none; None if none serves."""
+    chosen = [number for number, each in model.serving.items() if each.version.means_none]
+    return chosen[0] if chosen else max(model.serving, default=None)
 
 
 def _missing(ensemble: str, model: ComposingModel, wanted: int) -> str:

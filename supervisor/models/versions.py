@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 from shoal.errors import UnavailableError
 from shoal.messages.from_batcher import PoisonFound
@@ -28,6 +29,14 @@ from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
 from shoal.supervisor.models.served_version import ServedVersion
 
 
+class UnversionedTraffic(Protocol):
+    """What requests that name no version mean; implemented and described in traffic.py."""
+
+    def mark(self, version: ModelVersion) -> None: ...
+    def refresh(self) -> None: ...
+    def introduce(self) -> None: ...
+
+
 class Versions:
     """All versions of all models, from creation to end.
 
@@ -45,6 +54,8 @@ class Versions:
         forget: Callable[[Collection[Path]], None],
     ) -> None:
         self.loop = context.loop
+        #: What requests that name no version mean (traffic.py). Set once.
+        self.traffic: UnversionedTraffic | None = None
         self._context = context
         self._roster = roster
         self._find = find
@@ -82,6 +93,8 @@ class Versions:
         version = ModelVersion(
             found.name, number, next(self._ids), row, directory, config, found.labels, found.namespace
         )
+        if self.traffic is not None:
+            self.traffic.mark(version)
         arguments = version, source_of(found, number), self._context, self._roster, self.announce
         served = ServedEnsemble(*arguments, self._find) if is_ensemble(config) else ServedVersion(*arguments)
         with contained(served):
@@ -99,6 +112,15 @@ class Versions:
         version.move(VersionState.UNAVAILABLE, reason)
         return version
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the server is ending all versions."""
+        return self._is_stopping
+
+    def take_id(self) -> int:
+        """A model id that no version has or will have."""
+        return next(self._ids)
+
     def slot_for(self, served: ServedVersion) -> AbstractAsyncContextManager[None]:
         """A place among the versions that load at once. An ensemble needs none: it waits for others, and must not keep
         them waiting."""
@@ -112,6 +134,8 @@ class Versions:
             if isinstance(served, ServedEnsemble):
                 with contained(served):  # first: what follows may end a version that is one of the ensemble's steps
                     served.look()
+        if self.traffic is not None:
+            self.traffic.refresh()
         applied = self._context.star.announce_to_clients(messages)
         self._on_changed()
         return applied
@@ -131,6 +155,8 @@ class Versions:
         """Send a successor every version that has a queue."""
         for served in self._served.values():
             served.introduce()
+        if self.traffic is not None:
+            self.traffic.introduce()
 
     def introduce_retiring(self) -> None:
         """Send a successor, which has been sent the workers, the versions that retire."""

@@ -5,6 +5,7 @@ from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import ClientPeer, RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.splits import Splits
 from shoal.batcher.statistics import BACKEND
 from shoal.reasons import Reason
 from shoal.shm import layout
@@ -23,7 +24,9 @@ class Table:
         self.end = End(layout.CLIENT, CLIENT)
         self.client = ClientPeer(CLIENT, self.end.link, self.end.own_view, self.end.bell)
         self.holders, self.written, self.counted = Holders(), set[ClientPeer](), set[ScheduledModel]()
-        self.requests = OpenRequests(self.holders, self.written, self.counted, LateClients(self.holders))
+        self.requests = OpenRequests(
+            self.holders, self.written, self.counted, LateClients(self.holders), Splits({}, {})
+        )
         for number in range(1, num_requests + 1):
             queued = QueuedRequest(key(number), 1, 0, 500)
             self.requests[key(number)] = (self.client, self.model, number, INPUT_BLOCK, HEADER, 100, 500, queued)

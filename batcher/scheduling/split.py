@@ -1,0 +1,55 @@
+"""The split of a model's requests that name no version: a share of them goes to the canary version, the rest to the
+stable one. Pure policy, runs in the batcher.
+
+Requests with an equal sticky key go to one version for as long as the share does not change, and a share that grows
+takes no request back: what the canary answered at 1 % it answers at 10 %, too.
+"""
+
+from collections import Counter
+from typing import Final
+
+from shoal.latency_buckets import bucket
+
+#: A whole, in the unit of shares: hundredths of a percent.
+WHOLE: Final = 10_000
+#: 2^64 divided by the golden ratio: multiples of it are spread evenly, so of consecutive numbers almost exactly the
+#: share is chosen, however few they are (Knuth, The Art of Computer Programming, 6.4).
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_MAX_UINT64: Final = (1 << 64) - 1
+
+
+def is_chosen(sticky: int, share: int) -> bool:
+    """Whether the share, in hundredths of a percent, has the requests with this key, a number of 64 bits."""
+    return (sticky * _GOLDEN & _MAX_UINT64) * WHOLE >> 64 < share
+
+
+class VersionFigures:
+    """What one version of a split has done since the present step began."""
+
+    __slots__ = ("latencies", "num_errors", "num_requests")
+
+    def __init__(self) -> None:
+        # Changed by the batcher's code that counts.
+        self.num_requests = 0  # that have ended
+        #: Requests that the version failed; for a canary whose failed requests the stable version executes, only those
+        #: that it then answered.
+        self.num_errors = 0
+        #: Answered requests by the bucket of the time from their acceptance to the answer.
+        self.latencies = Counter[int]()
+
+    def answered(self, latency_ns: int) -> None:
+        """Count an answered request."""
+        self.num_requests += 1
+        self.latencies[bucket(latency_ns)] += 1
+
+    def failed(self) -> None:
+        """Count a request that the version failed."""
+        self.num_requests += 1
+        self.num_errors += 1
+
+    def packed(self) -> list[int]:
+        """The figures for a message: requests, errors, then bucket and count of each latency."""
+        flat = [self.num_requests, self.num_errors]
+        for number, count in sorted(self.latencies.items()):
+            flat += (number, count)
+        return flat

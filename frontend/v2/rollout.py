@@ -1,0 +1,42 @@
+"""/v2/models/NAME/rollout: what requests that name no version of a model mean, and rollouts of a new one. Triton has no
+such thing.
+
+Runs on the road.
+POST {"version": 3, "steps": "1,10,50,100", "every": "10m", "guard": "p99=+10%,errors=+0.1%"} begins a rollout;
+POST {"action": "abort"}, or promote, pause, resume, unpin, changes or ends it. The answer tells how it stands.
+"""
+
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.call import ANSWER_S, Ask
+from shoal.frontend.read_json import read_json
+from shoal.frontend.response import Response, json_response
+from shoal.frontend.state import ServerState
+from shoal.rollout_settings import read_plan
+
+
+def rollout(ask: Ask, model: str) -> Response:
+    """How the model's rollout stands, or how the last one has ended."""
+    return json_response(200, _asked(ask, model, "", {}))
+
+
+def change_rollout(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
+    """Begin, change or end a rollout; the answer is that of `rollout` afterwards. Raises InvalidArgumentError."""
+    said = read_json(body, state.http_max_input_size)
+    if type(said) is not dict:
+        raise InvalidArgumentError('a rollout is as {"version": 3, "steps": "1,10,50,100", "every": "10m"}')
+    if "action" not in said:
+        return json_response(200, _asked(ask, model, "begin", read_plan(said).members()))
+    if said.keys() != {"action"} or type(said["action"]) is not str:
+        raise InvalidArgumentError('a change of a rollout is as {"action": "abort"}, and nothing beside that')
+    if said["action"] not in ("abort", "promote", "pause", "resume", "unpin"):
+        raise InvalidArgumentError(
+            f"a rollout has no action '{said['action'][:40]}'; there are abort, promote, pause, resume, unpin"
+        )
+    return json_response(200, _asked(ask, model, said["action"], {}))
+
+
+def _asked(ask: Ask, model: str, action: str, plan: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = ask("rollout", {"model": model, "action": action, "plan": plan}, ANSWER_S)
+    return answer

@@ -1,0 +1,376 @@
+"""Rollouts: a new version gets a growing share of the requests that name none, and all of them or none in the end.
+
+Runs in the supervisor, for `/v2/models/NAME/rollout` and `shoal rollout`. When shares grow, and when a rollout ends, is
+decided by rollout.py; how requests are divided is traffic.py's. What is under way and how rollouts have ended is kept
+in a file, so that a server that starts again goes on: with the step at which it was, from its beginning.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
+from shoal.model_config.ensemble import is_ensemble
+from shoal.options import ServerOptions
+from shoal.repository.identifier import ModelIdentifier
+from shoal.repository.lifecycle import VersionState
+from shoal.rollout_settings import DISAGREE, RolloutPlan, read_plan
+from shoal.supervisor.event_loop import EventLoop, sleep
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.models.model import Model
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.rollout import Comparison, Figures, Phase, Rollout, Verdict, VersionFigures
+from shoal.supervisor.models.rollout_file import Kept, RolloutFile, default_path
+from shoal.supervisor.models.served_version import ServedVersion
+from shoal.supervisor.models.traffic import Traffic
+from shoal.supervisor.questions.questions import Verb
+
+_log = logging.getLogger(__name__)
+
+#: The figures are looked at so many times in a step that is shorter than ten seconds, and once a second else (ours).
+_LOOKS_PER_STEP, _MIN_LOOK_S, _MAX_LOOK_S = 10, 0.05, 1.0
+
+#: What mirrored requests have shown of a model's two versions: model, stable and canary version → totals; None where
+#: nothing is mirrored.
+Compare = Callable[[str, int, int], Comparison | None]
+
+
+class Rollouts:
+    """The rollouts of all models: one at a time of each, and how the last one ended."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        models: Models,
+        traffic: Traffic,
+        file: RolloutFile,
+        is_registered: Callable[[ModelIdentifier], bool],
+        compare: Compare = lambda _model, _stable, _canary: None,
+    ) -> None:
+        self._loop = loop
+        self._models = models
+        self.traffic = traffic
+        self._file = file
+        self._is_registered = is_registered
+        self._compare = compare
+        # Changed by the verbs, and as rollouts go on.
+        self._rollouts: dict[ModelIdentifier, Rollout] = {}
+        self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
+        #: Rollouts in the file that could not be taken up, as of a model that has failed to load.
+        self._left: dict[ModelIdentifier, Kept] = {}
+
+    @property
+    def verbs(self) -> dict[str, Verb]:
+        """The verb by which front ends ask for rollouts and change them."""
+        return {"rollout": self._ask}
+
+    # --- what clients ask ---
+
+    async def _ask(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Do what is asked, if anything, and describe the model's rollout."""
+        model, action = self._models.get(arguments["model"]), arguments["action"]
+        if action == "begin":
+            await self.begin(model, read_plan(arguments["plan"]))
+        elif action == "unpin":
+            await self._unpin(model)
+        elif action:
+            await self._change(model, action)
+        return self.describe(model)
+
+    async def begin(self, model: Model, plan: RolloutPlan, step: int = 0) -> None:
+        """Begin a rollout at a step of its plan. Raises ShoalError, and changes nothing, where it cannot be."""
+        identifier = model.identifier
+        running = self._rollouts.get(identifier)
+        if running is not None and running.phase.is_open:
+            raise AlreadyExistsError(
+                f"model '{identifier}' has a rollout to version {running.plan.version} already, at {running.share:g} "
+                "percent; end that first, by 'abort' or 'promote'"
+            )
+        model.refuse_while_loading()
+        stable = self._stable(model, plan.version)
+        self._check(model, stable, plan)
+        made = self._rollouts[identifier] = Rollout(plan, stable, self._loop.now_s(), step)
+        try:
+            await self.traffic.split(model, stable, plan.version, plan.sticky_header, retries=plan.retries)
+        except BaseException:
+            del self._rollouts[identifier]
+            raise
+        _note(model, made)
+        _log.info("model '%s': rollout from version %d to version %d begins", identifier, stable, plan.version)
+        self._enter_step(model, made)
+        self._loop.start(self._drive(model, made))
+
+    def _stable(self, model: Model, canary: int) -> int:
+        """The version that requests without one mean now, or meant before the new version was loaded."""
+        division = self.traffic.find(model.identifier)
+        if division is not None and division.stable != canary and division.stable in model.serving:
+            return division.stable
+        others = [number for number in model.serving if number != canary]
+        if not others:
+            raise UnavailableError(
+                f"model '{model.identifier}' serves no version but {canary}: a rollout needs the old one, too. Its "
+                "version_policy says which versions are loaded, as in version_policy: { latest { num_versions: 2 } }"
+            )
+        below = [number for number in others if number < canary]
+        return max(below or others)
+
+    def _check(self, model: Model, stable: int, plan: RolloutPlan) -> None:
+        """Raise ShoalError where these two versions cannot take each other's requests."""
+        name, serving = model.identifier, model.serving
+        if plan.version not in serving:
+            raise UnavailableError(
+                f"version {plan.version} of model '{name}' is not READY; READY are {_list(serving)}. The model's "
+                "version_policy says which versions are loaded, as in version_policy: { latest { num_versions: 2 } }"
+            )
+        if self._is_registered(name):
+            raise InvalidArgumentError(
+                f"model '{name}' is registered by TorchServe's protocol, which has default versions of its own: "
+                "PUT /models/NAME/VERSION/set-default"
+            )
+        old, new = serving[stable].version.config, serving[plan.version].version.config
+        if is_ensemble(old) or is_ensemble(new):
+            raise InvalidArgumentError(f"model '{name}' is an ensemble: roll out the models of its steps")
+        for what in ("input", "output", "sequence_batching", "model_transaction_policy"):
+            if _interface(old, what) != _interface(new, what):
+                raise InvalidArgumentError(
+                    f"versions {stable} and {plan.version} of model '{name}' differ in {what}: a client that names no "
+                    "version would meet both"
+                )
+        needs_shadow = any(guard.figure == DISAGREE for guard in plan.guards)
+        if needs_shadow and self._compare(name.name, stable, plan.version) is None:
+            raise InvalidArgumentError(
+                f"guard 'disagree' needs shadow: mirror requests of version {stable} of model '{name}' to version "
+                f"{plan.version} first"
+            )
+
+    async def _change(self, model: Model, action: str) -> None:
+        rollout = self._rollouts.get(model.identifier)
+        if rollout is None or not rollout.phase.is_open:
+            raise NotFoundError(f"model '{model.identifier}' has no rollout under way")
+        if action == "abort":
+            rollout.roll_back("it was aborted by request")
+            await self._end(model, rollout)
+        elif action == "promote":
+            rollout.phase = Phase.PROMOTED
+            await self._end(model, rollout)
+        else:
+            rollout.phase = Phase.PAUSED if action == "pause" else Phase.RUNNING
+            _log.info(
+                "model '%s': rollout to version %d: %s", model.identifier, rollout.plan.version, rollout.phase.value
+            )
+            self._keep()
+
+    async def _unpin(self, model: Model) -> None:
+        """Have requests without a version mean the highest one again."""
+        rollout = self._rollouts.get(model.identifier)
+        if rollout is not None and rollout.phase.is_open:
+            raise UnavailableError(f"model '{model.identifier}' has a rollout under way; end that first")
+        self._rollouts.pop(model.identifier, None)
+        self._left.pop(model.identifier, None)
+        await self.traffic.choose(model, None)
+        self._keep()
+
+    def describe(self, model: Model) -> dict[str, Any]:
+        """A model's rollout, and what requests without a version mean, for clients."""
+        identifier, serving = model.identifier, model.serving
+        division, rollout = self.traffic.find(identifier), self._rollouts.get(identifier)
+        chosen = division.stable if division is not None else max(serving, default=0)
+        weights = {str(number): 0.0 for number in sorted(serving)} | {str(chosen): 100.0}
+        if rollout is not None and rollout.phase.is_open:
+            weights[str(rollout.stable)], weights[str(rollout.plan.version)] = 100 - rollout.share, rollout.share
+        described: dict[str, Any] = {"model": identifier.name, "weights": weights, "pinned": division is not None}
+        if rollout is None:
+            return described
+        return described | {
+            "phase": rollout.phase.value,
+            "stable": rollout.stable,
+            "step": rollout.step + 1,
+            "reason": rollout.reason,
+            **rollout.plan.members(),
+            "figures": {
+                str(rollout.stable): _described(rollout.figures.stable),
+                str(rollout.plan.version): _described(rollout.figures.canary),
+            },
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """For /metrics: of each model whose requests are divided or pinned, name, version, and share in percent of the
+        requests that name no version; and of each last rollout, name, version and phase."""
+        weights = []
+        for identifier, model in self._models.models.items():
+            if self.traffic.find(identifier) is not None:
+                shares = self.describe(model)["weights"]
+                weights += [(identifier.name, int(number), share) for number, share in shares.items()]
+        states = [(each.name, made.plan.version, made.phase.value) for each, made in self._rollouts.items()]
+        return {"weights": weights, "states": states}
+
+    # --- a rollout as it goes on ---
+
+    async def _drive(self, model: Model, rollout: Rollout) -> None:
+        """Look at a rollout's figures until it has ended."""
+        plan = rollout.plan
+        pause_s = _MIN_LOOK_S if plan.every_requests else min(_MAX_LOOK_S, plan.every_s / _LOOKS_PER_STEP)
+        while rollout.phase.is_open:
+            await sleep(max(_MIN_LOOK_S, pause_s))
+            if not rollout.phase.is_open or self._models.all_versions.is_stopping:
+                return  # a server that starts again goes on
+            if await self._look(model, rollout):
+                return
+
+    async def _look(self, model: Model, rollout: Rollout) -> bool:
+        """Act upon the figures of now; whether the rollout has ended."""
+        if reason := self._lost(model, rollout):
+            rollout.roll_back(reason)
+            await self._end(model, rollout)
+            return True
+        counted = (await self.traffic.count([model.identifier])).get(model.identifier)
+        if counted is None or not rollout.phase.is_open:
+            return not rollout.phase.is_open
+        figures = Figures(
+            VersionFigures.unpack(counted.stable), VersionFigures.unpack(counted.canary), tuple(counted.waiting),
+            self._comparison(model.identifier, rollout),
+        )  # fmt: skip
+        verdict = rollout.observe(self._loop.now_s(), figures)
+        if verdict is Verdict.ADVANCE:
+            self._enter_step(model, rollout)
+        elif verdict is not Verdict.STAY:
+            await self._end(model, rollout)
+        return not rollout.phase.is_open
+
+    def _lost(self, model: Model, rollout: Rollout) -> str:
+        """Why a version cannot go on with the rollout; empty if both can."""
+        canary = model.versions.get(rollout.plan.version)
+        if canary is None or canary.version.state is not VersionState.READY:
+            why = "it is not loaded" if canary is None else canary.version.reason or canary.version.state.value
+            return f"version {rollout.plan.version} is not READY: {why}"
+        return ""
+
+    def _comparison(self, identifier: ModelIdentifier, rollout: Rollout) -> Comparison | None:
+        """What shadow has compared since the step began."""
+        now = self._compare(identifier.name, rollout.stable, rollout.plan.version)
+        if now is None:
+            return None
+        before = self._compared.get(identifier, Comparison(0, 0))
+        return Comparison(now.num_compared - before.num_compared, now.num_disagreed - before.num_disagreed)
+
+    def _enter_step(self, model: Model, rollout: Rollout) -> None:
+        """Give the canary the share of the present step."""
+        identifier, plan = model.identifier, rollout.plan
+        compared = self._compare(identifier.name, rollout.stable, plan.version)
+        if compared is not None:
+            self._compared[identifier] = compared
+        self.traffic.set_share(model, rollout.share)
+        _log.info(
+            "model '%s': version %d gets %g %% of the requests that name no version (step %d of %d)",
+            identifier, plan.version, rollout.share, rollout.step + 1, len(plan.steps),
+        )  # fmt: skip
+        self._keep()
+
+    async def _end(self, model: Model, rollout: Rollout) -> None:
+        """Give all requests to the version that has come off better: the batcher at once, then clients themselves."""
+        identifier, plan = model.identifier, rollout.plan
+        self._compared.pop(identifier, None)
+        if rollout.phase is Phase.PROMOTED:
+            _log.info("model '%s': version %d is promoted", identifier, plan.version)
+            chosen = plan.version
+        else:
+            _log.error(
+                "model '%s': the rollout to version %d is rolled back to version %d: %s",
+                identifier, plan.version, rollout.stable, rollout.reason,
+            )  # fmt: skip
+            chosen = rollout.stable
+        _note(model, rollout)
+        self._keep()
+        self.traffic.set_share(model, rollout.share)
+        await self.traffic.choose(model, chosen)
+
+    # --- restarts ---
+
+    def _keep(self) -> None:
+        """Write the file; an error is logged, and the rollout goes on."""
+        kept = [
+            Kept(*identifier, each.plan, each.stable, each.step, each.phase.value, each.reason)
+            for identifier, each in self._rollouts.items()
+        ]
+        self._file.write([*kept, *[each for key, each in self._left.items() if key not in self._rollouts]])
+
+    async def restore(self) -> None:
+        """Go on with the rollouts in the file, and have requests mean the version that the others ended with. What does
+        not fit is logged, and stays in the file."""
+        for each in self._file.read():
+            identifier = ModelIdentifier(each.name, each.namespace)
+            model, phase = self._models.models.get(identifier), Phase(each.phase)
+            try:
+                if model is None or each.stable not in model.serving:
+                    raise UnavailableError(f"version {each.stable} of model '{identifier}' is not READY")
+                if phase.is_open:
+                    await self.traffic.choose(model, each.stable)
+                    await self.begin(model, each.plan, min(each.step, len(each.plan.steps) - 1))
+                    self._rollouts[identifier].phase = phase
+                    self._keep()
+                else:
+                    await self._restore_end(model, each, phase)
+            except ShoalError as error:
+                self._left[identifier] = each
+                _log.error("model '%s': its rollout of before the restart is not taken up: %s", identifier, error)
+
+    async def _restore_end(self, model: Model, kept: Kept, phase: Phase) -> None:
+        chosen = kept.plan.version if phase is Phase.PROMOTED else kept.stable
+        if chosen not in model.serving:
+            raise UnavailableError(f"version {chosen} of model '{model.identifier}' is not READY")
+        ended = Rollout(kept.plan, kept.stable, self._loop.now_s(), kept.step, phase, kept.reason)
+        self._rollouts[model.identifier] = ended
+        _note(model, ended)
+        await self.traffic.choose(model, chosen)
+        _log.info(
+            "model '%s': requests that name no version mean version %d, with which the last rollout has ended: %s",
+            model.identifier, chosen, phase.value,
+        )  # fmt: skip
+
+
+def make_rollouts(
+    loop: EventLoop,
+    star: Star,
+    models: Models,
+    options: ServerOptions,
+    is_registered: Callable[[ModelIdentifier], bool],
+    compare: Compare = lambda _model, _stable, _canary: None,
+) -> Rollouts:
+    """The rollouts of a server, and what its versions say of requests that name none."""
+    traffic = Traffic(star, models, models.all_versions.take_id)
+    models.all_versions.traffic = traffic
+    path = Path(options.rollout_file).absolute() if options.rollout_file else None
+    port = options.http_port if options.allow_http else 0
+    file = RolloutFile(path or default_path(os.environ, port), options.model_repository)
+    return Rollouts(loop, models, traffic, file, is_registered, compare)
+
+
+def _note(model: Model, rollout: Rollout) -> None:
+    """Note in the index, and so on the page, why the new version has no requests; a rollout that begins clears that."""
+    canary = model.serving.get(rollout.plan.version)
+    if canary is not None:
+        is_back = rollout.phase is Phase.ROLLED_BACK
+        canary.version.reason = f"rolled back to version {rollout.stable}: {rollout.reason}" if is_back else ""
+
+
+def _interface(config: dict[str, Any], what: str) -> Any:
+    """The part of a configuration that clients rely on; whatever does not concern them left out."""
+    value = config.get(what)
+    if what in ("input", "output"):
+        tensors = [{key: each[key] for key in sorted(each) if key != "label_filename"} for each in value or ()]
+        return sorted(tensors, key=lambda tensor: str(tensor["name"]))
+    return value
+
+
+def _described(figures: VersionFigures) -> dict[str, Any]:
+    return {
+        "requests": figures.num_requests,
+        "errors": figures.num_errors,
+        **{f"p{name}_ms": round(figures.quantile_ns(name / 100) / 1e6, 3) for name in (50, 99)},
+    }
+
+
+def _list(serving: dict[int, ServedVersion]) -> str:
+    return ", ".join(map(str, sorted(serving))) or "none"
