@@ -1,7 +1,7 @@
 """The centre of the star: accepts requests of clients, sends batches to workers, and replies to clients.
 
-Runs in the batcher. The exchange sees records only, never a tensor. It reads no clock and never waits: `step` is given the
-time and handles all records that are there. How a request ends is decided in `open_requests`.
+Runs in the batcher. The exchange sees records only, never a tensor. It reads no clock and never waits: `step` is given
+the time and handles all records that are there. How a request ends is decided in `open_requests`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

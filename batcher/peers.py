@@ -198,9 +198,9 @@ class ScheduledModel:
     """A loaded model version: its scheduler and its row of statistics."""
 
     __slots__ = (
-        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "mirror", "order",
-        "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "split_id", "trials",
-        "version",
+        "finished", "groups", "id", "is_failed", "is_fixed", "latest_ns", "max_rows", "may_run_again", "mirror",
+        "order", "patience", "recording", "row", "scheduler", "sequences", "sharing", "signature", "split_id",
+        "trials", "version",
     )  # fmt: skip
     #: The cell that counts the model's requests which end with an error and were not cancelled.
     FAILURE: ClassVar[int] = BACKEND
