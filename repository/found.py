@@ -44,6 +44,8 @@ class FoundModel:
     changed_ns: int = 0
     #: Whether the configuration came with a request, instead of from the repository.
     is_given: bool = False
+    #: The text of the model's rollout.json, which says how a new version is rolled out; "": there is none.
+    rollout: str = ""
 
     @property
     def identifier(self) -> ModelIdentifier:
@@ -72,6 +74,7 @@ class FoundModel:
             fingerprint=self.fingerprint,
             changed_ns=self.changed_ns,
             is_given=self.is_given,
+            rollout=self.rollout,
         )
 
     @classmethod
@@ -90,6 +93,7 @@ class FoundModel:
             message.fingerprint,
             message.changed_ns,
             message.is_given,
+            message.rollout,
         )
 
 

@@ -4,6 +4,7 @@ Reads directories, configurations and label files, and changes nothing. Runs in 
 no other process waits for a slow network file system.
 """
 
+import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,12 @@ from shoal.repository.scan import (
     version_directories,
     wanted_versions,
 )
+
+_log = logging.getLogger(__name__)
+
+#: The file of a model's directory that says how a new version is rolled out; and its most characters (ours).
+ROLLOUT_FILENAME = "rollout.json"
+_MAX_ROLLOUT_CHARS = 65536
 
 
 class Override(NamedTuple):
@@ -172,7 +179,25 @@ class Repositories:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
         others_ns = max([time_ns for entry, time_ns in times.items() if _is_other(entry)], default=0)
         seen = _fingerprint(times), changed_ns
-        return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, *seen)
+        return FoundModel(
+            name, directory, config, labels, versions, others_ns, error, "", namespace, *seen,
+            rollout=_read_rollout(directory),
+        )  # fmt: skip
+
+
+def _read_rollout(directory: Path) -> str:
+    """The text of a model's rollout.json, "" without one. One that cannot be read is logged: the model is served."""
+    try:
+        text = (directory / ROLLOUT_FILENAME).read_text()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        _log.error("'%s' cannot be read: %s", directory / ROLLOUT_FILENAME, error)
+        return ""
+    if len(text) <= _MAX_ROLLOUT_CHARS:
+        return text
+    _log.error("'%s' has %d characters, more than %d", directory / ROLLOUT_FILENAME, len(text), _MAX_ROLLOUT_CHARS)
+    return ""
 
 
 def newest_ns(path: Path) -> tuple[int, int]:
@@ -210,5 +235,5 @@ def _fingerprint(times: Mapping[str, int]) -> str:
 
 
 def _is_other(entry: str) -> bool:
-    """Whether this entry of a model's directory is neither a configuration nor a version."""
-    return entry not in {CONFIG_FILENAME, CONFIGS_DIRECTORY} and not is_version_name(entry)
+    """Whether this entry of a model's directory is neither a configuration nor a version, nor about versions."""
+    return entry not in {CONFIG_FILENAME, CONFIGS_DIRECTORY, ROLLOUT_FILENAME} and not is_version_name(entry)

@@ -142,6 +142,7 @@ class ModelFound(Message):
     fingerprint: str
     changed_ns: int
     is_given: bool
+    rollout: str  # the text of the model's rollout.json; "": there is none
 
 
 class Polled(Message):

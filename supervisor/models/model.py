@@ -112,6 +112,8 @@ class Model:
                 except Exception as error:  # noqa: BLE001 - the rim of a load
                     failure = report(self, error)
                 else:
+                    if (traffic := self._all_versions.traffic) is not None:
+                        traffic.hold_back(self, found, fresh.values())
                     replaced = self._switch(found, todo, fresh)
                 finally:
                     self._num_loads -= 1
@@ -123,6 +125,8 @@ class Model:
             self._retire(replaced)
         if failure is not None:
             raise failure
+        if (traffic := self._all_versions.traffic) is not None:
+            traffic.follow(self, found)
         if replaced:
             # As in Triton, the replaced versions that have no open request have ended when a load returns.
             await self._all_versions.settle_retired()

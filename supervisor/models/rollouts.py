@@ -5,15 +5,17 @@ decided by rollout.py; how requests are divided is traffic.py's. What is under w
 in a file, so that a server that starts again goes on: with the step at which it was, from its beginning.
 """
 
+import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.model_config.ensemble import is_ensemble
 from shoal.options import ServerOptions
+from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import VersionState
 from shoal.rollout_settings import DISAGREE, RolloutPlan, read_plan
@@ -25,6 +27,7 @@ from shoal.supervisor.models.rollout import Comparison, Figures, Phase, Rollout,
 from shoal.supervisor.models.rollout_file import Kept, RolloutFile, default_path
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.traffic import Traffic
+from shoal.supervisor.models.versions import Served
 from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
@@ -60,6 +63,9 @@ class Rollouts:
         self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
         #: Rollouts in the file that could not be taken up, as of a model that has failed to load.
         self._left: dict[ModelIdentifier, Kept] = {}
+        #: Plans that models' directories had at the start, until what the file keeps has been restored; then None.
+        self._waiting: dict[ModelIdentifier, RolloutPlan] | None = {}
+        self.mark, self.refresh, self.introduce = traffic.mark, traffic.refresh, traffic.introduce
 
     @property
     def verbs(self) -> dict[str, Verb]:
@@ -286,6 +292,43 @@ class Rollouts:
         self.traffic.set_share(model, rollout.share)
         await self.traffic.choose(model, chosen)
 
+    # --- plans in models' directories ---
+
+    def hold_back(self, model: Served, found: FoundModel, fresh: Iterable[ServedVersion]) -> None:
+        """Have a new version, which is about to serve, get no requests before the rollout in the model's directory
+        begins."""
+        plan = _plan_of(found)
+        if plan is None or plan.version not in found.versions or self.traffic.find(model.identifier) is not None:
+            return
+        others = [number for number in (model.serving or found.versions) if number != plan.version]
+        if plan.version in model.serving or not others:
+            return
+        below = [number for number in others if number < plan.version]
+        self.traffic.pin(model, max(below or others), fresh)
+
+    def follow(self, model: Served, found: FoundModel) -> None:
+        """Begin the rollout in the model's directory, once for each plan: one that was rolled back is not tried again
+        before the file says something else."""
+        plan = _plan_of(found)
+        if plan is None:
+            return
+        if self._waiting is not None:
+            self._waiting[model.identifier] = plan
+        else:
+            self._loop.start(self._follow(model.identifier, plan))
+
+    async def _follow(self, identifier: ModelIdentifier, plan: RolloutPlan) -> None:
+        model, last = self._models.models.get(identifier), self._rollouts.get(identifier)
+        if model is None or (last is not None and last.plan == plan):
+            return
+        try:
+            if last is not None and last.phase.is_open:
+                last.roll_back("the model's rollout.json has another plan")
+                await self._end(model, last)
+            await self.begin(model, plan)
+        except ShoalError as error:
+            _log.error("model '%s': the rollout in its rollout.json does not begin: %s", identifier, error)
+
     # --- restarts ---
 
     def _keep(self) -> None:
@@ -315,6 +358,9 @@ class Rollouts:
             except ShoalError as error:
                 self._left[identifier] = each
                 _log.error("model '%s': its rollout of before the restart is not taken up: %s", identifier, error)
+        waiting, self._waiting = self._waiting or {}, None
+        for identifier, plan in waiting.items():
+            await self._follow(identifier, plan)
 
     async def _restore_end(self, model: Model, kept: Kept, phase: Phase) -> None:
         chosen = kept.plan.version if phase is Phase.PROMOTED else kept.stable
@@ -340,11 +386,25 @@ def make_rollouts(
 ) -> Rollouts:
     """The rollouts of a server, and what its versions say of requests that name none."""
     traffic = Traffic(star, models, models.all_versions.take_id)
-    models.all_versions.traffic = traffic
     path = Path(options.rollout_file).absolute() if options.rollout_file else None
     port = options.http_port if options.allow_http else 0
     file = RolloutFile(path or default_path(os.environ, port), options.model_repository)
-    return Rollouts(loop, models, traffic, file, is_registered, compare)
+    models.all_versions.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, compare)
+    return rollouts
+
+
+def _plan_of(found: FoundModel) -> RolloutPlan | None:
+    """The plan in a model's directory; None without one. What cannot be read as a plan is logged."""
+    if not found.rollout:
+        return None
+    try:
+        said = json.loads(found.rollout)
+        if type(said) is not dict:
+            raise InvalidArgumentError("a rollout is an object of JSON")
+        return read_plan(said)
+    except (ValueError, ShoalError) as error:
+        _log.error("model '%s': its rollout.json is no rollout: %s", found.identifier, error)
+        return None
 
 
 def _note(model: Model, rollout: Rollout) -> None:

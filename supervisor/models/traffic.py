@@ -16,6 +16,8 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.served_version import ServedVersion
+from shoal.supervisor.models.versions import Served
 
 #: Hundredths of a percent, the unit of shares in messages, in a percent.
 _PER_PERCENT = 100
@@ -70,6 +72,13 @@ class Traffic:
         await self._announce(model)
         # Until here the batcher has divided as in the last step: clients have known the old version by the split's id.
         self._send(model, division)
+
+    def pin(self, model: Served, stable: int, fresh: Iterable[ServedVersion]) -> None:
+        """Have requests that name no version mean this one once the model is announced next. `fresh` are copies of
+        versions that are about to serve."""
+        self._divisions[model.identifier] = Division(stable)
+        for served in (*model.versions.values(), *fresh):
+            self.mark(served.version)
 
     async def split(self, model: Model, stable: int, canary: int, sticky_header: str, *, retries: bool) -> None:
         """Begin to divide a model's requests; the canary has none of them before `set_share`."""

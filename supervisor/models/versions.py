@@ -5,7 +5,7 @@ Runs in the supervisor.
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -29,12 +29,25 @@ from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
 from shoal.supervisor.models.served_version import ServedVersion
 
 
+class Served(Protocol):
+    """A model and its versions (implemented in model.py)."""
+
+    @property
+    def identifier(self) -> ModelIdentifier: ...
+    @property
+    def versions(self) -> Mapping[int, ServedVersion]: ...
+    @property
+    def serving(self) -> Mapping[int, ServedVersion]: ...
+
+
 class UnversionedTraffic(Protocol):
     """What requests that name no version mean; implemented and described in traffic.py."""
 
     def mark(self, version: ModelVersion) -> None: ...
     def refresh(self) -> None: ...
     def introduce(self) -> None: ...
+    def hold_back(self, model: Served, found: FoundModel, fresh: Iterable[ServedVersion]) -> None: ...
+    def follow(self, model: Served, found: FoundModel) -> None: ...
 
 
 class Versions:

@@ -3,6 +3,7 @@ and a good one is promoted."""
 
 import http.client
 import json
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -229,15 +230,46 @@ def test_what_cannot_be_done_is_refused(server: Server, body: dict[str, Any], st
     assert (reply.status, reply.json["error"][: len(sentence)]) == (status, sentence)
 
 
+IDENTITY = (
+    'backend: "identity" max_batch_size: 8 version_policy { all { } } '
+    'input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } '
+    'output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] } instance_group { count: 1 kind: KIND_CPU }'
+)
+
+
+def test_a_rollout_in_the_repository_begins_by_itself_and_another_plan_takes_its_place(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    add_model(repository, "m", IDENTITY)
+    asked = {"inputs": [{**INPUTS["inputs"][0], "shape": [1, 1]}]}
+    flags = "--model-control-mode=poll", "--repository-poll-secs=3600"
+    with serving_to_the_end(repository, *flags, environment={"XDG_STATE_HOME": str(tmp_path)}) as server:
+
+        def version() -> str:
+            return str(fetch(server.http_port, "/v2/models/m/infer", asked).json["model_version"])
+
+        def commit(plan: str) -> None:
+            (repository / "m" / "rollout.json").write_text(plan)
+            server.process.send_signal(signal.SIGHUP)
+
+        (repository / "m" / "2").mkdir()
+        commit('{"version": 2, "steps": "0.01", "guard": "none"}')
+        seen = Counter[str]()
+        while told(server).get("phase") != "running":
+            seen[version()] += 1
+        assert seen.keys() <= {"1"}
+        assert told(server)["weights"] == {"1": 99.99, "2": 0.01}
+        commit('{"version": 2, "steps": "100", "guard": "none"}')
+        wait_until(lambda: told(server)["weights"] == {"1": 0, "2": 100})
+        assert version() == "2"
+        commit("{")
+        assert server.read_log(b"its rollout.json is no rollout")
+        assert server.log.count(b"loading: m:") == 2, "the file is of no version"
+        assert told(server)["phase"] == "running"
+
+
 def test_a_rollout_goes_on_after_a_restart(tmp_path: Path) -> None:
     repository, state = tmp_path / "models", tmp_path / "state" / "rollouts.json"
-    add_model(
-        repository,
-        "m",
-        'backend: "identity" max_batch_size: 8 version_policy { all { } } '
-        'input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } '
-        'output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] } instance_group { count: 1 kind: KIND_CPU }',
-    )
+    add_model(repository, "m", IDENTITY)
     (repository / "m" / "2").mkdir()
     plan = {"version": 2, "steps": "10,40,100", "every": "5requests", "min_requests": 0, "guard": "none"}
     asked = {"inputs": [{**INPUTS["inputs"][0], "shape": [1, 1]}]}
