@@ -71,6 +71,8 @@ class ModelVersion:
     # Changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING
     reason: str = ""
+    #: The reason that is told while the version is READY: the rollout that has left it.
+    reason_when_ready: str = ""
     load_seconds: float = 0.0
     num_instances: int = 0
     num_instances_up: int = 0
@@ -91,7 +93,7 @@ class ModelVersion:
         if state not in _MOVES[self.state]:
             raise ValueError(f"model '{self.name}' version {self.version} cannot go from {self.state} to {state}")
         self.state = state
-        self.reason = reason
+        self.reason = reason or (self.reason_when_ready if state is VersionState.READY else "")
         self.is_failed = False
 
     def name_groups(self) -> None:

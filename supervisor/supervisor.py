@@ -159,7 +159,9 @@ class Supervisor:
         self._shadows = ShadowControl(self._loop, self._control.address, log_settings, self._star, self._models)
         self._ring_readers = RingReaders(self._recording.recorder, self._shadows.comparator)
         log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer, self._ring_readers)
-        self._rollouts = make_rollouts(self._loop, self._star, self._models, options, is_registered)
+        self._rollouts = make_rollouts(
+            self._loop, self._star, self._models, options, is_registered, self._shadows.figure
+        )
         self._regions = ClientRegions(self._star, [gpu.id for gpu in machine.gpus])
         self._workflows = Workflows(self._repository, self._registrations)
         self._carried = CarriedState(

@@ -19,6 +19,7 @@ from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import VersionState
 from shoal.rollout_settings import DISAGREE, RolloutPlan, read_plan
+from shoal.shadow import ShadowFigure
 from shoal.supervisor.event_loop import EventLoop, sleep
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
@@ -35,9 +36,9 @@ _log = logging.getLogger(__name__)
 #: The figures are looked at so many times in a step that is shorter than ten seconds, and once a second else (ours).
 _LOOKS_PER_STEP, _MIN_LOOK_S, _MAX_LOOK_S = 10, 0.05, 1.0
 
-#: What mirrored requests have shown of a model's two versions: model, stable and canary version → totals; None where
-#: nothing is mirrored.
-Compare = Callable[[str, int, int], Comparison | None]
+#: What has come of the requests that a version's shadow was given: model, its version and its shadow's → totals since
+#: the server began; None where nothing is mirrored.
+FigureOfShadow = Callable[[str, int, int], ShadowFigure | None]
 
 
 class Rollouts:
@@ -50,14 +51,14 @@ class Rollouts:
         traffic: Traffic,
         file: RolloutFile,
         is_registered: Callable[[ModelIdentifier], bool],
-        compare: Compare = lambda _model, _stable, _canary: None,
+        figure_of_shadow: FigureOfShadow,
     ) -> None:
         self._loop = loop
         self._models = models
         self.traffic = traffic
         self._file = file
         self._is_registered = is_registered
-        self._compare = compare
+        self._figure_of_shadow = figure_of_shadow
         # Changed by the verbs, and as rollouts go on.
         self._rollouts: dict[ModelIdentifier, Rollout] = {}
         self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
@@ -145,10 +146,10 @@ class Rollouts:
                     "version would meet both"
                 )
         needs_shadow = any(guard.figure == DISAGREE for guard in plan.guards)
-        if needs_shadow and self._compare(name.name, stable, plan.version) is None:
+        if needs_shadow and self._figure_of_shadow(name.name, stable, plan.version) is None:
             raise InvalidArgumentError(
-                f"guard 'disagree' needs shadow: mirror requests of version {stable} of model '{name}' to version "
-                f"{plan.version} first"
+                f"guard 'disagree' needs version {plan.version} of model '{name}' to be the shadow of {stable}: "
+                f"shoal shadow {name.name} {plan.version} --of {stable}"
             )
 
     async def _change(self, model: Model, action: str) -> None:
@@ -254,17 +255,21 @@ class Rollouts:
         return ""
 
     def _comparison(self, identifier: ModelIdentifier, rollout: Rollout) -> Comparison | None:
-        """What shadow has compared since the step began."""
-        now = self._compare(identifier.name, rollout.stable, rollout.plan.version)
+        """What the canary has been compared in as the stable version's shadow since the step began."""
+        now = self._compared_so_far(identifier.name, rollout.stable, rollout.plan.version)
         if now is None:
             return None
         before = self._compared.get(identifier, Comparison(0, 0))
         return Comparison(now.num_compared - before.num_compared, now.num_disagreed - before.num_disagreed)
 
+    def _compared_so_far(self, model: str, stable: int, canary: int) -> Comparison | None:
+        figure = self._figure_of_shadow(model, stable, canary)
+        return None if figure is None else Comparison(figure.agreed + figure.disagreed, figure.disagreed)
+
     def _enter_step(self, model: Model, rollout: Rollout) -> None:
         """Give the canary the share of the present step."""
         identifier, plan = model.identifier, rollout.plan
-        compared = self._compare(identifier.name, rollout.stable, plan.version)
+        compared = self._compared_so_far(identifier.name, rollout.stable, plan.version)
         if compared is not None:
             self._compared[identifier] = compared
         self.traffic.set_share(model, rollout.share)
@@ -382,14 +387,14 @@ def make_rollouts(
     models: Models,
     options: ServerOptions,
     is_registered: Callable[[ModelIdentifier], bool],
-    compare: Compare = lambda _model, _stable, _canary: None,
+    figure_of_shadow: FigureOfShadow,
 ) -> Rollouts:
     """The rollouts of a server, and what its versions say of requests that name none."""
     traffic = Traffic(star, models, models.all_versions.take_id)
     path = Path(options.rollout_file).absolute() if options.rollout_file else None
     port = options.http_port if options.allow_http else 0
     file = RolloutFile(path or default_path(os.environ, port), options.model_repository)
-    models.all_versions.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, compare)
+    models.all_versions.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, figure_of_shadow)
     return rollouts
 
 
@@ -411,8 +416,10 @@ def _note(model: Model, rollout: Rollout) -> None:
     """Note in the index, and so on the page, why the new version has no requests; a rollout that begins clears that."""
     canary = model.serving.get(rollout.plan.version)
     if canary is not None:
-        is_back = rollout.phase is Phase.ROLLED_BACK
-        canary.version.reason = f"rolled back to version {rollout.stable}: {rollout.reason}" if is_back else ""
+        version, is_back = canary.version, rollout.phase is Phase.ROLLED_BACK
+        version.reason_when_ready = f"rolled back to version {rollout.stable}: {rollout.reason}" if is_back else ""
+        if version.state is VersionState.READY:
+            version.reason = version.reason_when_ready
 
 
 def _interface(config: dict[str, Any], what: str) -> Any:

@@ -28,7 +28,7 @@ def run(server: Server, command: str) -> tuple[int, str]:
 
 
 def test_the_migration_does_what_is_said(tmp_path: Path) -> None:
-    samples, *prepare, serve, begin, show, pause, resume, promote, abort, unpin = COMMANDS
+    samples, *prepare, serve, shadow, compared, begin, show, pause, resume, promote, abort, unpin = COMMANDS
     assert len(prepare) == 3
     subprocess.run([*SHOAL, *shlex.split(samples)[1:]], cwd=tmp_path, check=True, capture_output=True)
     subprocess.run(["sh", "-ec", "\n".join(prepare)], cwd=tmp_path, check=True)
@@ -47,6 +47,8 @@ def test_the_migration_does_what_is_said(tmp_path: Path) -> None:
         asking = threading.Thread(target=ask)
         asking.start()
         try:
+            assert run(server, shadow)[0] == 0
+            assert "mlp: version 2 shadows 1, 100 % of the requests\n" in run(server, compared)[1]
             quick = begin.replace("--every 10m", "--every 5requests --min-requests 5").replace("p99=+10%", "p99=+5s")
             assert quick.count("requests") == 2
             code, said = run(server, quick)

@@ -128,6 +128,12 @@ def told(server: Server) -> Any:
 PLAN = ("--steps=50,100", "--every=100requests", "--min-requests=20")
 
 
+def reason_on_page(server: Server, version: int) -> str:
+    models = fetch(server.http_port, "/ui/figures").json["models"]
+    (found,) = [each["reason"] for each in models if each["version"] == str(version)]
+    return str(found)
+
+
 @pytest.mark.parametrize(
     ("version", "guard", "reason"),
     [
@@ -149,9 +155,8 @@ def test_a_bad_version_is_rolled_back_by_itself_and_no_request_fails(
     now = told(server)
     assert (now["phase"], now["weights"]["1"], now["weights"][str(version)]) == ("rolled back", 100, 0)
     assert server.read_log(f"the rollout to version {version} is rolled back to version 1: {reason}".encode())
-    on_page = fetch(server.http_port, "/ui/figures").json["models"]
-    (shown,) = [each["reason"] for each in on_page if each["version"] == str(version)]
-    assert shown.startswith(f"rolled back to version 1: {reason}")
+    # A version whose instance has died may be shown as unavailable until that is up again.
+    wait_until(lambda: reason_on_page(server, version).startswith(f"rolled back to version 1: {reason}"))
     found = samples(server.metrics_port)
     assert found[f'shoal_rollout_state{{model="m",phase="rolled back",version="{version}"}}'] == 1
     if version != SLOW:
@@ -219,7 +224,7 @@ def test_a_guest_is_told_which_version_has_answered(divided: Server) -> None:
             503,
             "version 9 of model 'm' is not READY; READY are 1, 2, 3, 4, 5. The model's version_policy",
         ),
-        ({"version": 5, "guard": "disagree<1%"}, 400, "guard 'disagree' needs shadow: mirror requests of version"),
+        ({"version": 5, "guard": "disagree<1%"}, 400, "guard 'disagree' needs version 5 of model 'm' to be the shadow"),
         ({"version": 5, "steps": "10,5"}, 400, "steps ascend"),
         ({"action": "halt"}, 400, "a rollout has no action 'halt'"),
         ({"action": "pause"}, 404, "model 'm' has no rollout under way"),
