@@ -77,7 +77,9 @@ def test_requests_of_four_lengths_are_one_batch_and_each_gets_its_own(server: Se
 
     with ThreadPoolExecutor(4) as pool:
         here = pool.submit(ask_here)
-        answers = dict(zip((5, 8, 7), pool.map(ask, (5, 8, 7), timeout=DEADLINE_S), strict=True))
+        answers: dict[int, dict[str, Array]] = dict(
+            zip((5, 8, 7), pool.map(ask, (5, 8, 7), timeout=DEADLINE_S), strict=True)
+        )
         answers[6] = here.result(DEADLINE_S)
     for length, answer in answers.items():
         assert answer["STATES"].tolist() == (2 * tokens(length)).tolist()

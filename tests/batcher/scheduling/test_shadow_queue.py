@@ -55,6 +55,7 @@ def run(seed: int) -> tuple[int, int, int]:
             waits = [each for each in added if each not in left and each not in running]
             may = not (primary.num_pending or shadow.num_pending) and shadow.num_idle
             if may and primary.num_idle > len(running) and waits:
+                assert taken is not None
                 assert taken == waits[0], "in the order of their arrival"
                 running.add(taken)
                 num_taken += 1

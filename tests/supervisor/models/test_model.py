@@ -69,6 +69,7 @@ class AllVersions:
     """Versions as a model needs them, without processes; `create_fault` and `announce_fault` are raised, where set."""
 
     num_retries = 0
+    traffic = None
 
     def __init__(self, clock: ClockLoop) -> None:
         self._clock = clock
