@@ -60,12 +60,13 @@ EXPRESSIONS = list(expressions())
 
 
 def known_labels(server: Server) -> dict[str, set[str]]:
-    """Of each metric that the server tells, and of those that it may lack: GPUs', keys', shadows' and certificates'."""
+    """Of each metric that the server tells, and of those that it may lack: GPUs', keys', shadows', rollouts' and
+    certificates'."""
     known: dict[str, set[str]] = {}
     for name, labels in samples(exposition(server)):
         known.setdefault(name, set()).update(dict(labels))
     others = [each.family for each in (*families.GPU_FAMILIES, *families.KEY_FAMILIES, *families.SHADOW_FAMILIES)]
-    for family in (*others, families.CERTIFICATE_EXPIRY):
+    for family in (*others, families.CERTIFICATE_EXPIRY, families.ROLLOUT_WEIGHT, families.ROLLOUT_STATE):
         known.setdefault(family.name, set(family.labels))
     return known
 

@@ -45,6 +45,8 @@ ELSEWHERE = {
     "record": "tests/end_to_end/test_recording.py",
     "records": "tests/end_to_end/test_recording.py",
     "replay": "tests/end_to_end/test_recording.py",
+    "shadow": "tests/end_to_end/test_shadow.py",
+    "rollout": "tests/docs/test_rollout.py",
     "ray": "tests/cli/test_ray_serve.py",
     "build-engine": "tests/cli/test_build_engine.py",
     "install-systemd": "tests/cli/test_install_systemd.py",
