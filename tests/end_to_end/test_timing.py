@@ -18,11 +18,11 @@ from shoal import Client
 from shoal.errors import UnsupportedError
 from shoal.timing import PHASES, Timing
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
+    Ledger,
     Server,
     await_standby,
     only,
@@ -177,6 +177,11 @@ def test_a_request_that_waits_for_a_batch_to_form_is_told_so(server: Server) -> 
     assert told.ahead_requests == 0
 
 
+def num_open(ledger: Ledger) -> int:
+    """The number of requests that the batcher has accepted and not answered."""
+    return sum(each["requests_open"] for each in ledger["processes"] if each["title"] == "shoal batcher")
+
+
 def test_a_request_behind_others_is_told_what_was_ahead(server: Server, stub: Any) -> None:
     """The instance stands still while all come, in any order: those of one connection may overtake each other."""
     rows = np.tile(ROW, (3, 1))
@@ -186,7 +191,7 @@ def test_a_request_behind_others_is_told_what_was_ahead(server: Server, stub: An
             stub.ModelInfer.future(message("alone", rows), metadata=(("x-shoal-timing", "1"),), timeout=DEADLINE_S)
             for _ in range(3)
         ]
-        wait_for_pending(server, "alone", 2)  # and one is the instance's
+        server.ledger_once(lambda ledger: num_open(ledger) == len(waiting), len(waiting))
     finally:
         signal_worker(server, "alone", signal.SIGCONT)
     trailers = [dict(call.trailing_metadata()) for call in waiting]
