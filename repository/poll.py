@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.model_config.ensemble import steps
-from shoal.model_config.files import CONFIG_FILENAME
+from shoal.model_config.files import CONFIG_FILENAME, read
 from shoal.model_config.load import (
     CONFIGS_DIRECTORY,
     parse_override,
@@ -39,9 +39,9 @@ from shoal.repository.scan import (
 
 _log = logging.getLogger(__name__)
 
-#: The file of a model's directory that says how a new version is rolled out; and its most characters (ours).
+#: The file of a model's directory that says how a new version is rolled out; and its most bytes (ours).
 ROLLOUT_FILENAME = "rollout.json"
-_MAX_ROLLOUT_CHARS = 65536
+_MAX_ROLLOUT_BYTES = 65536
 
 
 class Override(NamedTuple):
@@ -187,17 +187,17 @@ class Repositories:
 
 def _read_rollout(directory: Path) -> str:
     """The text of a model's rollout.json, "" without one. One that cannot be read is logged: the model is served."""
+    path = directory / ROLLOUT_FILENAME
     try:
-        text = (directory / ROLLOUT_FILENAME).read_text()
+        text = read(path, _MAX_ROLLOUT_BYTES + 1)
+        if len(text) > _MAX_ROLLOUT_BYTES:
+            raise ValueError(f"it has more than {_MAX_ROLLOUT_BYTES} bytes")
+        return text.decode()
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
-        _log.error("'%s' cannot be read: %s", directory / ROLLOUT_FILENAME, error)
+        _log.error("'%s' cannot be read: %s", path, error)
         return ""
-    if len(text) <= _MAX_ROLLOUT_CHARS:
-        return text
-    _log.error("'%s' has %d characters, more than %d", directory / ROLLOUT_FILENAME, len(text), _MAX_ROLLOUT_CHARS)
-    return ""
 
 
 def newest_ns(path: Path) -> tuple[int, int]:

@@ -24,9 +24,12 @@ DEFAULT_STEPS, DEFAULT_EVERY, DEFAULT_GUARDS = "1,10,50,100", "10m", "p99=+10%,e
 #: Requests that a version must have ended in a step before it is compared (ours).
 DEFAULT_MIN_REQUESTS = 100
 _MAX_STEPS, _MAX_REQUESTS = 100, 10**12
+#: Bounds of times (ours), of steps and of latencies.
+_MIN_S, _MAX_S = 1e-3, 3650 * 86400.0
 
-_GUARD = re.compile(r"([a-z0-9]+)\s*(=\+|<)\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(%|ms|s|us)")
-_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) *(ms|s|m|h|d)")
+#: Fifteen digits on both sides of the point: what `_number` writes, and more than anyone means.
+_GUARD = re.compile(r"([a-z0-9]+)\s*(=\+|<)\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|ms|s|us)", re.ASCII)
+_TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *(ms|s|m|h|d)", re.ASCII)
 _COUNT = re.compile(r"([0-9]{1,12}) *requests?")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _HEADER = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]{1,100}")
@@ -41,7 +44,7 @@ class Guard(NamedTuple):
     is_time: bool
 
     def __str__(self) -> str:
-        bound = f"{self.bound * 1000:g}ms" if self.is_time else f"{self.bound * 100:g}%"
+        bound = f"{_number(self.bound * 1000)}ms" if self.is_time else f"{_number(self.bound * 100)}%"
         return f"{self.figure}{'=+' if self.is_relative else '<'}{bound}"
 
 
@@ -62,12 +65,18 @@ class RolloutPlan(NamedTuple):
         return {
             "version": self.version,
             "steps": ",".join([f"{step:g}" for step in self.steps]),
-            "every": f"{self.every_requests}requests" if self.every_requests else f"{self.every_s:g}s",
+            "every": f"{self.every_requests}requests" if self.every_requests else f"{_number(self.every_s)}s",
             "guard": ",".join(map(str, self.guards)),
             "min_requests": self.min_requests,
             "sticky_header": self.sticky_header,
             "retry": self.retries,
         }
+
+
+def _number(value: float) -> str:
+    """A number as texts of plans have it: without an exponent, and with all digits that were given."""
+    digits = max(1, 15 - len(f"{value:.0f}"))
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
 _MEMBERS = frozenset(RolloutPlan(1, (), 0, 0, (), 0, "", True).members())
@@ -123,10 +132,13 @@ def read_every(text: str) -> tuple[float, int]:
     if found := _COUNT.fullmatch(text):
         if int(found[1]):
             return 0.0, int(found[1])
-    elif (found := _TIME.fullmatch(text)) and float(found[1]):
-        return float(found[1]) * _SECONDS[found[2]], 0
+    elif found := _TIME.fullmatch(text):
+        seconds = float(_number(float(found[1]) * _SECONDS[found[2]]))  # equal to what is read back from `members`
+        if _MIN_S <= seconds <= _MAX_S:
+            return seconds, 0
     raise InvalidArgumentError(
-        f"a step lasts for a time, as 10m, or for a number of requests, as 500requests; got '{text[:40]}'"
+        f"a step lasts for a time from 1ms to 3650d, as 10m, or for a number of requests, as 500requests; got "
+        f"'{text[:40]}'"
     )
 
 
@@ -146,6 +158,8 @@ def _guard(text: str) -> Guard:
         )
     name, is_relative, is_time = found[1], found[2] == "=+", found[4] != "%"
     bound = float(found[3]) * (_SECONDS[found[4]] if is_time else 0.01)
+    if is_time and bound > _MAX_S:
+        raise InvalidArgumentError(f"'{text[:40]}': a latency is at most 3650 days")
     if name in QUANTILES and not (is_relative or is_time):
         raise InvalidArgumentError(f"'{text[:40]}': a latency is below a time, as {name}<50ms")
     if name not in QUANTILES and is_time:

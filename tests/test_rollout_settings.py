@@ -30,6 +30,26 @@ def test_a_plan_is_read_back_from_its_members() -> None:
     assert read_plan({"version": 3, "steps": [1, 50], "every": "0.3s"}).steps == (1, 50)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"every": "12d"},
+        {"every": "1234567s"},
+        {"every": "0.123456d"},
+        {"guard": "errors<0.00001%"},
+        {"guard": "errors=+0.000001%"},
+        {"guard": "p99<1234567ms"},
+        {"guard": "p99=+0.001us"},
+        {"guard": "p50=+33.333333%"},
+        {"guard": "p95=+7%,disagree<12.345678%"},
+        {"steps": "0.01,33.33,99.99"},
+    ],
+)
+def test_long_times_and_fine_bounds_are_read_back_too(said: dict[str, str]) -> None:
+    plan = read_plan({"version": 3, **said})
+    assert read_plan(plan.members()) == plan
+
+
 @pytest.mark.parametrize("text", ["", "0,50", "50,10", "10,10", "101", "1,,2", "a", "1e2", "-1"])
 def test_steps_that_do_not_fit_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="steps"):
@@ -43,7 +63,7 @@ def test_a_step_lasts_for_a_time_or_a_number_of_requests(text: str, found: tuple
     assert read_every(text) == pytest.approx(found)
 
 
-@pytest.mark.parametrize("text", ["", "0s", "0requests", "10", "m", "1y"])
+@pytest.mark.parametrize("text", ["", "0s", "0requests", "10", "m", "1y", "0.1us", "4000d", "1e3s", "\u0661m"])
 def test_other_lengths_of_a_step_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="a step lasts"):
         read_every(text)
@@ -52,7 +72,8 @@ def test_other_lengths_of_a_step_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [("p98=+1%", "a guard is as"), ("p99<1%", "below a time"), ("errors<5ms", "share of the requests"),
-     ("disagree=+1%", "say disagree<1%"), ("p99>1%", "a guard is as"), ("errors=+0.1%,", "a guard is as")],
+     ("disagree=+1%", "say disagree<1%"), ("p99>1%", "a guard is as"), ("p99<999999999s", "at most"),
+     ("errors=+0.1%,", "a guard is as")],
 )  # fmt: skip
 def test_guards_that_do_not_fit_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(InvalidArgumentError, match=sentence):

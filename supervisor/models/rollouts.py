@@ -9,7 +9,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
@@ -25,11 +24,12 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.rollout import Comparison, Figures, Phase, Rollout, Verdict, VersionFigures
-from shoal.supervisor.models.rollout_file import Kept, RolloutFile, default_path
+from shoal.supervisor.models.rollout_file import ROLLOUTS, Kept, RolloutFile
 from shoal.supervisor.models.served_version import ServedVersion
 from shoal.supervisor.models.traffic import Traffic
 from shoal.supervisor.models.versions import Served
 from shoal.supervisor.questions.questions import Verb
+from shoal.supervisor.state_file import StateFile, state_path
 
 _log = logging.getLogger(__name__)
 
@@ -391,9 +391,9 @@ def make_rollouts(
 ) -> Rollouts:
     """The rollouts of a server, and what its versions say of requests that name none."""
     traffic = Traffic(star, models, models.all_versions.take_id)
-    path = Path(options.rollout_file).absolute() if options.rollout_file else None
     port = options.http_port if options.allow_http else 0
-    file = RolloutFile(path or default_path(os.environ, port), options.model_repository)
+    path = state_path(options.rollout_file, os.environ, port, ROLLOUTS)
+    file = RolloutFile(StateFile(path, ROLLOUTS, options.model_repository))
     models.all_versions.traffic = rollouts = Rollouts(loop, models, traffic, file, is_registered, figure_of_shadow)
     return rollouts
 
@@ -407,7 +407,7 @@ def _plan_of(found: FoundModel) -> RolloutPlan | None:
         if type(said) is not dict:
             raise InvalidArgumentError("a rollout is an object of JSON")
         return read_plan(said)
-    except (ValueError, ShoalError) as error:
+    except (ValueError, RecursionError, ShoalError) as error:
         _log.error("model '%s': its rollout.json is no rollout: %s", found.identifier, error)
         return None
 

@@ -185,3 +185,19 @@ def test_with_namespacing_a_model_is_found_by_its_name_while_no_other_has_it(tmp
     assert found is not None
     assert found.identifier == ("one", str(second))
     assert repositories.look("none") is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge", "no text", "directory"])
+def test_a_model_is_found_whatever_its_rollout_json_is(
+    repository: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = repository / "simple" / "rollout.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.write_bytes(b"\xff" if kind == "no text" else b"{}".ljust(1 << 17))
+    found = look(repository)
+    assert (found.error, found.rollout) == (None, "")
+    assert f"'{path}' cannot be read" in caplog.text

@@ -1,0 +1,104 @@
+"""A file in which the supervisor keeps what shall outlive the server, as rollouts and shadows. Runs in the supervisor.
+
+One JSON object, {"version": 1, "repositories": [...], NAME: [rows]}, where NAME says what is kept. It is written beside
+and renamed: a reader sees the old contents or the new ones, whole. A server of other model repositories ignores the
+file. Its default path is NAME-PORT.json in the state directory of systemd or of the user.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.model_config.files import read
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1
+#: The most bytes of a file that is read (ours): 20,000 rollouts.
+MAX_NBYTES = 16 << 20
+
+
+class StateFile:
+    """One file; without a path nothing is kept."""
+
+    def __init__(self, path: Path | None, name: str, repositories: Sequence[object] = ()) -> None:
+        """`name` is what the rows are, in the plural."""
+        self._path = path
+        self._name = name
+        self._repositories = sorted(map(str, repositories))
+
+    def read(self) -> list[Any]:
+        """The rows in the file, in no checked form; none if there is no file.
+
+        An unreadable file is logged and counts as empty. One that is not in this format is renamed to NAME.damaged, so
+        that the next `write` does not destroy what somebody may want to repair.
+        """
+        if self._path is None:
+            return []
+        try:
+            text = read(self._path, MAX_NBYTES + 1)
+            if len(text) > MAX_NBYTES:
+                raise ValueError(f"it has more than {MAX_NBYTES} bytes")
+            found = json.loads(text)
+            if type(found) is not dict or found.get("version") != _FORMAT or type(found.get(self._name)) is not list:
+                raise ValueError(f'it is no object of JSON with "version": {_FORMAT} and a list "{self._name}"')
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self.complain(error)
+            return []
+        except (ValueError, RecursionError) as error:
+            self.complain(error)
+            self._set_aside(self._path)
+            return []
+        if found.get("repositories") != self._repositories:
+            _log.info("%s in %s are of other model repositories, and are ignored", self._name, self._path)
+            return []
+        rows: list[Any] = found[self._name]
+        return rows
+
+    def complain(self, error: object) -> None:
+        """Log that the file, or a row of it, cannot be read."""
+        _log.error("%s of before cannot be read from %s: %s", self._name, self._path, error)
+
+    def _set_aside(self, path: Path) -> None:
+        beside = path.with_name(f"{path.name}.damaged")
+        try:
+            path.replace(beside)
+        except OSError as error:
+            _log.error("%s cannot be renamed to %s: %s", path, beside, error)
+        else:
+            _log.error("%s is now %s", path, beside)
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the file's contents. An error is logged, and what the rows describe goes on."""
+        if self._path is None:
+            return
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("w") as file:
+                said = {"version": _FORMAT, "repositories": self._repositories, self._name: rows}
+                json.dump(said, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        except OSError as error:
+            _log.error("%s cannot be kept in %s: %s; a restart forgets them", self._name, self._path, error)
+
+
+def state_path(given: str, environ: Mapping[str, str], port: int, name: str) -> Path | None:
+    """The path of a state file: `given` if a flag names one, else NAME-PORT.json in the state directory; None for a
+    server whose HTTP port is 0, which is one that the kernel chooses, or none."""
+    if given:
+        return Path(given).absolute()
+    if not port:
+        return None
+    file = f"{name}-{port}.json"
+    if systemd := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
+        return Path(systemd) / file
+    user = environ.get("XDG_STATE_HOME", "")
+    state = Path(user) if user.startswith("/") else Path.home() / ".local" / "state"
+    return state / "shoal" / file
