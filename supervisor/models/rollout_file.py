@@ -23,6 +23,11 @@ class Kept(NamedTuple):
     phase: str  # rollout.py's Phase
     reason: str
 
+    @property
+    def chosen(self) -> int:
+        """The version that requests without one mean: the promoted one, else the stable one."""
+        return self.plan.version if self.phase == "promoted" else self.stable
+
 
 class RolloutFile:
     """The rollouts in a state file."""

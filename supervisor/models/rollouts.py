@@ -186,7 +186,8 @@ class Rollouts:
         chosen = division.stable if division is not None else max(serving, default=0)
         weights = {str(number): 0.0 for number in sorted(serving)} | {str(chosen): 100.0}
         if rollout is not None and rollout.phase.is_open:
-            weights[str(rollout.stable)], weights[str(rollout.plan.version)] = 100 - rollout.share, rollout.share
+            share = rollout.share if rollout.stable in serving else 100.0
+            weights |= {str(rollout.stable): 100 - share, str(rollout.plan.version): share}
         described: dict[str, Any] = {"model": identifier.name, "weights": weights, "pinned": division is not None}
         if rollout is None:
             return described
@@ -194,7 +195,7 @@ class Rollouts:
             "phase": rollout.phase.value,
             "stable": rollout.stable,
             "step": rollout.step + 1,
-            "reason": rollout.reason,
+            "reason": rollout.reason or self._suspended(model, rollout),
             **rollout.plan.members(),
             "figures": {
                 str(rollout.stable): _described(rollout.figures.stable),
@@ -232,6 +233,8 @@ class Rollouts:
             rollout.roll_back(reason)
             await self._end(model, rollout)
             return True
+        if self._suspended(model, rollout):
+            return False
         counted = (await self.traffic.count([model.identifier])).get(model.identifier)
         if counted is None or not rollout.phase.is_open:
             return not rollout.phase.is_open
@@ -247,12 +250,14 @@ class Rollouts:
         return not rollout.phase.is_open
 
     def _lost(self, model: Model, rollout: Rollout) -> str:
-        """Why a version cannot go on with the rollout; empty if both can."""
-        canary = model.versions.get(rollout.plan.version)
-        if canary is None or canary.version.state is not VersionState.READY:
-            why = "it is not loaded" if canary is None else canary.version.reason or canary.version.state.value
-            return f"version {rollout.plan.version} is not READY: {why}"
-        return ""
+        """Why the canary must be rolled back whatever the guards say; empty if it need not."""
+        return _not_ready(model, rollout.plan.version)
+
+    def _suspended(self, model: Model, rollout: Rollout) -> str:
+        """Why a rollout neither goes on nor ends for now: it has no stable version to go back to. Empty if it has."""
+        if not rollout.phase.is_open or not (why := _not_ready(model, rollout.stable)):
+            return ""
+        return f"{why}; version {rollout.plan.version} answers all requests meanwhile"
 
     def _comparison(self, identifier: ModelIdentifier, rollout: Rollout) -> Comparison | None:
         """What the canary has been compared in as the stable version's shadow since the step began."""
@@ -301,7 +306,11 @@ class Rollouts:
 
     def hold_back(self, model: Served, found: FoundModel, fresh: Iterable[ServedVersion]) -> None:
         """Have a new version, which is about to serve, get no requests before the rollout in the model's directory
-        begins."""
+        begins, nor one with which a rollout of before a restart has not ended."""
+        kept = self._left.get(model.identifier)
+        if kept is not None and self.traffic.find(model.identifier) is None and kept.chosen in found.versions:
+            self.traffic.pin(model, kept.chosen, fresh)
+            return
         plan = _plan_of(found)
         if plan is None or plan.version not in found.versions or self.traffic.find(model.identifier) is not None:
             return
@@ -315,16 +324,15 @@ class Rollouts:
         """Begin the rollout in the model's directory, once for each plan: one that was rolled back is not tried again
         before the file says something else."""
         plan = _plan_of(found)
-        if plan is None:
-            return
-        if self._waiting is not None:
-            self._waiting[model.identifier] = plan
-        else:
+        if self._waiting is None:
             self._loop.start(self._follow(model.identifier, plan))
+        elif plan is not None:
+            self._waiting[model.identifier] = plan
 
-    async def _follow(self, identifier: ModelIdentifier, plan: RolloutPlan) -> None:
+    async def _follow(self, identifier: ModelIdentifier, plan: RolloutPlan | None) -> None:
+        await self._take_up(identifier)
         model, last = self._models.models.get(identifier), self._rollouts.get(identifier)
-        if model is None or (last is not None and last.plan == plan):
+        if plan is None or model is None or (last is not None and last.plan == plan):
             return
         try:
             if last is not None and last.phase.is_open:
@@ -346,38 +354,45 @@ class Rollouts:
 
     async def restore(self) -> None:
         """Go on with the rollouts in the file, and have requests mean the version that the others ended with. What does
-        not fit is logged, and stays in the file."""
-        for each in self._file.read():
-            identifier = ModelIdentifier(each.name, each.namespace)
-            model, phase = self._models.models.get(identifier), Phase(each.phase)
-            try:
-                if model is None or each.stable not in model.serving:
-                    raise UnavailableError(f"version {each.stable} of model '{identifier}' is not READY")
-                if phase.is_open:
-                    await self.traffic.choose(model, each.stable)
-                    await self.begin(model, each.plan, min(each.step, len(each.plan.steps) - 1))
-                    self._rollouts[identifier].phase = phase
-                    self._keep()
-                else:
-                    await self._restore_end(model, each, phase)
-            except ShoalError as error:
-                self._left[identifier] = each
-                _log.error("model '%s': its rollout of before the restart is not taken up: %s", identifier, error)
+        not fit is logged, stays in the file, and is tried again whenever the model has been loaded."""
+        self._left = {ModelIdentifier(each.name, each.namespace): each for each in self._file.read()}
+        for identifier in tuple(self._left):
+            await self._take_up(identifier)
         waiting, self._waiting = self._waiting or {}, None
         for identifier, plan in waiting.items():
             await self._follow(identifier, plan)
 
+    async def _take_up(self, identifier: ModelIdentifier) -> None:
+        """Go on with the rollout of before the restart that a model has in the file, if it has one."""
+        if (kept := self._left.get(identifier)) is None or identifier in self._rollouts:
+            return
+        model, phase = self._models.models.get(identifier), Phase(kept.phase)
+        try:
+            if model is None or kept.chosen not in model.serving:
+                raise UnavailableError(f"version {kept.chosen} of model '{identifier}' is not READY")
+            if phase.is_open:
+                await self.traffic.choose(model, kept.stable)
+                await self.begin(model, kept.plan, min(kept.step, len(kept.plan.steps) - 1))
+                self._rollouts[identifier].phase = phase
+                self._keep()
+            else:
+                await self._restore_end(model, kept, phase)
+        except ShoalError as error:
+            _log.error(
+                "model '%s': its rollout of before the restart is not taken up: %s; it is tried again when the model "
+                "is loaded", identifier, error,
+            )  # fmt: skip
+        else:
+            self._left.pop(identifier, None)
+
     async def _restore_end(self, model: Model, kept: Kept, phase: Phase) -> None:
-        chosen = kept.plan.version if phase is Phase.PROMOTED else kept.stable
-        if chosen not in model.serving:
-            raise UnavailableError(f"version {chosen} of model '{model.identifier}' is not READY")
         ended = Rollout(kept.plan, kept.stable, self._loop.now_s(), kept.step, phase, kept.reason)
         self._rollouts[model.identifier] = ended
         _note(model, ended)
-        await self.traffic.choose(model, chosen)
+        await self.traffic.choose(model, kept.chosen)
         _log.info(
             "model '%s': requests that name no version mean version %d, with which the last rollout has ended: %s",
-            model.identifier, chosen, phase.value,
+            model.identifier, kept.chosen, phase.value,
         )  # fmt: skip
 
 
@@ -437,6 +452,15 @@ def _described(figures: VersionFigures) -> dict[str, Any]:
         "errors": figures.num_errors,
         **{f"p{name}_ms": round(figures.quantile_ns(name / 100) / 1e6, 3) for name in (50, 99)},
     }
+
+
+def _not_ready(model: Model, number: int) -> str:
+    """Why a version does not serve; empty if it does."""
+    served = model.versions.get(number)
+    if served is not None and served.version.state is VersionState.READY:
+        return ""
+    why = "it is not loaded" if served is None else served.version.reason or served.version.state.value
+    return f"version {number} is not READY: {why}"
 
 
 def _list(serving: dict[int, ServedVersion]) -> str:
