@@ -5,22 +5,21 @@ with its shadow's.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.datatypes import BF16
+from shoal.distances import Array, as_numbers, distances
 from shoal.tolerance import OutputTolerance, Tolerance
 
 if TYPE_CHECKING:
     from shoal.recorder.recorded import RecordedResponse
 
-Array = NDArray[Any]
-
 
 class ValueDifference(NamedTuple):
     """The difference of one output, or of the outputs' names: a sentence and, for floating-point values, how far the
-    values are apart at most, absolutely and relative to the first answer's value."""
+    values are apart at most, absolutely and relative to the larger one."""
 
     what: str
     max_abs: float = 0.0
@@ -28,10 +27,16 @@ class ValueDifference(NamedTuple):
 
 
 def value_differences(
-    response: "RecordedResponse", outputs: Mapping[str, Array], tolerance: Tolerance, verb: str = "was recorded"
+    response: "RecordedResponse",
+    outputs: Mapping[str, Array],
+    tolerance: Tolerance,
+    verb: str = "was recorded",
+    *,
+    is_strict: bool = False,
 ) -> list[ValueDifference]:
     """What differs between a first answer, of which a sentence says that it `verb`, and the outputs of another one;
-    empty if the answers agree."""
+    empty if the answers agree. Outputs in BF16 may be its words. Unless `is_strict`, the other outputs are those of a
+    client: of another shape with equally many values where the model reshapes, and FP32 for BF16."""
     names = {each.name for each in response.outputs}
     if names != set(outputs):
         return [ValueDifference(f"outputs: {sorted(names)} {verb}, {sorted(outputs)} came")]
@@ -42,7 +47,15 @@ def value_differences(
         except ValueError as error:
             found.append(ValueDifference(f"output {tensor.name}: what {verb} cannot be read: {error}"))
             continue
-        difference = _difference(tensor.name, before, outputs[tensor.name], tolerance.of(tensor.name), verb)
+        after, own = outputs[tensor.name], tolerance.of(tensor.name)
+        if is_strict and own.compares and before.shape != after.shape:
+            difference: ValueDifference | None = _unlike(f"output {tensor.name}", before, after, verb)
+        else:
+            if tensor.datatype == BF16.name and after.dtype == np.uint16:
+                before, after = _values_of_bf16(before), _values_of_bf16(after)
+            elif tensor.datatype == BF16.name and after.dtype == np.float32 and not is_strict:
+                before = _values_of_bf16(before)
+            difference = _difference(tensor.name, before, after, own, verb)
         if difference is not None:
             found.append(difference)
     return found
@@ -55,9 +68,7 @@ def _difference(
     if not tolerance.compares:
         return None
     if before.dtype != after.dtype or before.size != after.size:
-        return ValueDifference(
-            f"{name}: {before.dtype} {list(before.shape)} {verb}, {after.dtype} {list(after.shape)} came"
-        )
+        return _unlike(name, before, after, verb)
     one, other = before.ravel(), after.ravel()
     if before.dtype == object:
         texts = [each.encode() if isinstance(each, str) else bytes(each) for each in other.tolist()]
@@ -68,41 +79,45 @@ def _difference(
     is_by_rows = tolerance.top1 or tolerance.cosine > 0
     if is_by_rows:
         width = before.shape[-1] if before.ndim and before.shape[-1] else 1
-        rows, others = _numbers(one).reshape(-1, width), _numbers(other).reshape(-1, width)
+        rows, others = as_numbers(one).reshape(-1, width), as_numbers(other).reshape(-1, width)
         sentence = _row_fault(name, rows, others, tolerance)
         if sentence is None and not (tolerance.atol or tolerance.rtol):
             return None
         if sentence is not None:
-            return ValueDifference(sentence, *_distances(_numbers(one), _numbers(other))[1:])
+            return ValueDifference(sentence, *distances(as_numbers(one), as_numbers(other))[1:])
     if before.dtype.kind != "f":
         num_unequal = int(np.count_nonzero(one != other))
         return ValueDifference(f"{name}: {num_unequal} of {one.size} values differ")
-    left, right = _numbers(one), _numbers(other)
-    absolute, max_abs, max_rel = _distances(left, right)
+    left, right = as_numbers(one), as_numbers(other)
+    absolute, max_abs, max_rel = distances(left, right)
     with np.errstate(all="ignore"):
-        is_over = ~(absolute <= tolerance.atol + tolerance.rtol * np.abs(left))
+        is_within = np.isfinite(absolute) & (absolute <= tolerance.atol + tolerance.rtol * np.abs(left))
+    is_over = ~(is_within | (absolute == 0))  # equal infinities are apart by 0, within a bound that is none
     if not is_over.any() and (tolerance.atol or tolerance.rtol):
         return None
     num_unequal = int(np.count_nonzero(absolute))
-    what = f"{name}: {num_unequal} of {one.size} values differ, by {max_abs:.3g} at most, {max_rel:.3g} of the value"
-    return ValueDifference(what, max_abs, max_rel)
+    how_far = f"by {max_abs:.3g} at most, {max_rel:.3g} of the larger value"
+    return ValueDifference(f"{name}: {num_unequal} of {one.size} values differ, {how_far}", max_abs, max_rel)
 
 
-def _numbers(flat: Array) -> Array:
-    return flat.astype(np.float64)
+def _values_of_bf16(words: Array) -> Array:
+    values: Array = as_numbers(words, BF16).astype(np.float32).reshape(words.shape)
+    return values
 
 
-def _distances(one: Array, other: Array) -> tuple[Array, float, float]:
-    """The absolute distance of each value, and the largest absolute and relative one; two NaN are not apart."""
-    with np.errstate(all="ignore"):
-        absolute = np.abs(other - one)
-        absolute[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
-        relative = absolute / np.abs(one)
-    return absolute, float(np.max(absolute, initial=0.0)), float(np.nanmax(relative, initial=0.0))
+def _unlike(name: str, before: Array, after: Array, verb: str) -> ValueDifference:
+    return ValueDifference(
+        f"{name}: {before.dtype} {list(before.shape)} {verb}, {after.dtype} {list(after.shape)} came"
+    )
 
 
 def _row_fault(name: str, rows: Array, others: Array, tolerance: OutputTolerance) -> str | None:
-    """The sentence about rows whose largest value stands elsewhere, or which point elsewhere; None if none does."""
+    """The sentence about rows whose largest value stands elsewhere, or which point elsewhere; None if none does. A row
+    with NaN in one answer alone does both."""
+    is_nan, is_other_nan = np.isnan(rows).any(axis=1), np.isnan(others).any(axis=1)
+    if (is_nan != is_other_nan).any():
+        num_nan = int(np.count_nonzero(is_nan != is_other_nan))
+        return f"{name}: {num_nan} of {len(rows)} rows have NaN in one answer alone"
     if tolerance.top1:
         before, after = rows.argmax(axis=1), others.argmax(axis=1)
         if num := int(np.count_nonzero(before != after)):
@@ -110,10 +125,20 @@ def _row_fault(name: str, rows: Array, others: Array, tolerance: OutputTolerance
             where = f"row {first} has it at {before[first]}, then at {after[first]}"
             return f"{name}: the largest value of {num} of {len(rows)} rows stands elsewhere: {where}"
     if tolerance.cosine:
-        with np.errstate(all="ignore"):
-            lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(others, axis=1)
-            cosines = np.where(lengths > 0, (rows * others).sum(axis=1) / lengths, 1.0)
-        cosines[(lengths == 0) & (rows != others).any(axis=1)] = 0.0
+        cosines = _cosines(rows, others)
         if not (cosines >= tolerance.cosine).all():
             return f"{name}: the cosine of a row is {float(np.min(np.nan_to_num(cosines, nan=-1.0))):.6g}"
     return None
+
+
+def _cosines(rows: Array, others: Array) -> Array:
+    """The cosine of each row with the other answer's; 1 for two rows of zeros, 0 for one alone. Rows are scaled first:
+    squares of large values are beyond FP64."""
+    with np.errstate(all="ignore"):
+        scaled = [each / np.max(np.abs(each), axis=1, keepdims=True, initial=0.0) for each in (rows, others)]
+        lengths = np.linalg.norm(scaled[0], axis=1) * np.linalg.norm(scaled[1], axis=1)
+        cosines: Array = (scaled[0] * scaled[1]).sum(axis=1) / lengths
+    is_zero = [(each == 0).all(axis=1) for each in (rows, others)]
+    cosines[is_zero[0] | is_zero[1]] = 0.0
+    cosines[(rows == others).all(axis=1)] = 1.0
+    return cosines

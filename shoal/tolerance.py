@@ -5,18 +5,23 @@
     top1                        the largest value of the last axis has the same index
     cosine=0.999                rows along the last axis point the same way: their cosine is at least that
     none                        values are not compared
-    top1,logits:atol=1e-3       a rule for one output, by its name; the others have the first rule
+    top1,logits:atol=1e-3       rules for one output, by its name, up to the next name; the others have those in front
+    python                      the function `compare` in compare.py of the model's directory decides; of shadows alone
 
 Texts and whole numbers are equal or not, except to `top1` and `cosine`, which compare whole numbers, too.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError
 
 #: Rules for single outputs in one tolerance (ours).
 MAX_OUTPUTS = 64
+PYTHON = "python"
+_EXACT, _NONE, _TOP1 = "exact", "none", "top1"
+_NUMBER = re.compile(r"[0-9]{0,20}\.?[0-9]{1,20}([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 class OutputTolerance(NamedTuple):
@@ -34,6 +39,7 @@ class Tolerance(NamedTuple):
 
     others: OutputTolerance = OutputTolerance()
     outputs: Mapping[str, OutputTolerance] = {}
+    uses_function: bool = False  # the model's compare.py must agree, too
 
     @property
     def compares(self) -> bool:
@@ -46,42 +52,48 @@ class Tolerance(NamedTuple):
 
 
 def read_tolerance(text: str | None) -> Tolerance:
-    """The tolerance in a text as above; None and "" are exact. Raises InvalidArgumentError with the syntax."""
-    rules: dict[str, OutputTolerance] = {}
+    """The tolerance in a text as above; None and "" are exact. Raises InvalidArgumentError, with the syntax, for a
+    rule that there is not, a name without a rule, and what excludes another rule."""
+    given: dict[str, list[str]] = {}
     name = ""
-    for part in (text or "").split(","):
+    for part in text.split(",") if text and text.strip() else ():
         output, colon, rule = part.strip().rpartition(":")
-        if colon:
-            name = output
-        if rule:
-            rules[name] = _with_rule(rules.get(name, OutputTolerance()), rule, text or "")
+        if colon and not output:
+            raise _wrong(part)
+        name = output or name
+        given.setdefault(name, []).append(rule)
+    uses_function = PYTHON in given.get("", ())
+    if uses_function:
+        given[""] = [rule for rule in given[""] if rule != PYTHON] or [_NONE]
+    rules = {name: _output_tolerance(each, text or "") for name, each in given.items()}
     if len(rules) > MAX_OUTPUTS:
         raise _wrong(text or "")
     others = rules.pop("", OutputTolerance())
-    return Tolerance(others, rules)
+    return Tolerance(others, rules, uses_function)
 
 
-def _with_rule(before: OutputTolerance, rule: str, text: str) -> OutputTolerance:
-    if rule == "exact":
-        return before
-    if rule == "none":
-        return before._replace(compares=False)
-    if rule == "top1":
-        return before._replace(top1=True)
-    kind, _, value = rule.partition("=")
-    most = 1.0 if kind == "cosine" else float("inf")
-    try:
+def _output_tolerance(rules: Sequence[str], text: str) -> OutputTolerance:
+    """The tolerance of one output, or of the others, by its rules. Raises InvalidArgumentError."""
+    if rules in ([_EXACT], [_NONE]):
+        return OutputTolerance(compares=rules == [_EXACT])
+    found = OutputTolerance()
+    for rule in rules:
+        kind, _, value = rule.partition("=")
+        if rule == _TOP1:
+            found = found._replace(top1=True)
+            continue
+        if kind not in ("atol", "rtol", "cosine") or not _NUMBER.fullmatch(value):
+            raise _wrong(text)
         number = float(value)
-    except ValueError:
-        raise _wrong(text) from None
-    if kind not in ("atol", "rtol", "cosine") or not 0 <= number <= most or number == float("inf"):
-        raise _wrong(text)
-    values = {"atol": before.atol, "rtol": before.rtol, "cosine": before.cosine} | {kind: number}
-    return before._replace(atol=values["atol"], rtol=values["rtol"], cosine=values["cosine"])
+        if number == float("inf") or (kind == "cosine" and not 0 < number <= 1):
+            raise _wrong(text)
+        values = {"atol": found.atol, "rtol": found.rtol, "cosine": found.cosine} | {kind: number}
+        found = found._replace(atol=values["atol"], rtol=values["rtol"], cosine=values["cosine"])
+    return found
 
 
 def _wrong(text: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a tolerance is as atol=1e-5,rtol=1e-3 or top1 or cosine=0.999 or exact or none, and as scores:top1 for one "
-        f"output; got '{text[:80]}'"
+        "a tolerance is as atol=1e-5,rtol=1e-3 or top1 or cosine=0.999 or python, or exact or none alone, and as "
+        f"scores:top1 for one output; got '{text[:80]}'"
     )

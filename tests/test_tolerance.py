@@ -21,6 +21,13 @@ def test_an_output_may_have_a_rule_of_its_own() -> None:
     assert found.compares
 
 
+def test_a_function_of_the_models_stands_alone_or_beside_other_rules() -> None:
+    alone, beside = read_tolerance("python"), read_tolerance("python,atol=1,ids:exact")
+    assert (alone.uses_function, alone.compares) == (True, False)
+    assert (beside.uses_function, beside.of("scores").atol, beside.of("ids")) == (True, 1, OutputTolerance())
+    assert not read_tolerance("top1").uses_function
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -30,6 +37,17 @@ def test_an_output_may_have_a_rule_of_its_own() -> None:
         "atol=nan",
         "rtol=inf",
         "top2",
+        "scores:",
+        ":top1",
+        "top1,",
+        "cosine=0",
+        "exact,atol=1",
+        "atol=1,none",
+        "scores:none,top1",
+        "scores:python",
+        "atol=1_0",
+        "atol=\u0661",
+        "atol=1e999",
         "x" * 10_000,
         ",".join(map("{}:top1".format, range(65))),
     ],

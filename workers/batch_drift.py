@@ -16,13 +16,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.datatypes import BF16, BY_WIRE, BYTES
+from shoal.datatypes import BY_WIRE, BYTES
+from shoal.distances import as_numbers, distances
 from shoal.request import InferOptions
 from shoal.workers.answers import Answers, RequestOutput
 from shoal.workers.backends.backend import Backend
 from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import ParsedRequest, Request
-from shoal.workers.tensors import Array
 
 _log = logging.getLogger(__name__)
 
@@ -70,27 +70,9 @@ def _between(one: RequestOutput, other: RequestOutput) -> Difference:
     datatype = BY_WIRE[one.datatype]
     if (one.datatype, one.shape) != (other.datatype, other.shape) or datatype is BYTES:
         return NOT_COMPARABLE
-    first, second = (_numbers(each) for each in (one, other))
-    is_nan = np.isnan(first)
-    if not np.array_equal(is_nan, np.isnan(second)):
-        return NOT_COMPARABLE
-    differs = ~is_nan & (first != second)
-    first, second = first[differs], second[differs]
-    if not first.size:  # signs of zeros, payloads of NaN
-        return Difference(0.0, 0.0)
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        return NOT_COMPARABLE
-    with np.errstate(over="ignore"):  # of FP64 alone
-        gaps = np.abs(first - second)
-    scales = np.maximum(np.abs(first), np.abs(second))
-    return Difference(float(gaps.max()), float((gaps / scales).max()))
-
-
-def _numbers(output: RequestOutput) -> Array:
-    datatype = BY_WIRE[output.datatype]
-    if datatype is BF16:
-        return (np.frombuffer(output.data, np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return np.frombuffer(output.data, datatype.dtype).astype(np.float64)
+    first, second = (as_numbers(np.frombuffer(each.data, datatype.dtype), datatype) for each in (one, other))
+    found = distances(first, second)
+    return Difference(found.max_absolute, found.max_relative)
 
 
 class DriftCounts(Protocol):

@@ -1,0 +1,41 @@
+"""How far the values of two tensors are apart, element by element: for shadows, for `shoal replay` and for batch drift.
+Pure, with numpy."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.datatypes import BF16, Datatype
+
+Array = NDArray[Any]
+
+
+class Distances(NamedTuple):
+    """The absolute distance of each element, and the largest absolute and relative one. Relative to the larger of the
+    two values, so it is at most 2; both are infinite where an infinity or NaN is in one tensor alone."""
+
+    absolute: Array
+    max_absolute: float
+    max_relative: float
+
+
+def as_numbers(values: Array, datatype: Datatype | None = None) -> Array:
+    """A flat array of FP64 with the values of an array of numbers; of BF16, which has no numpy type, from its words."""
+    flat = values.ravel()
+    if datatype is BF16 and flat.dtype == np.uint16:
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat.astype(np.float64)
+
+
+def distances(one: Array, other: Array) -> Distances:
+    """The distances of two flat arrays of FP64 with equally many elements. Two NaN are not apart, nor two equal
+    infinities."""
+    with np.errstate(all="ignore"):
+        absolute = np.abs(other - one)
+        absolute[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
+        absolute[np.isnan(absolute)] = np.inf  # NaN in one alone
+        relative = absolute / np.maximum(np.abs(one), np.abs(other))
+    relative[absolute == 0] = 0.0
+    relative[~(relative <= 2)] = np.inf
+    return Distances(absolute, float(np.max(absolute, initial=0.0)), float(np.max(relative, initial=0.0)))
