@@ -27,6 +27,9 @@ _log = logging.getLogger("shoal.recorder.comparator")
 
 #: Seconds between two lines about answers that cannot be read (ours).
 COMPLAINT_S = 10.0
+#: Seconds after which messages of the supervisor are looked for, however much is in the ring (ours): a model's own
+#: function may take up to a second for each pair.
+STEP_S = 0.5
 
 
 class Comparator:
@@ -40,8 +43,8 @@ class Comparator:
         self._quiet_until_s = 0.0
 
     def step(self, ring: ByteRingReader) -> int:
-        """Compare all pairs that are in the ring; returns their number."""
-        number = 0
+        """Compare pairs that are in the ring, for about STEP_S; returns their number."""
+        number, end_s = 0, time.monotonic() + STEP_S
         for memory in ring.read():
             number += 1
             try:
@@ -49,6 +52,8 @@ class Comparator:
             except (EntryError, ShoalError, ValueError) as error:
                 self._complain(error)
             ring.acknowledge()
+            if time.monotonic() > end_s:
+                break
         return number
 
     def _complain(self, error: Exception) -> None:

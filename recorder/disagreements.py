@@ -5,11 +5,15 @@ for each pair of versions, each with MAX_VALUES values of a tensor.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.datatypes import BF16
+from shoal.distances import as_numbers
 from shoal.errors import ShoalError
 from shoal.messages.to_comparator import AnswersCompared
 from shoal.recorder import entry
+from shoal.recorder.comparing_function import Arrays, ComparingFunction
 from shoal.recorder.comparison import ValueDifference, value_differences
 from shoal.recorder.entry import EntryError
 from shoal.recorder.recorded import RecordedRequest, RecordedResponse, RecordedTensor, answer_of, request_of
@@ -49,6 +53,7 @@ class Disagreements:
     def __init__(self, rules: Iterable[Sequence[Any]]) -> None:
         # Changed by every method.
         self._tolerances: dict[Pair, Tolerance] = {}
+        self._functions: dict[Pair, ComparingFunction] = {}
         self._counts: dict[Pair, _Counts] = {}
         self.change(rules)
 
@@ -56,12 +61,15 @@ class Disagreements:
         """Compare as these rules (ShadowRule, checked) say from now on."""
         known = [ShadowRule(*rule) for rule in rules]
         self._tolerances = {each.pair: read_tolerance(each.compare) for each in known}
+        self._functions = {each.pair: ComparingFunction(Path(each.function)) for each in known if each.function}
 
     def take(self, memory: memoryview) -> None:
         """Compare the pair of answers in an entry. Raises EntryError, ShoalError or ValueError for one that is
         damaged."""
         compared = read_pair(memory)
         found = differences(compared, self._tolerances.get(compared.pair, Tolerance()))
+        if compared.error is None and (function := self._functions.get(compared.pair)) is not None:
+            found = [*own_differences(compared, function), *found]
         counts = self._counts.setdefault(compared.pair, _Counts())
         points = compared.request.points
         counts.primary_ns += max(0, points.compute_end_ns - points.compute_start_ns)
@@ -105,7 +113,29 @@ def differences(compared: Compared, tolerance: Tolerance) -> list[ValueDifferenc
     if response is None or not compared.request.responses:
         raise EntryError("an answer is missing")
     outputs = {each.name: each.array() for each in response.outputs}
-    return value_differences(compared.request.responses[0], outputs, tolerance, "was answered")
+    return value_differences(compared.request.responses[0], outputs, tolerance, "was answered", is_strict=True)
+
+
+def own_differences(compared: Compared, function: ComparingFunction) -> list[ValueDifference]:
+    """What differs between two answers as the model's own function says; empty if they agree. Raises ValueError for an
+    answer that is damaged."""
+    response = compared.response
+    assert response is not None, "there is no error"
+    tensors = compared.request.responses[0].outputs, response.outputs, compared.request.inputs
+    sentence = function.difference(*[_arrays(each) for each in tensors])
+    return [ValueDifference(sentence)] if sentence else []
+
+
+def _arrays(tensors: Sequence[RecordedTensor]) -> Arrays:
+    return {each.name: _array(each) for each in tensors}
+
+
+def _array(tensor: RecordedTensor) -> Any:
+    """A tensor's values, those of BF16 as FP32."""
+    array = tensor.array()
+    if tensor.datatype != BF16.name:
+        return array
+    return as_numbers(array, BF16).astype("f4").reshape(array.shape)
 
 
 def example(compared: Compared, found: Sequence[ValueDifference]) -> dict[str, Any]:
@@ -139,7 +169,7 @@ def _shown(tensors: Sequence[RecordedTensor]) -> list[dict[str, Any]]:
 def _values(tensor: RecordedTensor) -> list[Any]:
     """The first values of a tensor, as JSON has them: texts are cut, what is no number is a text."""
     try:
-        values = tensor.array().ravel()[:MAX_VALUES].tolist()
+        values = _array(tensor).ravel()[:MAX_VALUES].tolist()
     except (ShoalError, ValueError):
         return []
     return [

@@ -177,8 +177,10 @@ class ServerOptions:
     # Recording: the folder, "" for none, and settings; see recording_settings.py.
     record: str = ""
     record_config: tuple[tuple[str, str], ...] = ()
-    #: Where rollouts are kept across restarts; "" = in the state directory (supervisor/models/rollout_file.py).
+    #: Where rollouts, and shadows that were begun by request, are kept across restarts; "" = in the state directory
+    #: (supervisor/state_file.py).
     rollout_file: str = ""
+    shadow_file: str = ""
 
     # SageMaker. Options without a flag are set by environment variables, as Triton's (cli/environment.py).
     allow_sagemaker: bool = False  # Triton's

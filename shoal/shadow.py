@@ -17,6 +17,8 @@ from shoal.tolerance import read_tolerance
 MAX_PAIRS = 16
 #: Examples of disagreements that are kept for each pair, the worst ones (ours).
 MAX_EXAMPLES = 8
+#: The file in a model's directory that has the function which compares, if a tolerance says python.
+COMPARE_FILENAME = "compare.py"
 
 
 class Pair(NamedTuple):
@@ -36,6 +38,8 @@ class ShadowRule(NamedTuple):
     shadow: int
     share: float = 1.0
     compare: str = ""
+    #: The path of the model's compare.py, if `compare` says python. Set by the supervisor, never by a client.
+    function: str = ""
 
     @property
     def pair(self) -> Pair:

@@ -76,7 +76,7 @@ from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogControl
 from shoal.supervisor.questions.questions import Questions, Verb
 from shoal.supervisor.questions.recording import RecordingControl
-from shoal.supervisor.questions.shadow import ShadowControl
+from shoal.supervisor.questions.shadow import ShadowControl, shadow_file
 from shoal.supervisor.questions.trace_settings import TraceControl
 from shoal.supervisor.reload import Reload
 from shoal.supervisor.service import Service
@@ -156,7 +156,9 @@ class Supervisor:
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
         self._recording = RecordingControl(self._loop, self._control.address, log_settings, options, self._star)
-        self._shadows = ShadowControl(self._loop, self._control.address, log_settings, self._star, self._models)
+        self._shadows = ShadowControl(
+            self._loop, self._control.address, log_settings, self._star, self._models, shadow_file(options)
+        )
         self._ring_readers = RingReaders(self._recording.recorder, self._shadows.comparator)
         log_control = LogControl(log_settings, self._star, self._repository, self._tracing.tracer, self._ring_readers)
         self._rollouts = make_rollouts(
@@ -320,6 +322,7 @@ class Supervisor:
     async def _load_at_start(self) -> None:
         """Load the models of the repositories and of TorchServe's store, and at an upgrade those of the old server."""
         await self._mps.start()
+        self._shadows.restore()
         from_repositories = self._model_control.load_at_start()
         if self._options.store is not None:
             await self._registrations.load_at_start(self._carried.registered(self._predecessor))

@@ -358,6 +358,12 @@ ROLLOUTS = (
         "keep rollouts across restarts in this file, not in rollouts-<port>.json of the state directory: "
         "docs/rollout.md",
     ),
+    honour(
+        "shadow-file",
+        ANY_TEXT,
+        "keep shadows that were begun by request across restarts in this file, not in shadows-<port>.json of the state "
+        "directory: docs/shadow.md",
+    ),
 )
 BACKENDS = (
     honour("backend-config", BACKEND_SETTING, "setting of a backend, or of all of them; repeat it for several"),
@@ -472,7 +478,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Bounds": BOUNDS,
     "Tracing": TRACING,
     "Recording": RECORDING,
-    "Rollouts": ROLLOUTS,
+    "Rollouts and shadows": ROLLOUTS,
     "SageMaker and Vertex AI": CLOUD_ENDPOINTS,
     "TorchServe": TORCHSERVE,
     "Deprecated": DEPRECATED,

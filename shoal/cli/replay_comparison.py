@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 def tolerance_of(text: str | None) -> Tolerance:
     """The tolerance of `--compare`. Raises CommandLineError."""
     try:
-        return read_tolerance(text)
+        found = read_tolerance(text)
     except InvalidArgumentError as error:
         raise CommandLineError(f"--compare: {error}") from None
+    if found.uses_function:
+        raise CommandLineError("--compare: python is for shadows: a recording knows no directory of its model")
+    return found
 
 
 @dataclass(slots=True)

@@ -1,30 +1,37 @@
 """Shadows: which versions are mirrored, by models' configurations and by the verb `shadow`, and what came of it.
 
-What a client has asked for holds until the server ends, over what the model's configuration says. Runs in the
-supervisor.
+What a client has asked for counts more than the model's configuration, and is kept in a file (state_file.py), so that a
+server that starts again goes on with it. Runs in the supervisor.
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.messages.from_batcher import RequestsMirrored
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_comparator import AnswersCompared
 from shoal.model_config.shadow import shadow_rule
-from shoal.shadow import MAX_PAIRS, Pair, ShadowFigure, ShadowRule, checked_rule, unsuitable, worst
+from shoal.options import ServerOptions
+from shoal.shadow import COMPARE_FILENAME, MAX_PAIRS, Pair, ShadowFigure, ShadowRule, checked_rule, unsuitable, worst
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.processes.comparator import ComparatorProcess
 from shoal.supervisor.questions.questions import Verb
+from shoal.supervisor.state_file import StateFile, state_path
+from shoal.tolerance import read_tolerance
 
 _log = logging.getLogger(__name__)
 
 _MIRRORED = "mirrored"
+#: What the state file calls its rows, and the first part of its name.
+SHADOWS = "shadows"
 
 
 class _Found:
@@ -43,12 +50,14 @@ class ShadowControl:
     """The rules in force, and what the batcher and the comparator have found."""
 
     def __init__(
-        self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, models: Models
-    ) -> None:
+        self, loop: EventLoop, control_address: str, log_settings: LogSettings, star: Star, models: Models,
+        file: StateFile,
+    ) -> None:  # fmt: skip
         self._models = models
+        self._file = file
         self.comparator = ComparatorProcess(loop, control_address, log_settings, star, self._on_compared)
-        # Changed by begin and end, as models change, and by messages. Rules of clients by model and primary; None: the
-        # configuration's is ended.
+        # Changed by restore, begin and end, as models change, and by messages. Rules of clients by model and primary;
+        # None: the configuration's is ended.
         self._asked: dict[tuple[str, int], ShadowRule | None] = {}
         self._rules: list[ShadowRule] = []
         self._found: dict[Pair, _Found] = {}
@@ -63,6 +72,26 @@ class ShadowControl:
         except (OutOfSharedMemoryError, OSError) as error:
             _log.error("requests are not mirrored: %s", error)
 
+    def restore(self) -> None:
+        """Take up what clients of the server before this one had asked for; to be called before models are loaded. A
+        row that is no such rule is logged and left out."""
+        for row in self._file.read():
+            try:
+                name, rule = _asked(row)
+            except (LookupError, TypeError, ValueError, ShoalError) as error:
+                self._file.complain(error)
+            else:
+                self._asked[name] = rule
+
+    def _keep(self) -> None:
+        rows = [
+            {"model": model, "of": primary, "stop": True}
+            if rule is None
+            else {"model": model, "of": primary, "version": rule.shadow, "share": rule.share, "compare": rule.compare}
+            for (model, primary), rule in sorted(self._asked.items())
+        ]
+        self._file.write(rows)
+
     def begin(self, rule: ShadowRule) -> None:
         """Mirror from now on as a rule says. Raises InvalidArgumentError, or UnavailableError without memory for it."""
         checked_rule(rule)
@@ -75,6 +104,12 @@ class ShadowControl:
                 )
             if why := unsuitable(model.serving[number].version.config):
                 raise InvalidArgumentError(f"requests to model '{rule.model}' cannot be mirrored: {why}")
+        function = self._with_function(rule).function
+        if function and not Path(function).is_file():
+            raise InvalidArgumentError(
+                f"'compare': python needs a file {COMPARE_FILENAME} with a function compare(primary, shadow, inputs) "
+                f"in the directory of model '{rule.model}', beside its config.pbtxt"
+            )
         name = rule.model, rule.primary
         others = [each for each in self._rules if (each.model, each.primary) != name]
         if len(others) >= MAX_PAIRS:
@@ -86,27 +121,46 @@ class ShadowControl:
         except (OutOfSharedMemoryError, OSError) as error:
             self._asked = before
             raise UnavailableError(f"requests to model '{rule.model}' are not mirrored: {error}") from error
+        self._keep()
 
     def end(self, model: str, primary: int) -> None:
         """Mirror requests of this version no longer. Raises InvalidArgumentError if they are not."""
         if not any((each.model, each.primary) == (model, primary) for each in self._rules):
             raise InvalidArgumentError(f"version {primary} of model '{model}' has no shadow")
-        self._asked[model, primary] = None
+        if any((each.model, each.primary) == (model, primary) for each in self._configured()):
+            self._asked[model, primary] = None
+        else:
+            del self._asked[model, primary]
         self._apply()
+        self._keep()
 
     def _apply(self) -> None:
         rules = {(each.model, each.primary): each for each in self._configured()}
         for name, asked in self._asked.items():
             rules.pop(name, None)
-            if asked is not None:
+            if asked is not None and self._serves(*name):
                 rules[name] = asked
-        now = list(rules.values())[:MAX_PAIRS]
+        now = [self._with_function(each) for each in list(rules.values())[:MAX_PAIRS]]
         if now == self._rules:
             return
         self._rules = now
         for rule in now:
             self._found.setdefault(rule.pair, _Found())
         self.comparator.mirror(now)
+
+    def _serves(self, name: str, version: int) -> bool:
+        """Whether a version serves; without it a rule takes no place among MAX_PAIRS, and waits for it."""
+        try:
+            return version in self._models.get(name).serving
+        except ShoalError:
+            return False
+
+    def _with_function(self, rule: ShadowRule) -> ShadowRule:
+        """The rule with the path of the model's own comparison, where the rule asks for it and the shadow serves."""
+        if not read_tolerance(rule.compare).uses_function or not self._serves(rule.model, rule.shadow):
+            return rule._replace(function="")
+        version = self._models.get(rule.model).serving[rule.shadow].version
+        return rule._replace(function=str(version.version_dir.parent / COMPARE_FILENAME))
 
     def _configured(self) -> Iterator[ShadowRule]:
         for identifier, model in sorted(self._models.models.items()):
@@ -171,3 +225,23 @@ class ShadowControl:
                 if not model or figures["model"] == model
             ]
         }
+
+
+def shadow_file(options: ServerOptions) -> StateFile:
+    """The file in which a server with these options keeps shadows that were begun by request."""
+    path = state_path(options.shadow_file, os.environ, options.http_port if options.allow_http else 0, SHADOWS)
+    return StateFile(path, SHADOWS, options.model_repository)
+
+
+def _asked(row: Any) -> tuple[tuple[str, int], ShadowRule | None]:
+    """A row of the state file: the model and the primary, and the rule, or None for a configured one that was ended.
+    Raises LookupError, TypeError, ValueError or ShoalError for what is none."""
+    model, primary = row["model"], row["of"]
+    if type(model) is not str or type(primary) is not int:
+        raise ValueError("a shadow has members of other types")
+    if row.get("stop") is True:
+        return (model, primary), None
+    shadow, part, compare = row["version"], row["share"], row["compare"]
+    if type(shadow) is not int or type(compare) is not str or type(part) not in (int, float) or not 0 <= part <= 1:
+        raise ValueError("a shadow has members of other types")
+    return (model, primary), checked_rule(ShadowRule(model, primary, shadow, part, compare))

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shoal.datatypes import BYTES, FP32, INT32, encode_bytes_tensor
+from shoal.datatypes import BF16, BYTES, FP32, INT32, encode_bytes_tensor
 from shoal.errors import InternalError, ShoalError
 from shoal.recorder import entry
 from shoal.recorder.disagreements import MAX_VALUES, Disagreements
@@ -83,6 +83,12 @@ AGREED, DISAGREED = (1, 0, 0), (0, 1, 0)
         ("atol=1,OUT:exact", (3, 4), (4, 3), DISAGREED),
         ("atol=1", (3, float("nan")), (3, float("nan")), AGREED),
         ("atol=1", (3, float("inf")), (3, 4), DISAGREED),
+        ("rtol=0.1", (3, float("inf")), (3, 4), DISAGREED),
+        ("rtol=0.1", (3, 4), (3, float("nan")), DISAGREED),
+        ("atol=1", (3, float("inf")), (3.5, float("inf")), AGREED),
+        ("top1", (4, 3), (float("nan"), float("nan")), DISAGREED),
+        ("cosine=0.9", (4, 3), (float("nan"), 3), DISAGREED),
+        ("cosine=0.9", (3e38, 3e38), (3e38, 3e38 * 0.99), AGREED),
     ],
 )
 def test_answers_agree_within_the_tolerance(
@@ -101,6 +107,24 @@ def test_texts_whole_numbers_and_failures() -> None:
     assert (found("atol=9", *numbers), found("top1", *numbers)) == (DISAGREED, AGREED)
     assert found("none", answered(1, values(3, 4)), failed()) == (0, 1, 1)
     assert found("", answered(1, values(3, 4)), answered(2, values(3, 4, 5, 6), shape=(2, 2))) == DISAGREED
+
+
+def test_shapes_are_compared_unless_nothing_is() -> None:
+    flat, square = answered(1, values(1, 2, 3, 4), shape=(1, 4)), answered(2, values(1, 2, 3, 4), shape=(2, 2))
+    assert (found("", flat, square), found("atol=9", flat, square)) == (DISAGREED, DISAGREED)
+    assert (found("top1", flat, square), found("none", flat, square)) == (DISAGREED, AGREED)
+
+
+def test_brain_floats_are_compared_by_their_values() -> None:
+    one, other = struct.pack("<2H", 0x3F80, 0x4000), struct.pack("<2H", 0x3F81, 0x4000)  # 1 and 2, 1.0078125 and 2
+    pairs = answered(1, one, BF16.wire), answered(2, other, BF16.wire)
+    assert (found("atol=0.01", *pairs), found("atol=0.001", *pairs)) == (AGREED, DISAGREED)
+    assert (found("", *pairs), found("top1", *pairs)) == (DISAGREED, AGREED)
+    assert found("atol=0.01", answered(1, one, BF16.wire), answered(2, values(1, 2))) == DISAGREED
+    disagreements = Disagreements([("m", 1, 2, 1.0, "")])
+    disagreements.take(pair(*pairs))
+    (report,) = disagreements.reports()
+    assert report.examples[0]["shadow"][0]["values"] == [1.0078125, 2.0]
 
 
 def test_the_worst_examples_are_reported_in_json_and_bounded() -> None:
