@@ -34,16 +34,16 @@ class _LimitError(Exception):
 
 
 def render(model: str, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The prompt for a conversation; `variables` are further names that the template may use. Raises
-    InvalidRequestError where the template is malformed, refuses the conversation, or exceeds a limit."""
+    """The prompt for a conversation; `variables` are further names that the template may use, or other values of
+    `add_generation_prompt`, `tools` and `documents`. Raises InvalidRequestError where the template is malformed,
+    refuses the conversation, or exceeds a limit."""
     pieces: list[str] = []
     num_chars = 0
     try:
         environment = _Environment()
         compiled = Template.from_code(environment, _code(template), environment.make_globals(None))
-        for piece in compiled.generate(
-            messages=messages, add_generation_prompt=True, tools=None, documents=None, **variables
-        ):
+        names = {"add_generation_prompt": True, "tools": None, "documents": None, **variables, "messages": messages}
+        for piece in compiled.generate(names):
             num_chars += len(piece)
             if num_chars > MAX_CHARS:
                 raise _LimitError(f"its prompt is longer than {MAX_CHARS} characters")

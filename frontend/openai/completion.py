@@ -100,9 +100,9 @@ class Completion:
         return self._add_text(self._stops.feed(self._decoder.decode(raw)))
 
     def _take(self, told: Mapping[str, Any]) -> None:
-        if type(num := told.get(_NUM_INPUT)) is int:
+        if type(num := told.get(_NUM_INPUT)) is int and num >= 0:
             self._num_input = num
-        if type(num := told.get(_NUM_OUTPUT)) is int:
+        if type(num := told.get(_NUM_OUTPUT)) is int and num >= 0:
             self._num_output = (self._num_output or 0) + num
         reason = told.get(_FINISH_REASON, "")
         if type(reason) is str and reason not in _NO_REASONS:

@@ -5,6 +5,7 @@ that changes nothing (`user`, `metadata`) is left out; any other is a sampling p
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -83,6 +84,8 @@ def read_chat(request: Mapping[str, Any], default_max_tokens: int) -> TextReques
     if request.get("modalities", ["text"]) != ["text"]:
         raise InvalidRequestError("'modalities' must be [\"text\"]: models answer with text alone", "modalities")
     variables = _of(request, "chat_template_kwargs", dict, {}, "an object")
+    if "messages" in variables:
+        raise InvalidRequestError("'chat_template_kwargs' must not have 'messages'", "chat_template_kwargs")
     return _text_request(request, default_max_tokens, "", _messages(request), variables)
 
 
@@ -117,10 +120,10 @@ def _text_request(
     name = "max_completion_tokens" if "max_completion_tokens" in request else "max_tokens"
     max_tokens = _of(request, name, int, default_max_tokens, "a number")
     if not 1 <= max_tokens <= door.MAX_INT64:
-        raise InvalidRequestError(f"'{name}' is {max_tokens}, must be at least 1", name)
+        raise InvalidRequestError(f"'{name}' is {max_tokens}, must be from 1 to 2^63 - 1", name)
     for number in _NUMBERS:
-        if type(request.get(number, 0)) not in (int, float):
-            raise InvalidRequestError(f"'{number}' must be a number, got {_shown(request[number])}", number)
+        if type(value := request.get(number, 0)) not in (int, float) or not isfinite(value):
+            raise InvalidRequestError(f"'{number}' must be a number, got {_shown(value)}", number)
     others = {key: value for key, value in request.items() if key not in _READ and key not in _LEFT_OUT}
     return TextRequest(
         model_of(request),
@@ -140,8 +143,8 @@ def _refuse(request: Mapping[str, Any]) -> None:
     """Refuse members that would change the answer and are not honoured."""
     if _of(request, "n", int, 1, "a number") != 1:
         raise InvalidRequestError("'n' must be 1: each request has one answer", "n")
-    for name in ("logprobs", "top_logprobs"):
-        if name in request and request[name] is not False:
+    for name, off in (("logprobs", False), ("top_logprobs", 0)):
+        if name in request and (type(request[name]), request[name]) != (type(off), off):
             raise InvalidRequestError(f"'{name}' is not supported: leave it out", name)
     if request.get("logit_bias"):
         raise InvalidRequestError("'logit_bias' is not supported: leave it out", "logit_bias")
@@ -185,6 +188,8 @@ def _message(number: int, message: Any) -> Message:
     if type(message) is not dict or type(message.get("role")) is not str:
         raise InvalidRequestError(f"{where} must be an object with 'role' and 'content'", where)
     content = message.get("content")
+    if content is None and message["role"] == "assistant" and (message.get("tool_calls") or message.get("refusal")):
+        return {**message, "content": None}  # as templates know it: the message is a call, and no text
     if type(content) is list:
         content = "".join(_part(f"{where}.content[{at}]", part) for at, part in enumerate(content))
     if type(content) is not str:

@@ -92,6 +92,7 @@ def server(
         "--http-process-count=1", "--http-use-ssl-mutual=true", "--metrics-use-ssl=true",
         f"--http-server-cert={files.server_cert}", f"--http-server-key={files.server_key}",
         f"--http-root-cert={files.root}", f"--api-keys={keys.path}", *only("echo", "simple", "repeat"),
+        "--openai-port=0",
     ]  # fmt: skip
     with serving_to_the_end([SAMPLES, models], *flags) as server:
         yield server
@@ -292,6 +293,18 @@ def test_keys_are_as_in_the_clear(server: Server, context: ssl.SSLContext, keys:
     for path in (INFER, INDEX):
         with Caller(server, context, "wrong") as caller:
             assert caller.ask("POST", path, "{}")[0] == 401
+
+
+def test_the_port_of_openai_s_clients_has_the_same_tls(server: Server, context: ssl.SSLContext, keys: Keys) -> None:
+    port = server.port_of("OpenAI HTTPService")
+    with Caller(server, context, keys.everything, port) as caller:
+        status, body = caller.ask("GET", "/v1/models")
+        assert (status, json.loads(body)["object"]) == (200, "list")
+        assert caller.ask("POST", "/v1/embeddings", b"{}")[0] == 400  # from the road, over the same connection
+    plain = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    plain.request("GET", "/v1/models")
+    assert plain.getresponse().status == 400
+    plain.close()
 
 
 def test_certificates_that_are_not_let_in(

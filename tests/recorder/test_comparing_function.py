@@ -75,8 +75,8 @@ def test_a_function_that_takes_too_long_is_left(tmp_path: Path, monkeypatch: pyt
 
 
 def test_one_that_cannot_be_left_ends_the_process(tmp_path: Path) -> None:
-    body = "while True:\n        try:\n            while True:\n                pass\n        except BaseException:\n            pass"
-    function(tmp_path, f"def compare(primary, shadow, inputs):\n    {body}\n")
+    lines = ("while True:", "  try:", "    while True:", "      pass", "  except BaseException:", "    pass")
+    function(tmp_path, "\n".join(["def compare(primary, shadow, inputs):", *[f"  {line}" for line in lines]]))
     source = (
         "from pathlib import Path\n"
         "from shoal.recorder import comparing_function as it\n"

@@ -98,6 +98,56 @@ def test_a_conversation_needs_a_template_or_a_model_that_takes_it(plan: Any, mak
     assert plan(own, prompt="Once").prepared.inputs[0].name == "IN"
 
 
+@pytest.mark.parametrize(
+    ("member", "sentence"),
+    [
+        ({"max_tokens": 1 << 63}, "must be from 1 to 2\\^63 - 1"),
+        ({"temperature": float("nan")}, "'temperature' must be a number, got nan"),
+        ({"top_p": float("inf")}, "'top_p' must be a number, got inf"),
+        ({"top_logprobs": 1}, "'top_logprobs' is not supported"),
+        ({"logprobs": 0}, "'logprobs' is not supported"),
+    ],
+)
+def test_a_member_that_does_not_fit_is_named(plan: Any, make_entry: Make, member: Any, sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence) as refusal:
+        plan(entry_of(make_entry), prompt="Once", **member)
+    assert refusal.value.param in member
+    plan(entry_of(make_entry), prompt="Once", logprobs=False, top_logprobs=0)
+
+
+def test_a_conversation_in_which_tools_were_called_reaches_the_template(plan: Any, make_entry: Make) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ]
+    template = (
+        "{{ messages[0].tool_calls[0].function.name }} {{ messages[0].content is none }} {{ messages[1].content }}"
+    )
+    entry = entry_of(make_entry, chat_template=template)
+    assert bytes_of(plan(entry, chat=True, messages=messages).prepared.inputs[0].data)[4:] == b"now True noon"
+    for wrong in ({"role": "user", "content": None, "tool_calls": [call]}, {"role": "assistant", "content": None}):
+        with pytest.raises(InvalidRequestError, match="content must be a string"):
+            plan(entry, chat=True, messages=[wrong])
+
+
+def test_variables_of_the_request_replace_those_of_templates(plan: Any, make_entry: Make) -> None:
+    entry = entry_of(
+        make_entry, chat_template="{{ add_generation_prompt }} {{ documents }} {{ bos_token }}", bos_token="^"
+    )
+    messages, said = [{"role": "user", "content": "Hi"}], {"add_generation_prompt": False, "documents": ["a"]}
+    made = plan(entry, chat=True, messages=messages, chat_template_kwargs=said)
+    assert bytes_of(made.prepared.inputs[0].data)[4:] == b"False ['a'] ^"
+    with pytest.raises(InvalidRequestError, match="must not have 'messages'"):
+        plan(entry, chat=True, messages=messages, chat_template_kwargs={"messages": []})
+
+
+def test_counts_below_zero_are_no_usage(plan: Any, make_entry: Make) -> None:
+    rendering = plan(entry_of(make_entry), prompt="Once")
+    rendering.add(*response(b"a", num_input_tokens=-5, num_output_tokens=1))
+    assert choice_of(rendering)[1] is None
+
+
 def test_what_the_model_tells(plan: Any, make_entry: Make) -> None:
     entry = entry_of(make_entry)
     rendering = plan(entry, prompt="Once")
