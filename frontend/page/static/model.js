@@ -100,6 +100,28 @@ function failures(model) {
   return table("Failed requests since it was loaded", ["Failed requests since it was loaded", "Requests"], counts);
 }
 
+/** What `shoal rollout` says: which versions get the requests that name none, and how the present step goes. */
+function rollout(told) {
+  const versions = Object.keys(told.weights).map(Number).sort((one, other) => one - other);
+  const parts = [];
+  if (!told.phase)
+    parts.push(el("p", { class: "muted" }, told.pinned ? "Requests that name no version mean the one that was chosen."
+      : "No version is being rolled out: requests that name none mean the highest."));
+  else
+    parts.push(el("p", {}, `Version ${told.version} is ${told.phase}${told.phase === "running" || told.phase === "paused"
+      ? `: step ${told.step} of ${told.steps.split(",").length} (${told.steps} %), each for ${told.every}; guard ${told.guard || "none"}` : ""}.`));
+  if (told.reason) parts.push(el("p", { class: "error" }, told.reason));
+  const row = (version) => {
+    const figures = told.figures?.[version];
+    const shown = figures ? [number(figures.requests), number(figures.errors), number(figures.p50_ms, "ms"), number(figures.p99_ms, "ms")] : ["–", "–", "–", "–"];
+    return [String(version), `${told.weights[version]} %`, ...shown];
+  };
+  parts.push(el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Rollout" }, table("Rollout",
+    ["Version", "Share", "Requests", "Errors", "p50", "p99"], versions.map(row))));
+  if (told.figures) parts.push(el("p", { class: "small muted" }, "Requests, errors and latencies are those of the present step, or of the last."));
+  return parts;
+}
+
 /** Fill a section with what the server says, or with its error; `draw` makes nodes of the answer. */
 async function fillWith(place, path, draw) {
   try {
@@ -121,6 +143,7 @@ export function modelView(name, version) {
   const parts = el("div", {});
   const schedules = el("div", {});
   const instances = el("div", {});
+  const rollouts = el("div", {});
   let shown = null; // the id of the loaded version that the parts below are about
   let isClosed = false;
 
@@ -146,6 +169,7 @@ export function modelView(name, version) {
       section("The same request", form.requests),
       section("Tensors", tensorTable(metadata, config),
         el("p", { class: "small" }, el("a", { href: `#/api/${encodeURIComponent(name)}` }, "Its paths in the API"))),
+      section("Rollout", rollouts),
       section("Schedule", schedules),
       section("Instances", instances),
       section("Failures", failed, el("p", { class: "small muted" }, "The sentences of other clients' errors are in the server's log. Those of this page:"), errors),
@@ -157,6 +181,7 @@ export function modelView(name, version) {
   function refresh() {
     const path = `v2/repository/models/${encodeURIComponent(name)}${version ? `/versions/${version}` : ""}`;
     fillWith(schedules, `${path}/batches`, (told) => schedule(told.versions.at(-1)));
+    fillWith(rollouts, `v2/models/${encodeURIComponent(name)}/rollout`, rollout);
     fillWith(instances, `${path}/instances`, (told) => instancesTable(told.versions.at(-1)));
   }
 
