@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.batcher.child_traces import TraceParent, TraceRoot
+from shoal.batcher.child_traces import TraceParent
+from shoal.batcher.inner_client import InnerClient
 from shoal.batcher.model_parts import CoalescingCache
 from shoal.batcher.passed_on import MAX_KEPT, EnsembleRequest, EnsembleResponses, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import ClientPeer, ScheduledModel
@@ -27,7 +28,6 @@ from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
 from shoal.request import Parameters
 from shoal.shm.counters import Row
-from shoal.shm.layout import NUMBER_BITS, P, record
 from shoal.shm.ring import Record
 from shoal.shm.slab import Slab
 
@@ -35,55 +35,21 @@ _log = logging.getLogger(__name__)
 
 #: Compute time points in an ensemble's own trace: none, since only its steps compute.
 NO_POINTS = (0, 0, 0, 0)
-#: Number of words that are kept of the REPLY to a step: the first ones.
-NUM_WORDS = P.PIECES + 1
 
 
-class StepClient(ClientPeer):
-    """The client of requests to steps, which lives in the batcher itself and so has no ring."""
+class StepClient(InnerClient):
+    """The client of requests to steps, whose traces are part of the trace of the ensemble's request."""
 
-    __slots__ = ("_steps", "replies")
+    __slots__ = ("_steps",)
 
     def __init__(self, owner: int, steps: "Steps") -> None:
-        # Of a Client's fields, those that are used without a process.
-        self.owner = owner
-        self.first_key = owner << NUMBER_BITS
-        self.backlog = deque()
-        self.traced = {0: TraceParent(TraceRoot(0), 0)}  # never empty, so that `times` is called for every step
-        self.is_guest = self.is_front_end = False
-        #: Replies that were sent and not handled yet.
-        self.replies: list[Record] = []
+        super().__init__(owner, "ensemble")
         self._steps = steps
-
-    def send(self, reply: Record) -> None:
-        """Queue a reply until the ensembles are advanced."""
-        self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
-
-    @property
-    def kind(self) -> str:
-        return "ensemble"
-
-    def block(self, ref: int) -> memoryview | None:
-        """None: a step's block is another process's, and its id that of the ensemble's request."""
-        return None
 
     def trace_parent(self, number: int) -> TraceParent | None:
         """The trace that an open step is part of: that of the ensemble's request for which the step is made."""
         step = self._steps.get(number)
         return None if step is None else step[0].trace_of_steps
-
-    def times(
-        self, number: int, model: ScheduledModel, queue_ns: int, compute: Compute
-    ) -> tuple[int, int, int, int, int]:
-        """The step's times, unchanged, to be added up for the ensemble's statistics."""
-        return queue_ns, *compute
-
-    def flush(self) -> bool:
-        """No effect, and nothing waits: there is no ring to publish."""
-        return True
-
-    def acknowledge(self) -> None:
-        """No effect: there is no ring that was read."""
 
 
 class Iteration:

@@ -1,25 +1,29 @@
-"""The client of requests that the batcher mirrors to a shadow; it has no process and no ring. Lives in the batcher."""
+"""A client that the batcher itself is, of requests that it makes for others: the steps of ensembles, and requests that
+are mirrored to a shadow. It has no process and no ring. Lives in the batcher."""
 
 from collections import deque
 
 from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.peers import ClientPeer, ScheduledModel
 from shoal.batcher.statistics import Compute
-from shoal.shm.layout import MIRROR_OWNER, NUMBER_BITS, P, Record, record
+from shoal.shm.layout import NUMBER_BITS, P, record
+from shoal.shm.ring import Record
 
-#: The words of a reply that are read.
-_NUM_WORDS = P.PIECES + 1
+#: The words of a reply that are kept: the first ones.
+NUM_WORDS = P.PIECES + 1
 
 
-class MirrorClient(ClientPeer):
-    """Collects the replies to mirrored requests, which no client waits for."""
+class InnerClient(ClientPeer):
+    """Collects the replies to its requests."""
 
-    __slots__ = ("replies",)
+    __slots__ = ("_kind", "replies")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: int, kind: str) -> None:
+        """`kind` is what recordings and traces call it."""
+        self._kind = kind
         # Of a ClientPeer's fields, those that are used without a process.
-        self.owner = MIRROR_OWNER
-        self.first_key = MIRROR_OWNER << NUMBER_BITS
+        self.owner = owner
+        self.first_key = owner << NUMBER_BITS
         self.backlog = deque()
         self.traced = {0: TraceParent(TraceRoot(0), 0)}  # never empty, so that replies carry their times
         self.is_guest = self.is_front_end = False
@@ -27,19 +31,19 @@ class MirrorClient(ClientPeer):
         self.replies: list[Record] = []
 
     def send(self, reply: Record) -> None:
-        """Keep a reply until the mirror takes it."""
-        self.replies.append(reply if len(reply) >= _NUM_WORDS else record(*reply)[:_NUM_WORDS])
+        """Keep a reply until its owner takes it."""
+        self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
 
     @property
     def kind(self) -> str:
-        return "shadow"
+        return self._kind
 
     def block(self, ref: int) -> memoryview | None:
-        """None: the block is another client's."""
+        """None: the blocks of its requests are other processes'."""
         return None
 
     def trace_parent(self, number: int) -> TraceParent | None:
-        """None: a mirrored request is in no trace."""
+        """None: its requests are in no trace."""
         return None
 
     def times(

@@ -16,7 +16,7 @@ from shoal.batcher import statistics
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.entries import NO_REFUSAL, Answer, EntryPacker, Noted, words_of
 from shoal.batcher.holders import Holders
-from shoal.batcher.mirror_client import MirrorClient
+from shoal.batcher.inner_client import InnerClient
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import ClientPeer, OpenRequest, RunningBatch, ScheduledModel, WorkerPeer
 from shoal.batcher.recording import batch_words
@@ -135,7 +135,7 @@ class Mirror:
         self._blocks = blocks
         self._written = written
         self._packer = EntryPacker(blocks, wall_offset_ns)
-        self._client = MirrorClient()
+        self._client = InnerClient(MIRROR_OWNER, "shadow")
         # Changed by bind and connect: pairs by their versions, their shadows if these are served, and the ring to the
         # comparator.
         self._pairs: dict[Pair, _PairMirror] = {}
@@ -203,7 +203,7 @@ class Mirror:
         running: RunningBatch | None,
     ) -> bool:  # fmt: skip
         """Have an answered request wait for the shadow. False, and counted, if there is no room."""
-        client, _, _, _, header, _, _, _ = request
+        client, _, _, _, header, _, _, queued = request
         _, ref, span, _ = answer
         num_input = sum(unpack_span(header))
         nbytes = num_input + sum(unpack_span(span))
@@ -214,7 +214,7 @@ class Mirror:
         self._number = number = max(self._number + 1, now_ns >> _TICK_BITS)
         key = MIRROR_OWNER << NUMBER_BITS | number & _NUMBER_MASK
         if CLIENT_PARTS * (self._lent[client.owner] + num_input) > client.slab.nbytes or not pair.queue.add(
-            key, nbytes, now_ns
+            key, nbytes, now_ns, queued.rows, queued.shape_key
         ):
             self._count(pair.pair, Drop.FULL.value)
             return False
@@ -227,9 +227,9 @@ class Mirror:
         return True
 
     def step(self, now_ns: int) -> bool:
-        """Take replies, drop what has waited for too long, and give the next request of each pair to the shadow's
-        scheduler if it may run now. Whether any was given: then batches are to be formed, and this is to be called
-        again."""
+        """Take replies, drop what has waited for too long, and give the next requests of each pair to the shadow's
+        scheduler, as one batch, if they may run now. Whether any was given: then batches are to be formed, and this is
+        to be called again."""
         if self._client.replies:
             self._take_replies()
         was_given = False
@@ -241,9 +241,9 @@ class Mirror:
             shadow = self._shadows.get(pair.pair)
             if pair.primary is None or shadow is None or not pair.queue.num_waiting:
                 continue
-            key_ = pair.queue.take(self._load(pair.primary), self._load(shadow))
-            if key_ is not None and self._give(self._open[key_], shadow, now_ns):
-                was_given = True
+            for key in pair.queue.take(self._load(pair.primary), self._load(shadow), shadow.scheduler.batch_rows):
+                if self._give(self._open[key], shadow, now_ns):
+                    was_given = True
         for each in [each for each in self._open.values() if 0 < each.given_ns <= now_ns - PATIENCE_NS]:
             if not (each.is_executed or each.reply):
                 each.is_executed = any(each.key in worker.missing for worker in self._workers.values())

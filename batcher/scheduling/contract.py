@@ -138,6 +138,11 @@ class Scheduler(Protocol):
         return 0
 
     @property
+    def batch_rows(self) -> int:
+        """The most rows of a batch that several requests share; 0 if each request is executed alone."""
+        return 0
+
+    @property
     def heeds_deadlines(self) -> bool:
         """Whether requests leave the queue at their own `deadline_ns`."""
         return False

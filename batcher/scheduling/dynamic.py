@@ -84,6 +84,10 @@ class DynamicBatchScheduler(Scheduler):
         self.account = account()
 
     @property
+    def batch_rows(self) -> int:
+        return self._max_rows
+
+    @property
     def pending(self) -> int:
         return len(self._queue) + self._num_in_payloads
 

@@ -67,6 +67,10 @@ class ForwardingScheduler(Scheduler):
         return self._scheduler.expiry_ns(request)
 
     @property
+    def batch_rows(self) -> int:
+        return self._scheduler.batch_rows
+
+    @property
     def heeds_deadlines(self) -> bool:
         return self._scheduler.heeds_deadlines
 

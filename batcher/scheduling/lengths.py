@@ -119,6 +119,10 @@ class LengthBatchScheduler(Scheduler):
         self._account = account()
 
     @property
+    def batch_rows(self) -> int:
+        return self.max_rows
+
+    @property
     def pending(self) -> int:
         return len(self._queue) + len(self._again)
 

@@ -1,8 +1,9 @@
 """The mirrored requests of one pair of versions: which are chosen, which wait, and when one is executed.
 
 Rules: a mirrored request never runs while a request of either version waits, and runs in place of an instance of the
-primary that is idle, one at a time for each; one that has waited for its patience leaves; so does one for which there
-is no room. Every request that was added leaves exactly once: by `take` and then `end`, by `expire`, or by `remove`.
+primary that is idle, one batch at a time for each; one that has waited for its patience leaves; so does one for which
+there is no room. Every request that was added leaves exactly once: by `take` and then `end`, by `expire`, or by
+`remove`.
 Pure policy, runs in the batcher.
 """
 
@@ -17,6 +18,15 @@ _WORD_MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
+class _Waiting(NamedTuple):
+    """A request that waits."""
+
+    nbytes: int
+    leave_ns: int  # monotonic
+    rows: int
+    shape_key: int
+
+
 class Load(NamedTuple):
     """The load of a version: its requests that wait, and its idle instances."""
 
@@ -27,16 +37,17 @@ class Load(NamedTuple):
 class ShadowQueue:
     """The mirrored requests of a pair, by key. Each method is O(1), but those that return what left."""
 
-    __slots__ = ("_max_nbytes", "_running", "_threshold", "_waiting", "nbytes")
+    __slots__ = ("_batches", "_max_nbytes", "_running", "_threshold", "_waiting", "nbytes")
 
     def __init__(self, share: float, max_nbytes: int) -> None:
         """`share` of the requests is chosen; those that wait or run have at most `max_nbytes` bytes together."""
         self._threshold = round(share * (1 << 64))
         self._max_nbytes = max_nbytes
-        # Changed by every method but `chooses`: key → bytes, and when the request leaves (monotonic ns); in the order
-        # of their arrival.
-        self._waiting: dict[int, tuple[int, int]] = {}
-        self._running: dict[int, int] = {}
+        # Changed by every method but `chooses`, by key: the requests that wait, in the order of their arrival; of those
+        # that run the bytes, and the key of the first request of their batch; by that key, how many of a batch run.
+        self._waiting: dict[int, _Waiting] = {}
+        self._running: dict[int, tuple[int, int]] = {}
+        self._batches: dict[int, int] = {}
         #: Bytes of all requests that wait or run.
         self.nbytes = 0
 
@@ -53,30 +64,37 @@ class ShadowQueue:
         """Whether a request with this number, which ascends, belongs to the share that is mirrored."""
         return number * _GOLDEN & _WORD_MASK < self._threshold
 
-    def add(self, key: int, nbytes: int, now_ns: int) -> bool:
+    def add(self, key: int, nbytes: int, now_ns: int, rows: int = 1, shape_key: int = 0) -> bool:
         """Have a request wait. False, and no effect, if there is no room."""
         if len(self._waiting) >= MAX_WAITING or self.nbytes + nbytes > self._max_nbytes:
             return False
-        self._waiting[key] = nbytes, now_ns + PATIENCE_NS
+        self._waiting[key] = _Waiting(nbytes, now_ns + PATIENCE_NS, rows, shape_key)
         self.nbytes += nbytes
         return True
 
-    def take(self, primary: Load, shadow: Load) -> int | None:
-        """The next request to be executed, running from now on; None if none may now. To be called until None."""
+    def take(self, primary: Load, shadow: Load, batch_rows: int = 0) -> list[int]:
+        """The next requests to be executed, as one batch, running from now on; none if none may now. To be called until
+        there is none. The oldest, and those of its shape, as far as they have `batch_rows` rows together."""
         if not self._waiting or primary.num_pending or shadow.num_pending:
-            return None
-        if primary.num_idle <= len(self._running) or not shadow.num_idle:
-            return None
-        key = next(iter(self._waiting))
-        nbytes, _ = self._waiting.pop(key)
-        self._running[key] = nbytes
-        return key
+            return []
+        if primary.num_idle <= len(self._batches) or not shadow.num_idle:
+            return []
+        keys, rows, shape_key = list[int](), 0, next(iter(self._waiting.values())).shape_key
+        for key, waiting in self._waiting.items():
+            if keys and (waiting.shape_key != shape_key or rows + waiting.rows > batch_rows):
+                break
+            keys.append(key)
+            rows += waiting.rows
+        for key in keys:
+            self._running[key] = self._waiting.pop(key).nbytes, keys[0]
+        self._batches[keys[0]] = len(keys)
+        return keys
 
     def expire(self, now_ns: int) -> list[int]:
         """Remove and return the requests that have waited for too long."""
         expired = []
-        for key, (_, leave_ns) in self._waiting.items():
-            if leave_ns > now_ns:
+        for key, waiting in self._waiting.items():
+            if waiting.leave_ns > now_ns:
                 break
             expired.append(key)
         for key in expired:
@@ -88,13 +106,19 @@ class ShadowQueue:
         waiting = self._waiting.pop(key, None)
         if waiting is None:
             return False
-        self.nbytes -= waiting[0]
+        self.nbytes -= waiting.nbytes
         return True
 
     def end(self, key: int) -> None:
         """Note that a running request has been executed, or given up."""
-        self.nbytes -= self._running.pop(key, 0)
+        if (running := self._running.pop(key, None)) is None:
+            return
+        nbytes, batch = running
+        self.nbytes -= nbytes
+        self._batches[batch] -= 1
+        if not self._batches[batch]:
+            del self._batches[batch]
 
     def next_deadline_ns(self) -> int | None:
         """When `expire` must be called again; None: not before another request waits."""
-        return next(iter(self._waiting.values()))[1] if self._waiting else None
+        return next(iter(self._waiting.values())).leave_ns if self._waiting else None

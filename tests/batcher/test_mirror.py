@@ -211,15 +211,30 @@ def test_one_that_cannot_run_soon_is_dropped() -> None:
 
 def test_one_that_the_shadows_batcher_keeps_waiting_is_dropped() -> None:
     batching = {**BATCHING["dynamic_batching"], "max_queue_delay_microseconds": 60_000_000}  # type: ignore[dict-item]
-    play = Play({**BATCHING, "dynamic_batching": batching})
+    play = Play({**BATCHING, "dynamic_batching": batching}, RULE._replace(share=0.5))
     play.ask(1, 2, 3, 4)
     for _ in range(4):
         play.answer(0)
-    assert play.lent == {1, 2, 3, 4}
+    num_lent = len(play.lent)
+    assert 0 < num_lent < 4, "too few for a full batch"
     for _ in range(6):
         play.step(PATIENCE_NS)
-    counts = play.counts()
-    assert counts.pop("mirrored") == counts.pop(Drop.BUSY.value) - 3 == 1
+    assert play.counts() == {"mirrored": num_lent, Drop.BUSY.value: num_lent}
+    assert play.is_at_rest()
+
+
+def test_requests_that_wait_together_are_executed_as_one_batch() -> None:
+    play = Play({**BATCHING, "dynamic_batching": {}})
+    play.ask(1, 2, 3, 4)
+    while play.given[0]:
+        play.answer(0)
+    assert len(play.given[1]) > 1
+    batches = {item[B.BATCH] for item in play.given[1]}
+    assert len(batches) == 1, "of one idle instance"
+    while play.given[1]:
+        play.answer(1)
+    assert [each.request.id for each in play.compared()] == ["id-1", "id-2", "id-3", "id-4"]
+    assert play.counts() == {"mirrored": 4}
     assert play.is_at_rest()
 
 

@@ -35,6 +35,7 @@ ARGUMENTS: dict[str, tuple[Any, ...] | None] = {
     "drain": (),
     "rejects": None,
     "expiry_ns": (REQUEST,),
+    "batch_rows": None,
     "heeds_deadlines": None,
     "sequences": None,
     "explain": (),

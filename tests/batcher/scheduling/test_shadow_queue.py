@@ -19,7 +19,8 @@ def run(seed: int) -> tuple[int, int, int]:
     random = Random(seed)
     max_nbytes = random.choice((100, 1000))
     queue = ShadowQueue(1.0, max_nbytes)
-    now_ns, added, running, left = 0, dict[int, tuple[int, int]](), set[int](), set[int]()
+    now_ns, added, running, left = 0, dict[int, tuple[int, int]](), dict[int, int](), set[int]()
+    asked, batch_rows = dict[int, tuple[int, int]](), random.choice((0, 1, 4, 8))
     num_taken = num_expired = num_refused = 0
     for key in range(200):
         now_ns += random.choice((0, 1000, PATIENCE_NS // 10, PATIENCE_NS))
@@ -32,13 +33,16 @@ def run(seed: int) -> tuple[int, int, int]:
             nbytes = random.choice((1, 10, 90))
             used = sum(added[each][0] for each in added.keys() - left)
             waiting = len(added) - len(left) - len(running)
-            is_added = queue.add(key, nbytes, now_ns)
+            asked[key] = rows, shape_key = random.randint(1, 3), random.choice((0, 0, 0, 7))
+            is_added = queue.add(key, nbytes, now_ns, rows, shape_key)
             assert is_added == (waiting < MAX_WAITING and used + nbytes <= max_nbytes)
             if is_added:
                 added[key] = nbytes, now_ns
             num_refused += not is_added
         elif step == 3 and running:
-            done = running.pop()
+            done = random.choice([*running])
+            del running[done]
+            queue.end(done)
             queue.end(done)
             _leave(left, done)
         elif step == 4:
@@ -51,19 +55,23 @@ def run(seed: int) -> tuple[int, int, int]:
         else:
             primary = Load(random.choice((0, 0, 1)), random.randrange(3))
             shadow = Load(random.choice((0, 0, 1)), random.randrange(2))
-            taken = queue.take(primary, shadow)
+            taken = queue.take(primary, shadow, batch_rows)
             waits = [each for each in added if each not in left and each not in running]
             may = not (primary.num_pending or shadow.num_pending) and shadow.num_idle
-            if may and primary.num_idle > len(running) and waits:
-                assert taken is not None
-                assert taken == waits[0], "in the order of their arrival"
-                running.add(taken)
-                num_taken += 1
+            if may and primary.num_idle > len(set(running.values())) and waits:
+                assert taken == waits[: len(taken)], "in the order of their arrival"
+                shapes, rows = {asked[each][1] for each in taken}, [asked[each][0] for each in taken]
+                assert len(shapes) == 1
+                assert len(taken) == 1 or sum(rows) <= batch_rows
+                if rest := waits[len(taken) :]:
+                    assert asked[rest[0]][1] not in shapes or sum(rows) + asked[rest[0]][0] > batch_rows
+                running |= dict.fromkeys(taken, taken[0])
+                num_taken += len(taken)
             else:
-                assert taken is None
+                assert taken == []
         used = sum(added[each][0] for each in added.keys() - left)
         assert queue.nbytes == used <= max_nbytes
-        assert len(queue) == len(added) - len(left) <= MAX_WAITING + 2
+        assert len(queue) == len(added) - len(left)
         deadline_ns = queue.next_deadline_ns()
         waits = [each for each in added if each not in left and each not in running]
         assert deadline_ns == (added[waits[0]][1] + PATIENCE_NS if waits else None)
@@ -87,12 +95,15 @@ def test_the_share_is_kept() -> None:
         assert longest <= {0.0: 0, 0.1: 1, 0.5: 2, 1.0: 10_000}[share]
 
 
-def test_one_runs_for_each_idle_instance_of_the_primary() -> None:
+def test_one_batch_runs_for_each_idle_instance_of_the_primary() -> None:
     queue = ShadowQueue(1.0, 100)
-    for key in range(3):
+    for key in range(5):
         queue.add(key, 1, 0)
-    assert queue.take(Load(0, 2), Load(0, 2)) == 0
-    assert queue.take(Load(0, 2), Load(0, 1)) == 1
-    assert queue.take(Load(0, 2), IDLE) is None
-    queue.end(0)
-    assert queue.take(Load(0, 2), IDLE) == 2
+    assert queue.take(Load(0, 2), Load(0, 2)) == [0]
+    assert queue.take(Load(0, 2), Load(0, 1), 3) == [1, 2, 3]
+    assert queue.take(Load(0, 2), IDLE) == []
+    for key in (1, 2):
+        queue.end(key)
+    assert queue.take(Load(0, 2), IDLE) == [], "request 3 of that batch runs"
+    queue.end(3)
+    assert queue.take(Load(0, 2), IDLE) == [4]
