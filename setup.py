@@ -22,8 +22,8 @@ COMPILED = {
         "awaited_segments", "counters", "doorbell", "layout", "port", "records", "ring", "slab",
     ],
     "shoal.batcher": [
-        "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "executions", "holders", "inner_client",
-        "open_requests", "peers", "split_requests", "statistics", "templates",
+        "arrivals", "batcher", "bells", "blocks", "dispatch", "ensemble", "exchange", "executions", "holders",
+        "inner_client", "open_requests", "peers", "split_requests", "statistics", "templates",
     ],
     # Not the schedulers: they are of one Protocol, which interpreted policies share, and a policy inherits from two.
     "shoal.batcher.scheduling": ["batch_account", "instances", "payload", "policy_queue", "queue"],

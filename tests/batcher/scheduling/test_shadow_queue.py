@@ -33,8 +33,8 @@ def run(seed: int) -> tuple[int, int, int]:
             nbytes = random.choice((1, 10, 90))
             used = sum(added[each][0] for each in added.keys() - left)
             waiting = len(added) - len(left) - len(running)
-            asked[key] = rows, shape_key = random.randint(1, 3), random.choice((0, 0, 0, 7))
-            is_added = queue.add(key, nbytes, now_ns, rows, shape_key)
+            asked[key] = random.randint(1, 3), random.choice((0, 0, 0, 7))
+            is_added = queue.add(key, nbytes, now_ns, *asked[key])
             assert is_added == (waiting < MAX_WAITING and used + nbytes <= max_nbytes)
             if is_added:
                 added[key] = nbytes, now_ns
