@@ -6,17 +6,15 @@ The process runs while requests are mirrored, apart from the recorder: a recordi
 answers are compared, and numpy is imported here alone. ring_loop.py has its loop.
 """
 
-import faulthandler
 import logging
 import sys
 import time
 
-from shoal import control, log
-from shoal.control import GONE, Channel
+from shoal.control import Channel
 from shoal.errors import ShoalError
 from shoal.messages import to_comparator
 from shoal.messages.message import on, table
-from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.process_start import join_supervisor
 from shoal.recorder.disagreements import Disagreements
 from shoal.recorder.entry import EntryError
 from shoal.recorder.ring_loop import RingLoop
@@ -70,17 +68,10 @@ class Comparator:
 
 def main() -> int:
     """Run the process; returns its exit status."""
-    die_with_parent()
-    faulthandler.enable()
-    set_title("comparator")
-    ignore_group_signals()
-    try:
-        supervisor = control.join(to_comparator.ComparatorConnected())
-        welcome, _ = supervisor.receive(to_comparator.COMPARATOR_WELCOME)
-    except GONE:
-        return 0  # the supervisor is gone, or nothing is mirrored any more
-    log.describe("comparator")
-    log.configure(**welcome.log)
+    joined = join_supervisor("comparator", to_comparator.ComparatorConnected(), to_comparator.COMPARATOR_WELCOME)
+    if joined is None:
+        return 0
+    supervisor, welcome = joined
     disagreements = Disagreements(welcome.rules)
     comparator = Comparator(supervisor, disagreements)
     own = table(on(to_comparator.ComparisonsChanged, lambda message: disagreements.change(message.rules)))

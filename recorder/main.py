@@ -7,16 +7,13 @@ shoal.recorder.main`.
 The process runs while requests are recorded; ring_loop.py has its loop.
 """
 
-import faulthandler
 import sys
 import time
 from pathlib import Path
 
-from shoal import control, log
-from shoal.control import GONE
 from shoal.messages import to_recorder
 from shoal.messages.message import on, table
-from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.process_start import join_supervisor
 from shoal.recorder.folder import RecordingFolder
 from shoal.recorder.ring_loop import RingLoop
 from shoal.recorder.tail import Tail
@@ -24,17 +21,10 @@ from shoal.recorder.tail import Tail
 
 def main() -> int:
     """Run the process; returns its exit status."""
-    die_with_parent()
-    faulthandler.enable()
-    set_title("recorder")
-    ignore_group_signals()
-    try:
-        supervisor = control.join(to_recorder.RecorderConnected())
-        welcome, _ = supervisor.receive(to_recorder.RECORDER_WELCOME)
-    except GONE:
-        return 0  # the supervisor is gone, or nothing is recorded any more
-    log.describe("recorder")
-    log.configure(**welcome.log)
+    joined = join_supervisor("recorder", to_recorder.RecorderConnected(), to_recorder.RECORDER_WELCOME)
+    if joined is None:
+        return 0
+    supervisor, welcome = joined
     folder = RecordingFolder(Path(welcome.folder), welcome.max_bytes, welcome.max_age_s, time.time)
     tail = Tail(folder, welcome.redact, time.monotonic_ns)
     own = table(on(to_recorder.BoundChanged, lambda message: folder.bound(message.max_bytes)))

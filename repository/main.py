@@ -5,22 +5,22 @@ supervisor closes the connection. Also the only process that imports protobuf. O
 shoal/messages/to_poller.py.
 """
 
-import faulthandler
 import os
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal import control, log
+from shoal import log
 from shoal.cloud_url import CloudUrl
 from shoal.control import GONE, Channel
 from shoal.errors import ShoalError
 from shoal.messages import to_poller
 from shoal.messages.message import Kinds, on, table
 from shoal.messages.shared import LogChanged
-from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.process_start import join_supervisor
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.found import FoundModel
 from shoal.repository.poll import Override, Repositories
@@ -157,29 +157,19 @@ def _store(welcome: to_poller.PollerWelcomed) -> "TorchServeStore | None":
 
 def main() -> int:
     """Run the process; returns its exit status."""
-    die_with_parent()
-    faulthandler.enable()
-    ignore_group_signals()
-    try:
-        with control.join(to_poller.PollerConnected()) as channel:
-            set_title("repository poller")
-            welcome, _ = channel.receive(to_poller.POLLER_WELCOME)
-            log.describe("repository poller")
-            log.configure(**welcome.log)
-            sources = [
-                Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
-                for place, slot in welcome.repositories
-            ]
-            repositories = Repositories(
-                sources,
-                welcome.strict,
-                welcome.config_name,
-                welcome.namespacing,
-                Path(welcome.backend_directory),
-            )
-            Poller(channel, repositories, _store(welcome)).run()
-    except GONE:
+    joined = join_supervisor("repository poller", to_poller.PollerConnected(), to_poller.POLLER_WELCOME)
+    if joined is None:
         return 0
+    supervisor, welcome = joined
+    with supervisor, suppress(*GONE):
+        sources = [
+            Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
+            for place, slot in welcome.repositories
+        ]
+        repositories = Repositories(
+            sources, welcome.strict, welcome.config_name, welcome.namespacing, Path(welcome.backend_directory)
+        )
+        Poller(supervisor, repositories, _store(welcome)).run()
     return 0
 
 

@@ -7,7 +7,6 @@ The process runs while requests are traced. No process waits for it: front ends 
 and say so with the next trace that gets through.
 """
 
-import faulthandler
 import logging
 import select
 import socket
@@ -16,12 +15,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shoal import control, log
+from shoal import log
 from shoal.control import GONE, Channel
 from shoal.messages import to_tracer
 from shoal.messages.message import Kinds, Message, MessageError, on, table
 from shoal.messages.shared import LogChanged
-from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.process_start import join_supervisor
 from shoal.tracer.collector import Collector
 from shoal.tracer.settings import TraceSetting
 from shoal.tracer.trace import Trace, TracedTensor, children
@@ -131,17 +130,10 @@ def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "Sp
 
 def main() -> int:
     """Run the process; returns its exit status."""
-    die_with_parent()
-    faulthandler.enable()
-    set_title("tracer")
-    ignore_group_signals()
-    try:
-        supervisor = control.join(to_tracer.TracerConnected())
-        welcome, _ = supervisor.receive(to_tracer.TRACER_WELCOME)
-    except GONE:
-        return 0  # the supervisor is gone, or nothing is traced any more
-    log.describe("tracer")
-    log.configure(**welcome.log)
+    joined = join_supervisor("tracer", to_tracer.TracerConnected(), to_tracer.TRACER_WELCOME)
+    if joined is None:
+        return 0
+    supervisor, welcome = joined
     channel = Channel(socket.socket(fileno=welcome.traces))
     channel.setblocking(False)
     export = _make_export(welcome.options, welcome.resource)
