@@ -12,7 +12,7 @@ from shoal.batcher.peers import ClientPeer, OpenRequest
 from shoal.errors import InternalError
 from shoal.recorder import entry
 from shoal.recorder.entry import ASKERS, Outcome
-from shoal.request import ON_GPU, InferRequest, TensorRef, pack_request, unpack_lent_request
+from shoal.request import ON_GPU, TensorRef, pack_request, unpack_lent_request
 from shoal.shm.layout import WORD, pack_span, unpack_span
 
 _ASKERS = {name: number for number, name in enumerate(ASKERS)}
@@ -142,7 +142,5 @@ def _gathered(header: bytes, open_block: Callable[[int], memoryview | None]) -> 
         refs.append(TensorRef(each.name, each.datatype, each.shape, len(gathered), each.nbytes))
         if each.nbytes:
             gathered += opened[each.ref][each.offset : each.offset + each.nbytes]
-    packed = pack_request(
-        InferRequest(request.id, tuple(refs), request.requested_outputs, request.parameters, request.sequence)
-    )
+    packed = pack_request(request._replace(inputs=tuple(refs)))
     return bytes(gathered) + packed, pack_span(len(gathered), len(packed))

@@ -134,7 +134,6 @@ def id_of(block: memoryview | None, span: int) -> str:
     if block is None or unpack_span(span)[1] > _MAX_READ:
         return ""
     try:
-        id_, _, _ = unpack_options(split_header(text_of(block, span))[1])
+        return unpack_options(split_header(text_of(block, span))[1]).id
     except ShoalError:
         return ""
-    return id_

@@ -92,7 +92,7 @@ class EnsembleRequests:
     def _read(self, header: bytes, nbytes: int, nbytes_of: Callable[[int], int]) -> tuple[EnsembleRequest, _Inputs]:
         layout, packed = split_header(header)
         inputs, outputs = self._layouts.entries.get((layout, nbytes)) or self._read_layout(layout, nbytes, nbytes_of)
-        id_, parameters, sequence = unpack_options(packed)
+        id_, parameters, sequence, _ = unpack_options(packed)
         correlation_id, flags = sequence
         request = InferRequest(id_, (), outputs, parameters, sequence)
         kind = type(correlation_id), bool(correlation_id)

@@ -21,6 +21,7 @@ from shoal.request import (
     InferRequest,
     InferResponse,
     Parameters,
+    RecordedHeaders,
     TensorRef,
     pack_request,
 )
@@ -39,6 +40,8 @@ _MAX_ID_LENGTH = 1024  # ours: every error text and log line about the request c
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
 #: The most bytes of a header that name a tensor's place on a GPU, beside its name: the place, two numbers, msgpack's.
 _CUDA_NBYTES = PLACE_NBYTES + 32
+#: In a packed header, the most bytes that a recorded header takes beside its name and value.
+_RECORDED_NBYTES = 16
 
 
 class RequestedOutput(NamedTuple):
@@ -72,6 +75,7 @@ class PreparedRequest:
     wants_empty_final: bool = False  # whether a stream ends with an empty response where none is marked as its last
     deadline_ns: int = 0  # when its client stops waiting, monotonic; 0 = unknown; lanes keep deadlines of their own
     sticky_key: int = 0  # of 32 bits: requests with one go to one version while they are split; 0 = none
+    headers: RecordedHeaders = ()  # of the request, for recordings
 
     @property
     def has_regions(self) -> bool:
@@ -101,7 +105,9 @@ class PreparedRequest:
         ]
         if targets:
             _refuse_ensembles(self.entry, f"output '{targets[0].name}'")
-        return pack_request(InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence, tuple(targets)))
+        return pack_request(
+            InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence, tuple(targets), self.headers)
+        )
 
 
 def _refuse_ensembles(entry: ModelEntry, tensor: str) -> None:
@@ -181,6 +187,8 @@ def block_nbytes(prepared: PreparedRequest) -> int:
     for output in prepared.outputs:
         if isinstance(output.region, CudaSlice):
             nbytes += _CUDA_NBYTES + 4 * len(output.name)
+    for name, value in prepared.headers:
+        nbytes += _RECORDED_NBYTES + 4 * (len(name) + len(value))
     return nbytes
 
 

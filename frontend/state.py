@@ -45,6 +45,7 @@ class ServerState(KnownServer):
     upload_budget: UploadBudget = field(default_factory=lambda: UploadBudget(1 << 30))
     endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → the endpoint's name (shoal/options.py)
     header_forward_pattern: str = ""  # "" = none is forwarded
+    recorded_headers: Sequence[str] = ()  # names in lower case
     restrictions: Restrictions = field(default_factory=dict)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     log_file: str = ""

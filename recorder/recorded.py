@@ -91,6 +91,7 @@ class RecordedRequest:
     inputs: tuple[RecordedTensor, ...]
     requested_outputs: tuple[str, ...]
     parameters: Parameters
+    headers: Mapping[str, str]  # those that are recorded, with names in lower case
     sequence: tuple[int | str, int]  # correlation id and Triton's flags
     rows: int
     priority: int
@@ -185,6 +186,7 @@ def _request(
         0, words.key, entry.model, entry.version, Outcome(words.outcome),
         ASKERS[min(words.asker, len(ASKERS) - 1)], request.id,
         _tensors(request.inputs, data), request.requested_outputs, request.parameters,
+        dict(request.headers),
         sequence if sequence != NO_SEQUENCE else (0, 0), words.rows, words.priority, words.timeout_us,
         words.start_ns + entry.wall_offset_ns,
         Points(

@@ -58,4 +58,4 @@ def _without_options(header: bytes, redact: Sequence[str]) -> bytes:
     id_ = "" if ID in redact else options.id
     if id_ == options.id and len(kept) == len(options.parameters):
         return header
-    return layout + pack_options(id_, kept, options.sequence)
+    return layout + pack_options(id_, kept, options.sequence, options.headers)

@@ -34,6 +34,7 @@ class RecordLimits(NamedTuple):
     max_bytes: int = 2 << 30  # then the oldest file goes
     max_age_s: float = 7 * 86400.0  # of a file; 0: no limit
     redact: Sequence[str] = ()  # names of tensors, `parameters.NAME`, or `id`
+    headers: Sequence[str] = ()  # names, in lower case, of the headers or metadata that are recorded
 
 
 def read_settings(settings: Sequence[tuple[str, str]]) -> tuple[RecordRule, RecordLimits]:
@@ -51,15 +52,26 @@ def read_settings(settings: Sequence[tuple[str, str]]) -> tuple[RecordRule, Reco
             limits = limits._replace(max_age_s=duration_s(text))
         elif name == "redact":
             limits = limits._replace(redact=_names(text))
+        elif name == "headers":
+            limits = limits._replace(headers=_header_names(text))
         else:
             raise InvalidArgumentError(
-                f"--record-config: there is no setting '{name}'; there are models, sample, max-size, max-age, redact"
+                f"--record-config: there is no setting '{name}'; there are models, sample, max-size, max-age, redact "
+                "and headers"
             )
     return rule, limits
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple([each.strip() for each in text.split(",") if each.strip()])
+
+
+def _header_names(text: str) -> tuple[str, ...]:
+    names = tuple([each.lower() for each in _names(text)])
+    for name in names:
+        if re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name) is None:  # RFC 9110, 5.6.2: a token
+            raise InvalidArgumentError(f"--record-config: '{name[:40]}' is no name of a header")
+    return names
 
 
 def share(text: str) -> float:

@@ -9,7 +9,8 @@ The header of a request has two parts, so that processes recognise the first by 
     0        size of the layout in bytes, 4 bytes, little-endian
     4        layout: inputs and requested outputs, which are equal in most requests of a client; behind them, where
              outputs are to be written into a client's memory on a GPU, their targets
-    ...      options: id, parameters and, where the request is of one, the sequence, which may be new in every request
+    ...      options: id, parameters and, where the request is of one, the sequence, which may be new in every request;
+             behind them, where headers are recorded, those of the request
 """
 
 from collections.abc import Callable
@@ -77,6 +78,8 @@ ON_GPU = -1
 #: Correlation id (0 or "": none) and Triton's flags.
 Sequence = tuple["int | str", int]
 NO_SEQUENCE: Sequence = (0, 0)
+#: HTTP headers or gRPC metadata of a request that go into recordings, with names in lower case.
+RecordedHeaders = tuple[tuple[str, str], ...]
 
 
 class InferRequest(NamedTuple):
@@ -88,6 +91,7 @@ class InferRequest(NamedTuple):
     parameters: Parameters
     sequence: Sequence = NO_SEQUENCE
     targets: tuple[CudaTarget, ...] = ()
+    headers: RecordedHeaders = ()
 
 
 class InferOptions(NamedTuple):
@@ -96,6 +100,7 @@ class InferOptions(NamedTuple):
     id: str = ""
     parameters: Parameters = {}  # noqa: RUF012  never changed
     sequence: Sequence = NO_SEQUENCE
+    headers: RecordedHeaders = ()
 
 
 class InferResponse(NamedTuple):
@@ -109,7 +114,8 @@ def pack_request(request: InferRequest) -> bytes:
     """The header of a request, for the block its inputs lie in."""
     said = request.inputs, request.requested_outputs
     layout = _packed((*said, request.targets) if request.targets else said)
-    return layout_head(len(layout)) + layout + pack_options(request.id, request.parameters, request.sequence)
+    options = pack_options(request.id, request.parameters, request.sequence, request.headers)
+    return layout_head(len(layout)) + layout + options
 
 
 def layout_head(nbytes: int) -> bytes:
@@ -117,12 +123,16 @@ def layout_head(nbytes: int) -> bytes:
     return _SIZE.pack(nbytes)
 
 
-def pack_options(id_: str, parameters: Parameters, sequence: Sequence = NO_SEQUENCE) -> bytes:
+def pack_options(
+    id_: str, parameters: Parameters, sequence: Sequence = NO_SEQUENCE, headers: RecordedHeaders = ()
+) -> bytes:
     """The options in a request's header; of the flags, those of sequences."""
-    if sequence == NO_SEQUENCE:
+    if sequence == NO_SEQUENCE and not headers:
         return _packed((id_, parameters))
     correlation_id, flags = sequence
     sequence = correlation_id, flags & FLAGS
+    if headers:
+        return _packed((id_, parameters, sequence, headers))
     return _packed((id_, parameters) if sequence == NO_SEQUENCE else (id_, parameters, sequence))
 
 
@@ -160,8 +170,11 @@ def unpack_options(packed: bytes) -> InferOptions:
     """The options in a request's header. Raises InternalError where they are damaged."""
     try:
         id_, parameters, *more = msgpack.unpackb(packed, use_list=False, raw=False)
-        sequence = check_sequence(*more) if more else NO_SEQUENCE
-        return InferOptions(_checked(str, id_), check_parameters(parameters), sequence)
+        if not more:
+            return InferOptions(_checked(str, id_), check_parameters(parameters))
+        said, *rest = more
+        headers = _check_headers(*rest) if rest else ()
+        return InferOptions(_checked(str, id_), check_parameters(parameters), check_sequence(said), headers)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _damaged(error) from error
 
@@ -195,10 +208,10 @@ def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
     """A request's header, without tensors on a GPU; every tensor is inside the block or InternalError is raised."""
     layout, packed = split_header(bytes(header))
     rows, outputs = unpack_layout(layout)
-    id_, parameters, sequence = unpack_options(packed)
+    id_, parameters, sequence, headers = unpack_options(packed)
     try:
         here = tuple([row for row in rows if not _is_on_gpu(row)])
-        return InferRequest(id_, _tensor_refs(here, block_nbytes), outputs, parameters, sequence)
+        return InferRequest(id_, _tensor_refs(here, block_nbytes), outputs, parameters, sequence, (), headers)
     except (ValueError, TypeError) as error:
         raise _damaged(error) from error
 
@@ -213,8 +226,8 @@ def unpack_lent_request(
 
     layout, packed = split_header(header)
     inputs, outputs = unpack_lent_layout(layout, nbytes_of)
-    id_, parameters, sequence = unpack_options(packed)
-    return InferRequest(id_, (), outputs, parameters, sequence), inputs
+    id_, parameters, sequence, headers = unpack_options(packed)
+    return InferRequest(id_, (), outputs, parameters, sequence, (), headers), inputs
 
 
 def unpack_lent_layout(
@@ -250,6 +263,10 @@ def check_sequence(said: Any) -> Sequence:
     if type(correlation_id) is not str:
         _checked(int, correlation_id)
     return correlation_id, _checked(int, flags)
+
+
+def _check_headers(said: Any) -> RecordedHeaders:
+    return tuple([(_checked(str, name), _checked(str, value)) for name, value in _checked(tuple, said)])
 
 
 def pack_response(response: InferResponse) -> bytes:

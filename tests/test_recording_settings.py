@@ -7,10 +7,17 @@ from shoal.recording_settings import RecordLimits, RecordRule, read_settings
 
 
 def test_settings_are_read() -> None:
-    given = [("models", "a*, b"), ("sample", "10%"), ("max-size", "1.5GiB"), ("max-age", "2h"), ("redact", "X,id")]
+    given = [
+        ("models", "a*, b"),
+        ("sample", "10%"),
+        ("max-size", "1.5GiB"),
+        ("max-age", "2h"),
+        ("redact", "X,id"),
+        ("headers", "Trace-Id"),
+    ]
     rule, limits = read_settings(given)
     assert rule == RecordRule(("a*", "b"), 0.1)
-    assert limits == RecordLimits(3 << 29, 7200.0, ("X", "id"))
+    assert limits == RecordLimits(3 << 29, 7200.0, ("X", "id"), ("trace-id",))
     assert [rule.concerns(name) for name in ("abc", "b", "bc")] == [True, True, False]
     assert read_settings([]) == (RecordRule(), RecordLimits())
 
@@ -24,6 +31,7 @@ def test_settings_are_read() -> None:
         ("max-size", "2 parsecs", "at least 16MiB"),
         ("max-size", "1MiB", "at least 16MiB"),
         ("max-age", "soon", "s, m, h or d"),
+        ("headers", "a header", "'a header' is no name of a header"),
         ("colour", "red", "there is no setting 'colour'"),
     ],
 )

@@ -24,11 +24,12 @@ from shoal.frontend.grpc.region_template import RegionTemplate, make_template
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
 from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy, wishes_of
+from shoal.frontend.recorded_headers import recorded_headers
 from shoal.frontend.region_tensors import region_block
 from shoal.frontend.state import ServerState
 from shoal.frontend.unversioned import as_answered, with_sticky_key
 from shoal.memo import Memo
-from shoal.request import InferResponse, TensorRef, around_id, pack_id
+from shoal.request import InferResponse, RecordedHeaders, TensorRef, around_id, pack_id
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
@@ -151,14 +152,16 @@ class GrpcSubmission:
             if key is not None and not key.is_plain:
                 check_lane(key, is_stream=is_stream)
                 check_model(key, infer.parse_skeleton(wire.split(message)).model_name)
-            if block is None and not pattern and type(message) is bytes:
+            names = self._state.recorded_headers
+            if block is None and not (pattern or names) and type(message) is bytes:
                 submitted = self._submit_as_latest(message, start_ns, deadline_ns, is_stream=is_stream)
                 if submitted is not None:
                     return submitted
             split = wire.split(message)
             checked_id(split.id)
             fields = forwarded_metadata(pattern, metadata) if pattern else NOTHING
-            template = None if fields else self._known(split, is_stream=is_stream)
+            headers = recorded_headers(names, metadata) if names else ()
+            template = None if fields or headers else self._known(split, is_stream=is_stream)
             if template is not None and block is None:
                 self._remember(message, template)
                 places = zip(split.offsets, split.lengths, strict=True)
@@ -171,12 +174,12 @@ class GrpcSubmission:
                 if span:
                     number = submit_block(self._port, template.prepared, block, span, start_ns, deadline_ns)
                     return number, SubmittedMessage(split.id, template, template.prepared, None)
-            if not (split.offsets or fields) and self._state.regions.are_allowed and block is None:
+            if not (split.offsets or fields or headers) and self._state.regions.are_allowed and block is None:
                 in_regions = self._known_in_regions(split, is_stream=is_stream)
                 if in_regions is not None:
                     return self._submit_in_regions(in_regions, split.id, start_ns, deadline_ns)
             return self._submit_new(
-                split, message, metadata, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream
+                split, message, metadata, fields, headers, block, offset, start_ns, deadline_ns, is_stream=is_stream
             )
         except ShoalError:
             if block is not None:
@@ -256,6 +259,7 @@ class GrpcSubmission:
         message: bytes | memoryview,
         metadata: Mapping[str, str],
         fields: Forwarded,
+        headers: RecordedHeaders,
         block: Block | None,
         offset: int,
         start_ns: int,
@@ -269,7 +273,9 @@ class GrpcSubmission:
         prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
         if entry.sticky_header:
             prepared = with_sticky_key(prepared, metadata)
-        is_unlike = bool(fields or entry.sticky_header)  # what is kept of a message leaves its metadata out
+        if headers:
+            prepared = replace(prepared, headers=headers)
+        is_unlike = bool(fields or headers or entry.sticky_header)  # what is kept of a message leaves its metadata out
         template = None if is_unlike else self._keep_template(split, message, prepared)
         asked = SubmittedMessage(split.id, template, prepared, None)
         if block is not None:

@@ -28,6 +28,7 @@ from shoal.frontend.http.region_template import RegionTemplate
 from shoal.frontend.http.request_options import MAX_ID_BYTES, CutOptions, cut, is_right
 from shoal.frontend.http.templates import KnownRequest, RequestTemplate, ResponseHead, VariedRequest, with_settings
 from shoal.frontend.prepared import PreparedRequest, RequestSettings, submit_block, submit_copy
+from shoal.frontend.recorded_headers import recorded_headers
 from shoal.frontend.region_tensors import region_block
 from shoal.frontend.response import JSON_HEAD, Headers, Response, error_response
 from shoal.frontend.router import RouteMatch
@@ -173,8 +174,11 @@ class Submission:
                 self._port.admit(entry.model_id, block)
             pattern = self._state.header_forward_pattern
             fields = forwarded(pattern, head.raw) if pattern else NOTHING
-            if fields or entry.sticky_header:  # a template is found by the JSON alone, not by the headers
+            names = self._state.recorded_headers
+            headers = recorded_headers(names, head.headers) if names else ()
+            if fields or headers or entry.sticky_header:  # a template is found by the JSON alone, not by the headers
                 prepared = with_sticky_key(self._prepared(entry, head, body, fields), head.headers)
+                prepared = replace(prepared, headers=headers) if headers else prepared
             else:
                 submitted = self._submit_as_known(entry, head, body, block, before, start_ns)
                 if not isinstance(submitted, PreparedRequest):

@@ -348,7 +348,7 @@ RECORDING = (
         "record-config",
         RECORD_SETTING,
         "which, and how much of them: models=<patterns>, sample=<share>, max-size=<bytes>, max-age=<time>, "
-        "redact=<names>; repeat it for several",
+        "redact=<names>, headers=<names>; repeat it for several",
     ),
 )
 ROLLOUTS = (

@@ -151,6 +151,7 @@ def described(request: "RecordedRequest", *, with_values: bool = False) -> dict[
         "priority": request.priority,
         "timeout_us": request.timeout_us,
         "parameters": request.parameters,
+        "headers": dict(request.headers),
         "sequence": list(request.sequence) if request.sequence != (0, 0) else None,
         "inputs": [_tensor(each, with_values=with_values) for each in request.inputs],
         "requested_outputs": list(request.requested_outputs),
@@ -226,6 +227,7 @@ def _shown(request: "RecordedRequest") -> str:
     if request.id:
         lines.append(f"  id          {request.id}")
     lines += [f"  parameter   {name} = {value!r}" for name, value in request.parameters.items()]
+    lines += [f"  header      {name}: {value}" for name, value in request.headers.items()]
     if request.sequence != (0, 0):
         lines.append(f"  sequence    {request.sequence[0]!r}, flags {request.sequence[1]}")
     tensors = [("input", each) for each in request.inputs]
@@ -315,6 +317,7 @@ def _write_parquet(requests: "Sequence[RecordedRequest]", path: Path) -> None:
     rows = [{**described(each), "inputs": None, "responses": None} for each in requests]
     for row, request in zip(rows, requests, strict=True):
         row["parameters"] = json.dumps(request.parameters)
+        row["headers"] = json.dumps(row["headers"])
         row["sequence"] = json.dumps(row["sequence"])
         row["inputs"] = [
             {"name": each.name, "datatype": each.datatype, "shape": list(each.shape), "data": each.data}

@@ -34,6 +34,7 @@ class FrontEndSettings(TypedDict):
     upload_timeout_s: float
     min_upload_rate: int  # bytes in a second
     header_forward_pattern: str
+    recorded_headers: list[str]  # names in lower case
     log_file: str
     model_control_mode: str
     allow_remote_admin: bool

@@ -18,6 +18,7 @@ from shoal.grpc_settings import GrpcSettings
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_client import ClientWelcomed, FrontEndSettings
 from shoal.options import MIB, ServerOptions, https_endpoints, torchserve_apis, torchserve_grpc_apis
+from shoal.recording_settings import read_settings
 from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.key_file import KeyFile
 from shoal.supervisor.memory.available_memory import available_nbytes
@@ -198,6 +199,7 @@ class FrontEnds:
             endpoints=self._endpoints,
             log_file=options.log_file,
             header_forward_pattern=options.http_header_forward_pattern,
+            recorded_headers=list(read_settings(options.record_config)[1].headers),
             restrictions=options.http_restricted_api,
             grpc=asdict(GrpcSettings.of(options)),
             model_control_mode=options.model_control_mode,

@@ -63,7 +63,7 @@ def test_the_commands_do_what_is_said(tmp_path: Path) -> None:
 def test_the_limits_are_those_of_the_code() -> None:
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (?:`([^`]*)`)? ?\|", PAGE, re.MULTILINE))
     limits, rule = RecordLimits(), RecordRule()
-    assert rows.keys() == {"models", "sample", "max-size", "max-age", "redact"}
+    assert rows.keys() == {"models", "sample", "max-size", "max-age", "redact", "headers"}
     assert ((rows["models"],), share(rows["sample"])) == (rule.models, rule.sample)
     assert (size(rows["max-size"]), duration_s(rows["max-age"])) == (limits.max_bytes, limits.max_age_s)
     assert (KEPT_NS, MAX_KEPT_NBYTES, MAX_DEATHS) == (10 * 10**9, 32 << 20, 16)

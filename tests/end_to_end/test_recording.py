@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 
 from shoal import Client
 from shoal.errors import InternalError
 from shoal.recorder.entry import Outcome
 from shoal.recorder.recorded import RecordedRequest, Recording, batches
 from shoal.recorder.segment_file import FILE_HEAD
-from tests.end_to_end.asking import fetch, infer
+from tests.end_to_end.asking import fetch, infer, tensors
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import (
     DEADLINE_S,
@@ -107,7 +108,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     add_model(repository, "batched", BATCHED, CRASHING)
     for name in MODELS:
         shutil.copytree(SAMPLES / name, repository / name)
-    settings = ("redact=parameters.token", "max-size=64MiB")
+    settings = ("redact=parameters.token", "max-size=64MiB", "headers=X-User, traceparent")
     flags = [f"--record={folder}", *[f"--record-config={each}" for each in settings]]
     models = only("batched", "simple", "repeat_int32", "text_ensemble")
     with serving_to_the_end(repository, *models, *flags, "--grpc-port=0", "--poison-refusal-secs=0") as server:
@@ -118,6 +119,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         tensors = [{"name": name, **values} for name in ("INPUT0", "INPUT1")]
         asked = {"parameters": {"token": SECRET, "kept": 7}, "inputs": tensors}
         assert fetch(server.http_port, "/v2/models/simple/infer", asked).status == 200
+        speak_with_headers(server)
         wrong = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [1]}]}
         assert fetch(server.http_port, "/v2/models/simple/infer", wrong).status == 400  # refused before the batcher
         with Client(server.client_socket) as client:
@@ -137,6 +139,23 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield Recorded(server, repository, folder, before, next(folder.glob("*died*")))
 
 
+def speak_with_headers(server: Server) -> None:
+    """Requests with and without recorded headers: on a lane, known and not, on the road, and over gRPC."""
+    zeros = np.zeros((1, 16), np.int32)
+    values = {"datatype": "INT32", "shape": [1, 16], "data": zeros.ravel().tolist()}
+    asked = {"inputs": [{"name": name, **values} for name in ("INPUT0", "INPUT1")]}
+    for number in range(3):
+        for user, more in ((f"http-{number}", {}), (f"road-{number}", {"TE": "trailers"}), ("", {})):
+            headers = {"X-User": user, "X-Other": "not asked for", **more} if user else {}
+            body = {**asked, "id": user or f"bare-{number}"}
+            assert fetch(server.http_port, "/v2/models/simple/infer", body, headers=headers).status == 200
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        inputs = tensors({"INPUT0": zeros, "INPUT1": zeros}, api=tritonclient.grpc)
+        for number in range(3):
+            client.infer("simple", inputs, request_id=f"grpc-{number}", headers={"x-user": f"grpc-{number}"})
+            client.infer("simple", inputs, request_id=f"grpc-bare-{number}")
+
+
 def shoal(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -144,7 +163,7 @@ def shoal(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
 
 def test_what_clients_asked_and_got_is_recorded(recorded: Recorded) -> None:
     found = [each for each in Recording(recorded.before) if each.model == "simple"]
-    assert [each.id for each in found] == [*[f"http-{number}" for number in range(20)], ""]
+    assert [each.id for each in found][:21] == [*[f"http-{number}" for number in range(20)], ""]
     assert {each.outcome for each in found} == {Outcome.OK}
     third = found[3]
     assert third.asker == "front end"
@@ -159,6 +178,17 @@ def test_what_clients_asked_and_got_is_recorded(recorded: Recorded) -> None:
     points = third.points
     assert 0 < points.start_ns <= points.end_ns
     assert points.compute_start_ns <= points.compute_end_ns
+
+
+def test_the_headers_on_the_list_are_recorded(recorded: Recorded) -> None:
+    found = [each for each in Recording(recorded.before) if each.model == "simple"][21:]
+    users = {each.id: dict(each.headers) for each in found}
+    ways, numbers = ("http", "road", "grpc"), range(3)
+    with_headers = {f"{way}-{number}": {"x-user": f"{way}-{number}"} for way in ways for number in numbers}
+    without: dict[str, dict[str, str]] = {f"{way}-{number}": {} for way in ("bare", "grpc-bare") for number in numbers}
+    assert users == with_headers | without
+    shown = shoal("records", f"{recorded.before}#{found[0].number}")
+    assert "header      x-user: http-0" in shown.stdout
 
 
 def test_batches_are_recorded_with_their_order(recorded: Recorded) -> None:
@@ -196,7 +226,7 @@ def test_a_replay_answers_the_same_bits(recorded: Recorded) -> None:
     simple = shoal("replay", recorded.before, "--against", recorded.server.client_socket, "--model", "simple", "--json")
     assert simple.returncode == 0, (simple.stdout, simple.stderr)
     told = json.loads(simple.stdout)
-    assert (told["requests"], told["equal"], told["differences"]) == (21, 21, [])
+    assert (told["requests"], told["equal"], told["differences"]) == (36, 36, [])
     # a batch of three waits for its third request: all come at once
     batched = ("--model", "batched", "--speed", "0", "--json")
     done = shoal("replay", recorded.before, "--against", recorded.server.client_socket, *batched)
@@ -246,14 +276,14 @@ def test_a_recorded_crash_crashes_again_in_a_server(recorded: Recorded) -> None:
 def test_records_are_counted(recorded: Recorded) -> None:
     found = samples(recorded.server.metrics_port)
     counted = found['shoal_recorded_requests_total{model="simple",version="1"}']
-    assert counted >= 21
+    assert counted >= 36
     assert found['shoal_record_dropped_total{model="simple",version="1"}'] == 0
 
 
 def test_records_are_listed_shown_and_exported(recorded: Recorded, tmp_path: Path) -> None:
     listed = shoal("records", recorded.before, "--model", "simple")
     assert listed.returncode == 0
-    assert len(listed.stdout.splitlines()) == 22
+    assert len(listed.stdout.splitlines()) == 37
     shown = shoal("records", f"{recorded.before}#2")
     assert "INPUT0  INT32 [1, 16]" in shown.stdout
     assert "OUTPUT1" in shown.stdout
