@@ -39,7 +39,7 @@ class Tail:
         self._kept_nbytes = 0
         self._deaths: set[tuple[str, int]] = set()
         self._quiet_until_ns = 0
-        #: Entries that could not be written.
+        #: Requests that could not be written.
         self.num_lost = 0
 
     def step(self, ring: ByteRingReader) -> int:
@@ -83,7 +83,7 @@ class Tail:
         frame, self._frame = self._frame, []
         self._frame_nbytes = 0
         if frame:
-            self._try(lambda: self.folder.write(frame), len(frame))
+            self._try(lambda: self.folder.write(frame), frame)
 
     def _write_deaths(self) -> None:
         """Write the last seconds of the models one of whose instances has died, and forget them: each is written
@@ -93,13 +93,14 @@ class Tail:
         rest = [each for each in self._kept if each[1:3] not in deaths]
         self._kept = deque(rest)
         self._kept_nbytes = sum([len(kept) for _, _, _, kept in rest])
-        self._try(lambda: self.folder.write_death(found), 0)
+        self._try(lambda: self.folder.write_death(found), ())
 
-    def _try(self, write: Callable[[], None], number: int) -> None:
+    def _try(self, write: Callable[[], None], lost: Sequence[bytes | memoryview]) -> None:
+        """Write; `lost` are the entries that are lost where the disk refuses."""
         try:
             write()
         except OSError as error:
-            self.num_lost += number
+            self.num_lost += sum([_num_ended(unpack(memoryview(each))) for each in lost])
             if self._now_ns() >= self._quiet_until_ns:
                 _log.error("requests cannot be recorded: %s; %d are lost so far", error, self.num_lost)
                 self._quiet_until_ns = self._now_ns() + COMPLAINT_NS
@@ -107,3 +108,8 @@ class Tail:
     def close(self) -> None:
         """End the last file."""
         self.folder.end_file()
+
+
+def _num_ended(entry: Entry) -> int:
+    """The number of requests in an entry; responses that are not the last of theirs do not count."""
+    return sum([request.outcome != Outcome.PART for request in entry.requests])

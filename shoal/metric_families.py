@@ -306,6 +306,7 @@ SERVER_FAMILIES = _figures(
     (),
     ("shoal_shared_memory_bytes", "shared_bytes", "Shared memory of all processes together", 1),
     ("shoal_batcher_takeovers_total", "num_takeovers", "How often a batcher took a dead one's place", 1),
+    ("shoal_record_lost_total", "num_records_lost", "Requests that the recorder had and the disk refused", 1),
     (
         "shoal_requests_abandoned_total",
         "num_abandoned",

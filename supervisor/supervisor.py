@@ -453,6 +453,7 @@ class Supervisor:
         """The supervisor's figures for /metrics, beside the batcher's."""
         await self._roster.report_metrics(context)
         figures = gauges(self._roster, self._star, max(0, self._batchers.num_active - 1), time.monotonic_ns())
+        figures["num_records_lost"] = self._recording.recorder.num_lost
         figures |= {"custom": self._metrics.values(), "certificates": dict(self._certificates.expiries)}
         return {**figures, "shadows": self._shadows.figures(), "rollouts": self._rollouts.figures()}
 

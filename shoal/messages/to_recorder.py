@@ -1,7 +1,7 @@
 """Messages to the recorder (recorder/main.py) from the supervisor, and from it to the supervisor.
 
 RecorderConnected ─► RecorderWelcomed ─► RingAdded, one for each batcher, in order ─► RingDrained comes back
-                                         LogChanged, BoundChanged at any time
+                                         LogChanged, BoundChanged at any time; RequestsLost comes back
 """
 
 from collections.abc import Sequence
@@ -40,6 +40,12 @@ class BoundChanged(Message):
 
 class RingDrained(Message):
     """Sent to the supervisor: all that a dead batcher left in its ring has been taken."""
+
+    number: int
+
+
+class RequestsLost(Message):
+    """Sent to the supervisor: so many requests more could not be written, since the disk refused them."""
 
     number: int
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogSettings
 from shoal.messages.to_batcher import RecordingChanged, RecordingMade
-from shoal.messages.to_recorder import BoundChanged, RecorderWelcomed
+from shoal.messages.to_recorder import BoundChanged, RecorderWelcomed, RequestsLost
 from shoal.recording_settings import RecordLimits, RecordRule
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
@@ -22,9 +23,11 @@ class RecorderProcess(RingReaderProcess):
         super().__init__(
             loop, control_address, log_settings, star, "recorder", "shoal.recorder.main", RING_NBYTES, gives_way=False
         )
-        # Changed by record.
+        # Changed by record: where requests go, and what is left out.
         self.folder = ""
         self.limits = RecordLimits()
+        #: Requests that recorders could not write. Changed by their messages.
+        self.num_lost = 0
 
     def record(self, folder: str, limits: RecordLimits, rules: Sequence[RecordRule]) -> None:
         """Record from now on as these rules say; the first rule starts the process. Raises OutOfSharedMemoryError."""
@@ -41,6 +44,12 @@ class RecorderProcess(RingReaderProcess):
 
     def _rules_changed(self) -> RecordingChanged:
         return RecordingChanged([tuple(rule) for rule in self.rules])
+
+    def _handlers(self) -> Handlers:
+        return table(on(RequestsLost, self._on_lost))
+
+    def _on_lost(self, message: RequestsLost) -> None:
+        self.num_lost += message.number
 
     def _welcome(self) -> RecorderWelcomed:
         limits = self.limits

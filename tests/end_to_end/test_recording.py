@@ -316,3 +316,16 @@ def test_deaths_of_the_recorder_and_of_the_batcher_lose_nothing_that_follows(rec
         for request_id in ids:
             infer(recorded.server, "simple", {"INPUT0": row, "INPUT1": row}, request_id=request_id)
         wait_until(partial(has_recorded, recorded.folder, ids))
+
+
+def test_what_the_disk_refuses_is_counted(recorded: Recorded) -> None:
+    """The last test: nothing is recorded any more."""
+    recorded.folder.rename(recorded.folder.parent / "moved")
+    recorded.folder.write_text("no folder")
+    (pid,) = [pid for pid in await_standby(recorded.server) if title(pid) == "shoal recorder"]
+    os.kill(pid, signal.SIGKILL)  # the next one begins a file
+    row = np.zeros((1, 16), np.int32)
+    for _ in range(5):
+        infer(recorded.server, "simple", {"INPUT0": row, "INPUT1": row})
+    wait_until(lambda: samples(recorded.server.metrics_port)["shoal_record_lost_total"] >= 5)
+    assert recorded.server.read_log(b"requests cannot be recorded")
