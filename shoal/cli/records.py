@@ -313,7 +313,7 @@ def _write_parquet(requests: "Sequence[RecordedRequest]", path: Path) -> None:
         import pyarrow as pa  # pyright: ignore[reportMissingImports]
         from pyarrow import parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise CommandLineError("--export parquet needs pyarrow: pip install pyarrow") from None
+        raise CommandLineError("--export parquet needs pyarrow: pip install 'shoal[parquet]'") from None
     rows = [{**described(each), "inputs": None, "responses": None} for each in requests]
     for row, request in zip(rows, requests, strict=True):
         row["parameters"] = json.dumps(request.parameters)

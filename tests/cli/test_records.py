@@ -1,0 +1,42 @@
+"""shoal/cli/records.py: a recording in other programs' forms."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.recorder.entry import Outcome
+from shoal.recorder.segment_file import file_head, pack_frame
+from tests.recorder.entries import made, values
+
+
+def test_a_recording_becomes_a_table(tmp_path: Path) -> None:
+    parquet = pytest.importorskip(
+        "pyarrow.parquet", reason="NOT CHECKED: --export parquet, since pyarrow is not installed (shoal[parquet])"
+    )
+    entries = [
+        made(key=1, id_="first", parameters={"top_k": 3}), made(key=2, outcome=Outcome.FAILED, status=2),
+        made(key=3, outcome=Outcome.PART), made(key=3, start_ns=5, end_ns=9),
+    ]  # fmt: skip
+    (tmp_path / "all.shoalrec").write_bytes(file_head() + pack_frame(entries))
+    table = tmp_path / "all.parquet"
+    assert main(["records", str(tmp_path / "all.shoalrec"), "--export", "parquet", "--output", str(table)]) == 0
+    first, failed, stream = parquet.read_table(table).to_pylist()
+    assert (first["number"], first["model"], first["version"], first["id"]) == (1, "m", 1, "first")
+    assert json.loads(first["parameters"]) == {"top_k": 3}
+    assert first["inputs"] == [{"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": values(1, 2)}]
+    assert first["responses"] == [[{"name": "OUT", "datatype": "FP32", "shape": [1, 2], "data": values(3, 4)}]]
+    assert (failed["outcome"], failed["responses"]) == ("failed", [])
+    assert failed["error"] is not None
+    assert (len(stream["responses"]), stream["total_ns"]) == (2, 4)
+
+
+def test_without_a_library_the_command_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "all.shoalrec").write_bytes(file_head() + pack_frame([made()]))
+    assert main(["records", str(tmp_path), "--export", "parquet", "--output", str(tmp_path / "table")]) == 1
+    assert "pip install 'shoal[parquet]'" in capsys.readouterr().err
