@@ -1,4 +1,5 @@
-"""Warms up an instance before it is ready: runs the samples of model_warmup, or else zeros of the smallest shape.
+"""Warms up an instance before it is ready: runs the samples of model_warmup and the batches of a recording, or else
+zeros of the smallest shape.
 
 A sample runs as a client's batch would, through the backend's `execute`; but no scheduler knows of it, it is not
 counted, and its answers are dropped. A sample that fails makes the load fail, since it was configured. The zeros are
@@ -9,18 +10,21 @@ failure is only logged. Runs in a worker, while it loads.
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal import log
-from shoal.datatypes import BOOL, BYTES
+from shoal.datatypes import BOOL, BY_NAME, BYTES
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.model_config import files
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature, TensorSpec, reshaped
-from shoal.model_config.warmup import INPUT_DATA_FILE, NO_ID, RANDOM_DATA, samples
+from shoal.model_config.warmup import INPUT_DATA_FILE, NO_ID, RANDOM_DATA, RECORDING, samples
+from shoal.model_config.warmup import recording as recording_of
 from shoal.request import InferRequest, TensorRef, pack_request
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, BackendModel
@@ -29,6 +33,9 @@ from shoal.workers.plans import OutputLayouts
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array
 
+if TYPE_CHECKING:
+    from shoal.recorder.recorded import RecordedRequest
+
 _log = logging.getLogger(__name__)
 
 #: Name of the directory of samples' data in a model's directory (Triton's).
@@ -36,6 +43,8 @@ DIRECTORY = "warmup"
 #: Largest file of strings in bytes, whose size does not follow from a shape (ours: the default of
 #: --http-max-input-size).
 MAX_STRINGS_BYTES = 64 << 20
+#: Requests of a recording that are looked at, and batches of it that are run (ours).
+MAX_RECORDED, MAX_RECORDED_BATCHES = 10_000, 32
 
 
 def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None:
@@ -61,6 +70,11 @@ def warm_up(backend: Backend, model: BackendModel, signature: Signature) -> None
             errors = _run(backend, requests, Answers(len(requests), plans), model)
             if errors:
                 raise _failed(name, list(dict.fromkeys(map(str, errors))))
+    if (recording := recording_of(model.config)) is not None:
+        for requests in _recorded_batches(recording, model, signature):
+            errors = _run(backend, requests, Answers(len(requests), plans), model)
+            if errors:
+                raise _failed(recording, list(dict.fromkeys(map(str, errors))))
 
 
 def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: BackendModel) -> Sequence[ShoalError]:
@@ -97,8 +111,52 @@ def _requests(sample: Config, model: BackendModel, signature: Signature) -> list
     return [reader.open(position, block, header) for position in range(sample["batch_size"])]
 
 
+def _recorded_batches(filename: str, model: BackendModel, signature: Signature) -> Iterator[list[Request]]:
+    """The first batches of a recording whose requests to the model were answered, each as far as the model takes so
+    many rows. Raises InvalidArgumentError for a recording that has none, or one whose requests are not for this model,
+    InternalError for a file that cannot be read."""
+    from shoal.recorder.entry import Outcome
+    from shoal.recorder.recorded import Recording, batches
+
+    path = _inside(filename, f"the recording '{filename}' of {RECORDING} in model '{model.name}'", model)
+    most_rows = max(1, signature.max_batch_size)
+    try:
+        answered = [
+            each
+            for each in islice(Recording(path), MAX_RECORDED)
+            if each.model == model.name and each.outcome is Outcome.OK and each.sequence == (0, 0)
+        ]
+    except OSError as error:
+        raise InternalError(f"failed to open the recording {path}: {error.strerror}") from error
+    if not answered:
+        raise InvalidArgumentError(f"the recording {path} has no answered request to model '{model.name}'")
+    reader = RequestReader(signature)
+    for batch in batches(answered)[:MAX_RECORDED_BATCHES]:
+        rows = accumulate([each.rows for each in batch])
+        fitting = [each for each, until in zip(batch, rows, strict=True) if until <= most_rows]
+        try:
+            if fitting:
+                yield [_opened(reader, position, each) for position, each in enumerate(fitting)]
+        except ShoalError as error:
+            raise _failed(filename, [f"request {fitting[0].number} or one of its batch: {error}"]) from error
+
+
+def _opened(reader: RequestReader, position: int, recorded: "RecordedRequest") -> Request:
+    """A recorded request as its instance got it. Raises InternalError if it is not for this model."""
+    body, tensors = bytearray(), list[TensorRef]()
+    for each in recorded.inputs:
+        body += bytes(-len(body) % 64)
+        tensors.append(TensorRef(each.name, BY_NAME[each.datatype].wire, each.shape, len(body), len(each.data)))
+        body += each.data
+    header = InferRequest(recorded.id, tuple(tensors), recorded.requested_outputs, recorded.parameters)
+    return reader.open(position, memoryview(body).toreadonly(), pack_request(header))
+
+
 def check_files(model: BackendModel, signature: Signature) -> None:
-    """Read the files of all samples, as a warm-up does. Raises what it raises for one that is missing or too short."""
+    """Read the files of all samples, as a warm-up does. Raises what it raises for one that is missing or too short, and
+    for a recording that has no batch for the model."""
+    if (recording := recording_of(model.config)) is not None:
+        next(_recorded_batches(recording, model, signature))
     for sample in model.config["model_warmup"]:
         for name, given in sample["inputs"].items():
             if INPUT_DATA_FILE in given:
@@ -119,11 +177,8 @@ def _data(given: Config, spec: TensorSpec, model: BackendModel) -> bytes:
 
 def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> bytes:
     """The data of one input; bytes of the file beyond `nbytes` are ignored, as in Triton."""
-    directory = Path(os.path.realpath(Path(model.version_dir).parent / DIRECTORY))
-    path = Path(os.path.realpath(directory / filename))
     what = f"warmup data file '{filename}' for input '{spec.name}' in model '{model.name}'"
-    if directory not in path.parents:
-        raise InvalidArgumentError(f"{what} is outside directory '{DIRECTORY}' of the model")
+    path = _inside(filename, what, model)
     is_strings = spec.datatype is BYTES
     try:
         data = files.read(path, MAX_STRINGS_BYTES + 1 if is_strings else nbytes)
@@ -137,6 +192,15 @@ def _read(filename: str, spec: TensorSpec, nbytes: int, model: BackendModel) -> 
             "bytes"
         )
     return data
+
+
+def _inside(filename: str, what: str, model: BackendModel) -> Path:
+    """The path of a file in the model's directory of samples. Raises InvalidArgumentError for one outside."""
+    directory = Path(os.path.realpath(Path(model.version_dir).parent / DIRECTORY))
+    path = Path(os.path.realpath(directory / filename))
+    if directory not in path.parents:
+        raise InvalidArgumentError(f"{what} is outside directory '{DIRECTORY}' of the model")
+    return path
 
 
 # -- zeros ------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,13 @@ def labels(config: Config) -> Iterator[str]:
 
 
 def warmup_files(config: Config) -> Iterator[str]:
-    """Check that input_data_file names a file inside the model's directory `warmup`."""
+    """Check that input_data_file, or a recording, names a file inside the model's directory `warmup`."""
+    recording = warmup.recording(config)
+    if recording is not None and not is_inside(recording):
+        yield (
+            f"the recording '{recording}' of {warmup.RECORDING} in model '{config['name']}' is outside directory "
+            "'warmup' of the model"
+        )
     for sample in config["model_warmup"]:
         for name, given in sample["inputs"].items():
             path = given.get(warmup.INPUT_DATA_FILE)
@@ -185,7 +191,7 @@ _UNFINISHED: tuple[Rule, ...] = (
 _FINISHED: tuple[Rule, ...] = (
     *_UNFINISHED, batch_size, tensors, labels, preferred_sizes, latency_target.faults_when_finished,
     determinism.faults_when_finished, ragged_batching.faults_when_finished,
-    warmup.faults, batch_io.faults,
+    warmup.faults, warmup.recording_faults, batch_io.faults,
 )  # fmt: skip
 
 

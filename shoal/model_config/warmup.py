@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from shoal.datatypes import BY_CONFIG_NAME, format_shape
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter
 from shoal.model_config.sequences import with_sequence_tensors
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.options import MAX_OVERSIZE_BYTES
@@ -17,6 +18,25 @@ from shoal.options import MAX_OVERSIZE_BYTES
 ZERO_DATA, RANDOM_DATA, INPUT_DATA_FILE = "zero_data", "random_data", "input_data_file"
 #: The beginning of Triton's sentence about a request without an id.
 NO_ID = "[request id: <id_unknown>] "
+
+
+#: The parameter that names a recording in the model's directory `warmup`, since Triton has none:
+#: parameters { key: "warmup_recording" value { string_value: "busy-hour.shoalrec" } }
+RECORDING = "warmup_recording"
+
+
+def recording(config: Config) -> str | None:
+    """The file of the recording whose batches are run; None without one."""
+    return parameter(config, RECORDING)
+
+
+def recording_faults(config: Config) -> Iterator[str]:
+    """Check that the model's instances can run a recording's batches; where its file is, `checks` looks at."""
+    if recording(config) is None:
+        return
+    for field, what in (("ensemble_scheduling", "an ensemble"), ("sequence_batching", "a model of sequences")):
+        if field in config:
+            yield f"{RECORDING} can not be specified for '{config['name']}', which is {what}"
 
 
 def samples(config: Config) -> list[Config]:

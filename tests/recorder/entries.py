@@ -17,11 +17,12 @@ def values(*numbers: float) -> bytes:
 
 def made(
     *, key: int = 1, model: str = "m", outcome: Outcome = Outcome.OK, sampled: bool = True, id_: str = "",
-    parameters: dict[str, str | int | float | bool] | None = None, wall_offset_ns: int = 0, **words: int,
+    parameters: dict[str, str | int | float | bool] | None = None, wall_offset_ns: int = 0, tensor: str = "IN",
+    **words: int,
 ) -> bytes:  # fmt: skip
-    """An entry of one request, whose input is 1, 2 and whose output is 3, 4 unless it has died."""
+    """An entry of one request, whose input, IN or `tensor`, is 1, 2 and whose output is 3, 4 unless it has died."""
     tensors = values(1, 2)
-    header = pack_request(InferRequest(id_, (TensorRef("IN", FP32.wire, (1, 2), 0, 8),), (), parameters or {}))
+    header = pack_request(InferRequest(id_, (TensorRef(tensor, FP32.wire, (1, 2), 0, 8),), (), parameters or {}))
     data = tensors + header
     output, span = b"", 0
     if outcome in (Outcome.OK, Outcome.PART):

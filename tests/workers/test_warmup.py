@@ -16,11 +16,14 @@ from shoal.model_config import pbtxt
 from shoal.model_config.checks import check
 from shoal.model_config.normalise import normalise
 from shoal.model_config.signature import Signature
+from shoal.recorder.entry import Outcome
+from shoal.recorder.segment_file import file_head, pack_frame
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import smallest_inputs, warm_up
+from tests.recorder.entries import made
 from tests.workers.worker_harness import PerRequest, Returning, model, model_config, tensor_config
 
 Batch = list[dict[str, Any]]
@@ -273,3 +276,51 @@ def test_a_text_is_not_guessed() -> None:
     text = tensor_config("T", "TYPE_STRING", [2])
     assert smallest_inputs(Signature.from_config(model_config([text], []))) is None
     assert smallest_inputs(Signature.from_config(model_config([{**text, "optional": True}], []))) == {}
+
+
+def recorded(directory: Path, *entries: bytes) -> str:
+    """Write a recording of the model; returns the parameter that names it."""
+    (directory / "warmup" / "hour.shoalrec").write_bytes(file_head() + pack_frame(entries))
+    return 'parameters { key: "warmup_recording" value { string_value: "hour.shoalrec" } }'
+
+
+def asked(key: int, batch: int, position: int, **given: Any) -> bytes:
+    """A recorded request that was executed in a batch, with the input X of 1, 2."""
+    return made(key=key, tensor="X", instance=1, worker=3, batch=batch, position=position, **given)
+
+
+def test_a_recording_runs_in_the_batches_that_were_recorded(directory: Path) -> None:
+    backend = Noting(x_to_y)
+    entries = [
+        asked(1, 7, 0), asked(2, 8, 1), asked(3, 8, 0, id_="first"), asked(4, 9, 0, model="other"),
+        asked(5, 9, 0, outcome=Outcome.FAILED, status=InternalError.wire),
+    ]  # fmt: skip
+    run(directory, recorded(directory, *entries) + sample("zero_data: true"), backend)
+    one = {"X": [[1, 2]]}
+    assert backend.batches == [[{"X": [[0, 0]]}], [one], [one, one]]
+
+
+def test_a_recorded_batch_runs_as_far_as_the_model_takes_it(directory: Path) -> None:
+    backend = Noting(x_to_y)
+    run(directory, recorded(directory, *[asked(key, 1, key) for key in range(6)]), backend)
+    assert [len(batch) for batch in backend.batches] == [4]
+
+
+def test_a_recording_that_does_not_fit_is_refused(directory: Path) -> None:
+    backend = Noting(x_to_y)
+    named = recorded(directory, asked(1, 1, 0, model="other"))
+    assert "has no answered request to model 'm'" in str(refusal(directory, named, backend))
+    named = recorded(directory, made(key=1))
+    assert "failed to run warmup sample 'hour.shoalrec': request 1 or one of its batch" in str(
+        refusal(directory, named, backend)
+    )
+    (directory / "warmup" / "hour.shoalrec").unlink()
+    assert "failed to open the recording" in str(refusal(directory, named, backend))
+    for place in ("../hour.shoalrec", "/etc/passwd"):
+        elsewhere = named.replace("hour.shoalrec", place)
+        assert "is outside directory 'warmup' of the model" in str(refusal(directory, elsewhere, backend))
+    (directory / "warmup" / "hour.shoalrec").symlink_to("/etc/hostname")
+    assert "is outside directory 'warmup' of the model" in str(refusal(directory, named, backend))
+    sequences = f"sequence_batching {{ }} {named}"
+    assert "which is a model of sequences" in str(refusal(directory, sequences, backend))
+    assert backend.batches == []
