@@ -33,7 +33,8 @@ Examples:
   shoal replay 'recordings#17' --repo models                # one request, in its batch; a crash ends this process, too
 
 Options:
-  --against <url>       http://host:port, grpc://host:port, or the path of a server's socket
+  --against <target>    a server: http://host:port, grpc://host:port, or the path of its socket; or a number or a
+                        directory, as --version and --repo have it
   --repo <directory>    a model repository, whose models are executed in this process, without a server
   --exact-batches       with --repo: requests that were executed together are executed together, in their order
   --version <number>    of the models, whatever version was recorded
@@ -43,6 +44,7 @@ Options:
   --compare <tolerance> atol=1e-5,rtol=1e-3: for floating-point values; top1: where the largest value stands;
                         cosine=0.999: the direction of rows; none: values are not compared; scores:top1 for one output
                         (default: bits must be equal)
+  --report <file>       write a page of HTML with pictures of latencies, and of how far values are apart
   --json                print JSON, for programs
   --help                print this and exit
 
@@ -70,6 +72,7 @@ def _parser() -> Parser:
     parser.add_argument("--model")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--compare")
+    parser.add_argument("--report", type=Path)
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -79,6 +82,7 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     if not 0 <= arguments.speed < 1e6:
         raise CommandLineError("--speed is a factor from 0 on.")
+    _resolve_target(arguments)
     if arguments.exact_batches and arguments.repo is None:
         raise CommandLineError("--exact-batches needs --repo: a server forms its batches itself.")
     tolerance = tolerance_of(arguments.compare)
@@ -96,7 +100,38 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     unequal = [each for request, answer in pairs for each in differences(request, answer, tolerance)]
     told = _told(pairs, unequal, num_split, is_damaged=is_damaged)
     print(json.dumps(told) if arguments.json else _as_text(told, unequal))
+    if arguments.report is not None:
+        _write_report(arguments, told, pairs, unequal)
     return EXIT_DIFFERENT if unequal else EXIT_DONE
+
+
+def _resolve_target(arguments: argparse.Namespace) -> None:
+    """Read a version or a repository in --against as --version or --repo. Raises CommandLineError for one beside
+    these."""
+    target = arguments.against or ""
+    is_version = target.isascii() and target.isdecimal()
+    if not (is_version or (target and Path(target).is_dir())):
+        return
+    name = "version" if is_version else "repo"
+    if getattr(arguments, name) is not None:
+        raise CommandLineError(f"--against {target} and --{name} are two answers to one question: give one of them.")
+    setattr(arguments, name, int(target) if is_version else Path(target))
+    arguments.against = None
+
+
+def _write_report(
+    arguments: argparse.Namespace,
+    told: Mapping[str, Any],
+    pairs: "Sequence[tuple[RecordedRequest, Answer]]",
+    unequal: "Sequence[Difference]",
+) -> None:
+    """Write the page. Raises CommandLineError if the file cannot be written."""
+    from shoal.cli.replay_report import as_page
+
+    try:
+        arguments.report.write_text(as_page(f"Replay of {arguments.recording}", told, pairs, unequal))
+    except OSError as error:
+        raise CommandLineError(f"--report: cannot write {arguments.report}: {error.strerror}") from None
 
 
 def chosen(requests: "Sequence[RecordedRequest]", number: int, *, with_company: bool) -> "list[RecordedRequest]":

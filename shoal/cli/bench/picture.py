@@ -25,16 +25,20 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of the picture: points of throughput a second and latency in ms, each with a label; drawn as dots alone
-    where `is_line` is false."""
+    """A line of the picture: points, as of throughput a second and latency in ms, each with a label; drawn as dots
+    alone where `is_line` is false, as a line alone without `has_dots`."""
 
     title: str
     points: Sequence[tuple[float, float, str]]
     is_line: bool = True
+    has_dots: bool = True
 
 
-def svg(title: str, series: Sequence[Series], goal_ms: float | None = None) -> str:
-    """The picture: throughput to the right, latency upwards on a logarithmic axis."""
+def svg(
+    title: str, series: Sequence[Series], goal_ms: float | None = None, *, across: str = "requests/s", unit: str = "ms"
+) -> str:
+    """The picture: throughput, or what `across` says, to the right, latency, or a figure with another unit, upwards on
+    a logarithmic axis."""
     points = [point for each in series for point in each.points if point[1] > 0]
     most_x = _nice(max((x for x, _, _ in points), default=1.0))
     latencies = [y for _, y, _ in points] + ([goal_ms] if goal_ms else [])
@@ -52,11 +56,11 @@ def svg(title: str, series: Sequence[Series], goal_ms: float | None = None) -> s
         value = most_x * mark / (_MARKS - 1)
         x, _ = place(value, low)
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{value:,.6g}</text>')
-    parts.append(f'<text x="{(_LEFT + right) / 2:.0f}" y="{bottom + 38}" text-anchor="middle">requests/s</text>')
+    parts.append(f'<text x="{(_LEFT + right) / 2:.0f}" y="{bottom + 38}" text-anchor="middle">{escape(across)}</text>')
     for value in _latency_marks(low, high):
         _, y = place(0, value)
         parts.append(_line("grid", _LEFT, y, right, y))
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:,.3g} ms</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{f"{value:,.3g} {unit}".strip()}</text>')
     if goal_ms:
         _, y = place(0, goal_ms)
         parts += [
@@ -75,7 +79,7 @@ def _drawn(each: Series, colour: str, number: int, place: Callable[[float, float
     if each.is_line and len(places) > 1:
         text = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
         parts.append(f'<polyline points="{text}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    for x, y, label in places:
+    for x, y, label in places if each.has_dots else ():
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>')
     y = _TOP + 18 * number
     parts.append(f'<rect x="{_WIDTH - _RIGHT + 8}" y="{y - 9}" width="10" height="10" fill="{colour}"/>')
