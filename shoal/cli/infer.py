@@ -37,8 +37,9 @@ Examples:
 Options:
   <input>=<value>             a tensor: JSON, @file.json, @file.npy, plain text for a BYTES input, or @file, whose bytes
                               become one element of it (an image, say). What has no batch dimension gets one of 1
-  --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, or just
-                              {"<name>": <value>, …}; several are sent one after the other
+  --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, just
+                              {"<name>": <value>, …}, or a recording, of which the first 1,000 requests to the model;
+                              several are sent one after the other
   --sample zeros|ones|random  values for every input that is not given, with the sizes of the configuration (-1 = 1)
   --output <name>             only this output; repeat it for several
   --parameter <key>=<value>   a request parameter, a number, true or false, or else a text; repeat it for several

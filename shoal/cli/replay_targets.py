@@ -7,8 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.recorded_inputs import recorded_inputs
 from shoal.cli.replay_comparison import Answer
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError
+from shoal.model_config.signature import Signature
 from shoal.sequences import END, START
 
 if TYPE_CHECKING:
@@ -35,10 +37,6 @@ def _arguments(request: "RecordedRequest", version: int | None) -> dict[str, Any
     }
 
 
-def _inputs(request: "RecordedRequest") -> dict[str, Any]:
-    return {each.name: each.array() for each in request.inputs}
-
-
 class RunningServer:
     """A server that runs, asked by a client: open loop, each request at its time whatever became of the others. Those
     of one sequence wait for each other."""
@@ -47,10 +45,12 @@ class RunningServer:
         self._client = client
         self._version = version
         self._last: dict[tuple[str, int | str], Future[Answer]] = {}
+        self._signatures: dict[str, Signature | None] = {}
 
     def replay(self, requests: "Sequence[RecordedRequest]", speed: float) -> list[Answer]:
         """The answers to the requests, which are asked `speed` times as fast as they were; 0: at once. Raises
         ConnectionLostError if there is no server."""
+        self._signatures = {name: self._signature(name) for name in {each.model for each in requests}}
         first_ns = min([each.points.start_ns for each in requests])
         pause = threading.Event()  # never set: to wait on
         with ThreadPoolExecutor(MAX_OPEN) as pool:
@@ -68,6 +68,16 @@ class RunningServer:
             answers = {number: future.result() for number, future in futures}
         return [answers[each.number] for each in requests]
 
+    def _signature(self, model: str) -> Signature | None:
+        """The signature of a model; None if the server has none of that name."""
+        version = "" if self._version is None else str(self._version)
+        try:
+            return Signature.from_config(self._client.model_config(model, version=version))
+        except ConnectionLostError:
+            raise
+        except ShoalError:
+            return None
+
     def _ask(self, request: "RecordedRequest", due_ns: int, before: "Future[Answer] | None") -> Answer:
         if before is not None:
             before.result()
@@ -76,7 +86,7 @@ class RunningServer:
         arguments["outputs"] = arguments["outputs"] or None
         answer = Answer()
         try:
-            inputs = _inputs(request)
+            inputs = recorded_inputs(request, self._signatures[request.model])
         except ValueError as error:
             answer.error = InvalidArgumentError(f"the recorded inputs cannot be read: {error}")
             return answer
@@ -127,7 +137,9 @@ class LocalModels:
         for request, answer in zip(batch, answers, strict=True):
             try:
                 arguments = _arguments(request, self._version)
-                futures.append(self._server.submit(request.model, _inputs(request), **arguments))
+                signature = Signature.from_config(self._server.config(request.model, self._version))
+                inputs = recorded_inputs(request, signature)
+                futures.append(self._server.submit(request.model, inputs, **arguments))
             except (ShoalError, ValueError) as error:
                 answer.error = error if isinstance(error, ShoalError) else InvalidArgumentError(str(error))
                 futures.append(None)

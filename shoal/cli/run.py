@@ -36,8 +36,8 @@ Examples:
 Options:
   --input <name>=<value>      a tensor: JSON, @file.json, @file.npy, or plain text for a BYTES input. What has no batch
                               dimension gets one of 1, and a flat list is given the shape that it fits
-  --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, or just
-                              {"<name>": <value>, …}
+  --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, just
+                              {"<name>": <value>, …}, or a recording, of which the first 1,000 requests to the model
   --sample zeros|ones|random  values for every input that is not given, with the sizes of the configuration (-1 = 1)
   --output <name>             only this output; repeat it for several
   --parameter <key>=<value>   a request parameter, a number, true or false, or else a text; repeat it for several.

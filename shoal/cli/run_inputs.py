@@ -8,18 +8,27 @@ import binascii
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.datatypes import BYTES, format_shape
+from shoal.cli.recorded_inputs import recorded_inputs
+from shoal.datatypes import BF16, BYTES, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.v2.generate import fitted
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature, TensorSpec
+from shoal.recorder.folder import SUFFIX as RECORDING_SUFFIX
 from shoal.testing.tensors import made
 from shoal.workers.tensors import Array
+
+if TYPE_CHECKING:
+    from shoal.recorder.recorded import RecordedRequest
+
+#: Requests of a recording that are read (ours): all are kept in memory, and asked in turns.
+MAX_RECORDED = 1000
 
 
 class InputError(Exception):
@@ -45,8 +54,8 @@ def read_requests(
     shapes: Mapping[str, Sequence[int]] | None = None,
     rows: int = 1,
 ) -> list[RunRequest]:
-    """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up as
-    `sample` says.
+    """The requests of the file or recording `data`, or one, with what is `given` on the command line, and the rest made
+    up as `sample` says.
 
     `shapes`: of inputs that are made up, with or without the batch dimension. `rows`: the batch that a request becomes
     where its inputs have a batch of 1. Raises InputError.
@@ -99,7 +108,10 @@ class RequestParser:
     # -- a file of requests ---------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> list[RunRequest]:
-        """All requests of a file, in any of the three forms. Raises InputError for any other file."""
+        """All requests of a file, in any of the three forms, or the first of a recording. Raises InputError for any
+        other file."""
+        if path.is_dir() or path.suffix == RECORDING_SUFFIX:
+            return self._recorded(path)
         try:
             document = _json(path.read_bytes(), path)
         except OSError as error:
@@ -112,6 +124,36 @@ class RequestParser:
             steps = [step for each in document["data"] for step in (each if isinstance(each, list) else [each])]
             return [RunRequest({name: self._content(name, value) for name, value in step.items()}) for step in steps]
         return [RunRequest({name: self._content(name, value) for name, value in document.items()})]
+
+    def _recorded(self, path: Path) -> list[RunRequest]:
+        """The first answered requests to the model in a recording, without those of sequences. Raises InputError if
+        there are none."""
+        from shoal.recorder.entry import Outcome
+        from shoal.recorder.recorded import Recording
+
+        def fits(request: "RecordedRequest") -> bool:
+            is_alone = request.sequence[0] in (0, "")
+            return request.model == self._signature.name and request.outcome is Outcome.OK and is_alone
+
+        try:
+            found = [
+                RunRequest(
+                    {name: self._sent(name, array) for name, array in recorded_inputs(each, self._signature).items()},
+                    each.requested_outputs, dict(each.parameters), each.id,
+                )
+                for each in islice(filter(fits, Recording(path)), MAX_RECORDED)
+            ]  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise InputError(f"--data: the recording {path} cannot be read: {error}") from None
+        if not found:
+            raise InputError(f"--data: the recording {path} has no answered request to model '{self._signature.name}'.")
+        return found
+
+    def _sent(self, name: str, array: Array) -> Array:
+        """A recorded tensor as a client has it: numpy lacks BF16, which is float32 here."""
+        if self._spec(name).datatype is BF16:
+            return (array.astype(np.uint32) << 16).view(np.float32)
+        return array
 
     def _infer_request(self, document: Mapping[str, Any]) -> RunRequest:
         """A request from the body of POST …/infer, with tensors in JSON."""

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from shoal.cli import main
+from shoal.recorder.entry import Outcome
+from shoal.recorder.segment_file import file_head, pack_frame
+from tests.recorder.entries import made
 from tests.testing.models import DECOUPLED, DOUBLE, SEQUENCES, SUMS, write_identity, write_python
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
@@ -251,6 +254,20 @@ def test_requests_from_a_file(
 ) -> None:
     (echo.parent / "data.json").write_text(json.dumps(document))
     assert values(capsys, echo, "--data", echo.parent / "data.json") == expected
+
+
+def test_requests_from_a_recording(capsys: pytest.CaptureFixture[str], echo: Path) -> None:
+    entries = [
+        made(key=1, model="echo", tensor="X"), made(key=2, model="other", tensor="X"),
+        made(key=3, model="echo", tensor="X", outcome=Outcome.FAILED, status=2),
+    ]  # fmt: skip
+    file = echo.parent / "hour.shoalrec"
+    file.write_bytes(file_head() + pack_frame(entries))
+    assert values(capsys, echo, "--data", file) == [[1, 2]]
+    assert values(capsys, echo, "--data", echo.parent) == [[1, 2]]
+    file.write_bytes(file_head() + pack_frame(entries[1:]))
+    code, _, complaint = run(capsys, echo, "--data", file)
+    assert (code, "has no answered request to model 'echo'" in complaint) == (1, True)
 
 
 def test_a_sample_request_of_the_repository_is_understood(capsys: pytest.CaptureFixture[str]) -> None:

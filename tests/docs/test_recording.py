@@ -26,6 +26,8 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) fo
 def run(server: Server, command: str, folder: Path) -> str:
     """Run a command of the page in a directory with `recordings` and `models`; returns what it prints."""
     words = [*SHOAL, *shlex.split(command)[1:]]
+    if words[len(SHOAL)] == "bench":
+        words += ["--window", "0.05", "--warm-up", "0"]
     environ = {**os.environ, "SHOAL_URL": f"http://{server.url}"}
     done = subprocess.run(
         words, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -37,7 +39,7 @@ def run(server: Server, command: str, folder: Path) -> str:
 def test_the_commands_do_what_is_said(tmp_path: Path) -> None:
     serve, begin, end, tell, _, run_one, *rest = COMMANDS
     assert serve.startswith("shoal serve models --record recordings --record-config models=simple,text_*")
-    assert len(rest) == 7
+    assert len(rest) == 9
     state = {"XDG_STATE_HOME": str(tmp_path / "state"), "STATE_DIRECTORY": ""}
     recordings = tmp_path / "state" / "shoal" / "recordings"
     (tmp_path / "recordings").symlink_to(recordings)
@@ -55,7 +57,7 @@ def test_the_commands_do_what_is_said(tmp_path: Path) -> None:
         assert "nothing is recorded" in run(server, end, tmp_path)
         for command in (run_one.replace("#17", "#2"), *rest):
             run(server, command, tmp_path)
-        assert {path.name for path in tmp_path.glob("*.*")} == {"load.json", "request.npz"}
+        assert {path.name for path in tmp_path.glob("*.*")} == {"load.json", "request.npz", "replay.html"}
         assert {each.model for each in Recording(recordings)} == {"simple"}
         assert len(list(Recording(recordings))) == 3  # not the replays: the recording had ended
 

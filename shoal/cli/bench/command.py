@@ -50,8 +50,8 @@ The load:
 
 The requests:
   <input>=<value>             a tensor, as `shoal infer` takes it: JSON, @file.json, @file.npy, a text
-  --data, --input-data <file> requests from a file, sent in turns: perf_analyzer's {"data": [{…}, …]}, or what
-                              POST …/infer takes
+  --data, --input-data <file> requests from a file, sent in turns: perf_analyzer's {"data": [{…}, …]}, what
+                              POST …/infer takes, or a recording, of which the first 1,000 requests to the model
   --sample zeros|ones|random  values for every input that is not given (default: random, the same in every run)
   --shape <input>:<size>,…    the shape of a made-up input, for sizes that the model leaves open; repeat it for several
   --batch-size <rows>         rows of a request, for models that take batches (default: 1)
