@@ -1,6 +1,7 @@
 """The verb `init`: a new model's directory, with the smallest configuration that is right and a request to try.
 
-For a model file the tensors are read by loading it once in this process; for a model in Python a template is written.
+For a model file the tensors are read by loading it once in this process, for one of PyTorch as torch_files.py says; for
+a model in Python a template is written.
 """
 
 import json
@@ -10,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.cli.config_text import as_pbtxt
 from shoal.cli.serve import CommandLineError, Parser
+from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.cli.verb import EXIT_DONE, run_verb
 from shoal.errors import ShoalError
 
@@ -19,8 +22,9 @@ EXIT_FAILED = 2
 _USAGE = "shoal init <model directory> [--from <model file>]"
 _HELP = """\
 Write the directory of a new model: config.pbtxt, a version with the model, and request.json to try it with. With
---from the model is a file (.onnx, OpenVINO's .xml, TensorRT's .plan), which is copied and read once for its inputs and
-outputs; without, it is a template in Python. Nothing that exists is changed.
+--from the model is a file (.onnx, PyTorch's .pt and .pt2, OpenVINO's .xml, TensorRT's .plan), which is copied and read
+once for its inputs and outputs; without, it is a template in Python. TorchScript (.pt) does not say the shapes of its
+inputs: it is tried on zeros, in shapes that its weights allow. Nothing that exists is changed.
 
 Examples:
   shoal init models/doubler                        # models/doubler/1/model.py, to be edited
@@ -37,6 +41,8 @@ _FILES = {
     ".onnx": ("model.onnx", "onnxruntime", ()),
     ".xml": ("model.xml", "openvino", (".bin",)),
     ".plan": ("model.plan", "tensorrt", ()),
+    ".pt": ("model.pt", "pytorch", ()),
+    ".pt2": ("model.pt2", "pytorch", ()),
 }
 _MODEL_PY = '''\
 import numpy as np
@@ -94,9 +100,12 @@ def _init(directory: Path | None, source: Path | None) -> int:
         (directory / "request.json").write_text(json.dumps(sample_request(config)) + "\n")
     except OSError as error:
         raise CommandLineError(f"'{error.filename}' cannot be written: {error.strerror}") from None
-    except ShoalError as error:
+    except (ShoalError, NoShapesError) as error:
         shutil.rmtree(directory)  # made above
-        print(f"{error.words}: {error}", file=sys.stderr)
+        said = (
+            f"{error.words}: {error}" if isinstance(error, ShoalError) else f"'{source}' cannot be described: {error}"
+        )
+        print(said, file=sys.stderr)
         return EXIT_FAILED
     for path in sorted(each for each in directory.rglob("*") if each.is_file()):
         print(f"wrote {path}")
@@ -107,13 +116,15 @@ def _init(directory: Path | None, source: Path | None) -> int:
 
 def _copied(source: Path, directory: Path) -> dict[str, Any]:
     """Copy the file into the model's version 1; returns the fields that the configuration needs. Raises ShoalError."""
-    from shoal.testing import Server
-
     name, backend, companions = _FILES[source.suffix]
     shutil.copyfile(source, directory / "1" / name)
     for ending in companions:
         if (beside := source.with_suffix(ending)).is_file():
             shutil.copyfile(beside, directory / "1" / Path(name).with_suffix(ending))
+    if backend == "pytorch":
+        return {"backend": backend, **tensors_of(source)}
+    from shoal.testing import Server
+
     with Server(directory.absolute(), [directory.absolute().name]) as server:
         whole = server.config(directory.absolute().name)
     tensors = {
@@ -121,26 +132,6 @@ def _copied(source: Path, directory: Path) -> dict[str, Any]:
         for role in ("input", "output")
     }
     return {"backend": backend, "max_batch_size": whole["max_batch_size"], **tensors}
-
-
-def as_pbtxt(config: Mapping[str, Any]) -> str:
-    """A configuration of a backend, a batch size and tensors as config.pbtxt; one that batches does so dynamically."""
-    lines = [f'backend: "{config["backend"]}"', f"max_batch_size: {config['max_batch_size']}"]
-    for role in ("input", "output"):
-        for tensor in config[role]:
-            fields = [
-                f'name: "{tensor["name"]}"',
-                f"data_type: {tensor['data_type']}",
-                f"dims: {_list(tensor['dims'])}",
-            ]
-            fields += [f"reshape {{ shape: {_list(tensor['reshape']['shape'])} }}"] if "reshape" in tensor else []
-            lines.append(f"{role} {{ {' '.join(fields)} }}")
-    lines += ["dynamic_batching { }"] if config["max_batch_size"] > 0 else []
-    return "\n".join(lines) + "\n"
-
-
-def _list(dims: Sequence[Any]) -> str:
-    return f"[ {', '.join(map(str, dims))} ]" if dims else "[ ]"
 
 
 def sample_request(config: Mapping[str, Any]) -> dict[str, Any]:

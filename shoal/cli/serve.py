@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Flag, FlagSupport
-from shoal.cli.served_paths import ARCHIVE, PathError, archive_flags, served_paths
+from shoal.cli.served_paths import ARCHIVE, PathError, archive_flags, as_text, served_paths
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
@@ -65,9 +65,7 @@ def serve(
             for warning in warnings:
                 print(f"Warning: {warning}", file=sys.stderr)
             for model in models:
-                print(f"'{model.source}' is served as model '{model.name}'", file=sys.stderr)
-                for line in model.config.splitlines():
-                    print(f"  {line}", file=sys.stderr)
+                print(as_text(model), end="", file=sys.stderr)
 
             from shoal.supervisor.main import run  # imported here: --help needs none of it
 
@@ -168,8 +166,9 @@ def _parser(prog: str, defaults: ServerOptions) -> Parser:
         prog=prog,
         usage=f"{prog} --model-repository <directory or URL> [options]",
         description="Serve the models of a repository over HTTP and gRPC, as Triton does. `shoal serve` may begin with "
-        "paths: of repositories, of single models' directories, or of model files (.onnx, .xml, .plan, .py, "
-        "forests of XGBoost and LightGBM, TorchServe's .mar), each served under its name. Boolean flags take true, 1, "
+        "paths: of repositories, of single models' directories, or of model files and directories of them (.onnx, .pt, "
+        ".pt2, .xml, .plan, .py, forests of XGBoost, LightGBM and treelite, TorchServe's .mar), each served under its "
+        "name. Boolean flags take true, 1, "
         "on and false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
         epilog=_EXAMPLES.get(prog),
         formatter_class=_Formatter,

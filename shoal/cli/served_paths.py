@@ -1,18 +1,22 @@
 """The paths that `shoal serve` is given without a flag: repositories, directories of single models, and model files.
 
 What is no repository is linked into a temporary one: a model's directory under its name, a file with a configuration
-that says no more than its backend and file name. The rest of it is auto-completed from the file, as for any model.
+that says what the server does not read from the file itself. The rest is auto-completed, as for any model. A directory
+of model files stands for the files.
 """
 
 import mmap
 import re
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.cli.config_text import as_pbtxt, quoted
+from shoal.cli.torch_files import NoShapesError, tensors_of
 from shoal.model_config.files import CONFIG_FILENAME
 from shoal.repository.misplaced import is_model
 
@@ -21,11 +25,22 @@ MAX_BESIDE = 100
 
 #: Ending → backend, of files whose backend needs no more configuration than their name.
 _BACKENDS = {".onnx": "onnxruntime", ".xml": "openvino", ".plan": "tensorrt", ".py": "python"}
-#: Ending → what the configuration must say, of files that do not say it themselves.
-_INCOMPLETE = {
-    ".pt": "a TorchScript file does not say the shapes of its inputs",
-    ".pt2": "the names of its inputs and outputs are the configuration's",
-    ".tl": "a forest's file does not say what its output means",
+#: Endings of PyTorch's files.
+_PYTORCH = frozenset({".pt", ".pt2"})
+#: Ending → why files with it are not served, and what is.
+_REFUSED = {
+    **dict.fromkeys(
+        (".pkl", ".pickle", ".joblib"),
+        "a pickle is a program, which runs when it is loaded. Write the model as ONNX (skl2onnx), or a forest with "
+        "treelite (docs/tutorials/scikit_learn.md)",
+    ),
+    ".skops": "skops is read by scikit-learn alone. Write the model as ONNX (skl2onnx), or a forest with treelite "
+    "(docs/tutorials/scikit_learn.md)",
+    ".pth": "it holds weights, as a rule. Save the model with torch.export.save(…, 'model.pt2') or "
+    "torch.jit.script(model).save('model.pt') (docs/tutorials/pytorch.md)",
+    ".safetensors": "it holds weights and no model. A model.py loads them (docs/python_models.md)",
+    **dict.fromkeys((".h5", ".keras"), "save it as a SavedModel: model.export('model.savedmodel') (docs/backends.md)"),
+    ".pb": "a graph of TensorFlow needs a configuration (docs/backends.md)",
 }
 #: Ending → model_type of a forest's file, and the bytes that it begins with.
 _FORESTS = {
@@ -33,6 +48,9 @@ _FORESTS = {
     ".ubj": ("xgboost_ubj", b"{"),
     ".txt": ("lightgbm", b"tree\n"),
 }
+#: Of treelite's checkpoints: the ending, where its major version is, where its kind of task is, and the numbers of
+#: tasks that have classes (treelite::TaskType: two, several).
+_CHECKPOINT, _MAJOR, _TASK, _CLASSIFYING = ".tl", struct.Struct("<i"), 26, (0, 2)
 #: The objective of a forest, in the words of XGBoost (binary:logistic) and of LightGBM (objective=binary sigmoid:1).
 _OBJECTIVE = re.compile(
     rb"objective.{0,400}?((?:binary|multi|reg|count|rank|survival):[a-z]+)|\nobjective=([a-z_0-9]+)", re.DOTALL
@@ -66,7 +84,7 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     linked: list[LinkedModel] = []
     made: Path | None = None
     try:
-        for path in paths:
+        for path in _expanded(paths):
             if path.is_dir() and not is_model(path):
                 repositories.append(path)
                 continue
@@ -78,6 +96,34 @@ def served_paths(paths: Sequence[Path]) -> Iterator[tuple[list[Path], list[Linke
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def as_text(model: LinkedModel) -> str:
+    """What is said of a model that was linked: its name, and the configuration that was made up for it."""
+    lines = [f"'{model.source}' is served as model '{model.name}'"]
+    return "\n".join(lines + [f"  {line}" for line in model.config.splitlines()]) + "\n"
+
+
+def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
+    """The paths; in place of a directory that has model files, and no model's directory, these files."""
+    for path in paths:
+        if not path.is_dir() or is_model(path):
+            yield path
+            continue
+        entries = sorted(path.iterdir())
+        files = [each for each in entries if each.is_file() and _is_served(each)]
+        if files and not any(each.is_dir() and is_model(each) for each in entries):
+            yield from files
+        else:
+            yield path
+
+
+def _is_served(path: Path) -> bool:
+    """Whether a file of a directory is a model. In Python one imports what Triton's models import; archives are not
+    looked for, since they have a store."""
+    if path.suffix == ".py":
+        return b"triton_python_backend_utils" in path.read_bytes()
+    return path.suffix in {*_BACKENDS, *_PYTORCH} or bool(_forest(path))
 
 
 def _link(path: Path, repository: Path) -> LinkedModel:
@@ -104,26 +150,34 @@ def _link(path: Path, repository: Path) -> LinkedModel:
 
 def _described(path: Path) -> LinkedModel:
     """The name and configuration of the model in a file: its stem or, if that is `model`, its directory's name."""
-    if (why := _INCOMPLETE.get(path.suffix)) is not None:
-        raise PathError(
-            f"'{path}' needs a configuration: {why}. Put it into a repository, as <model>/1/model{path.suffix}, with a "
-            f"<model>/{CONFIG_FILENAME} beside the 1 (docs/backends.md)."
-        )
+    if (why := _REFUSED.get(path.suffix)) is not None:
+        raise PathError(f"'{path}' is not served as it is: {why}.")
+    name = path.stem if path.stem != "model" else path.absolute().parent.name or "model"
+    if path.suffix in _PYTORCH:
+        try:
+            tensors = tensors_of(path)
+        except NoShapesError as error:
+            raise PathError(
+                f"'{path}' needs a configuration: {error}. Put it into a repository, as <model>/1/model{path.suffix}, "
+                f"with a <model>/{CONFIG_FILENAME} beside the 1 (docs/tutorials/pytorch.md)."
+            ) from None
+        return LinkedModel(name, path, as_pbtxt({"backend": "pytorch", "default_model_filename": path.name, **tensors}))
     backend = _BACKENDS.get(path.suffix)
     more = "" if backend else _forest(path)
     if backend is None and not more:
-        known = ", ".join(sorted({*_BACKENDS, *_FORESTS, ARCHIVE}))
+        known = ", ".join(sorted({*_BACKENDS, *_PYTORCH, *_FORESTS, _CHECKPOINT, ARCHIVE}))
         raise PathError(
-            f"'{path}' is no model that Shoal knows by its name; known are {known} (forests of XGBoost and LightGBM: "
-            ".json, .ubj, .txt), a model's directory and a model repository."
+            f"'{path}' is no model that Shoal knows by its name; known are {known} (forests of XGBoost, LightGBM and "
+            "treelite: .json, .ubj, .txt, .tl), a directory of such files, a model's directory and a model repository."
         )
-    name = path.stem if path.stem != "model" else path.absolute().parent.name or "model"
-    text = f'backend: "{backend or "fil"}"\ndefault_model_filename: "{_quoted(path.name)}"\n{more}'
+    text = f'backend: "{backend or "fil"}"\ndefault_model_filename: "{quoted(path.name)}"\n{more}'
     return LinkedModel(name, path, text)
 
 
 def _forest(path: Path) -> str:
     """The rest of the configuration of a forest's file; "" for any other file."""
+    if path.suffix == _CHECKPOINT:
+        return _checkpoint(path)
     model_type, begins = _FORESTS.get(path.suffix, ("", b""))
     if not model_type or not path.stat().st_size:
         return ""
@@ -132,7 +186,19 @@ def _forest(path: Path) -> str:
         objective = bytes(found[1] or found[2]) if found else b""
     if not objective:
         return ""
-    is_classifier = objective.partition(b":")[0] in _OF_CLASSIFIERS
+    return _parameters(model_type, is_classifier=objective.partition(b":")[0] in _OF_CLASSIFIERS)
+
+
+def _checkpoint(path: Path) -> str:
+    """The rest of the configuration of a forest that treelite has written; "" for a file of another major version."""
+    with path.open("rb") as file:
+        head = file.read(_TASK + 1)
+    if len(head) <= _TASK or _MAJOR.unpack_from(head) != (4,):
+        return ""
+    return _parameters("treelite_checkpoint", is_classifier=head[_TASK] in _CLASSIFYING)
+
+
+def _parameters(model_type: str, *, is_classifier: bool) -> str:
     parameters = {"model_type": model_type, "is_classifier": str(is_classifier).lower()}
     lines = [
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
@@ -157,7 +223,3 @@ def _beside(path: Path) -> list[Path]:
     if len(files) > MAX_BESIDE:
         files = [each for each in files if each == path or each.name.startswith((f"{path.stem}.", f"{path.name}_"))]
     return files
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,6 +1,9 @@
 """Paths in place of a repository: what each is served as, and what is linked for it."""
 
+import json
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +94,88 @@ def test_a_forest_gets_what_its_file_says(tmp_path: Path, file: str, model_type:
         ]
 
 
+def test_a_forest_of_treelite_says_its_task(tmp_path: Path) -> None:
+    path = tmp_path / "trees.tl"
+    whole = bytearray((FORESTS / "checkpoint.tl").read_bytes())
+    for task, is_classifier in ((0, "true"), (1, "false"), (2, "true"), (3, "false")):
+        whole[26] = task
+        path.write_bytes(whole)
+        with served_paths([path]) as (_, (model,)):
+            assert model.config.splitlines()[3:] == [
+                'parameters { key: "model_type" value { string_value: "treelite_checkpoint" } }',
+                f'parameters {{ key: "is_classifier" value {{ string_value: "{is_classifier}" }} }}',
+            ]
+
+
+def test_a_program_of_torch_export_says_its_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+    arguments = {"type": "builtins.tuple", "context": "null", "children_spec": [leaf]}
+    keywords = {"type": "builtins.dict", "context": "[]", "children_spec": []}
+    rows = {"as_expr": {"expr_str": "Symbol('s77', positive=True, integer=True)", "hint": {"as_int": 2}}}
+    x, y = ({"dtype": 7, "sizes": [rows, *({"as_int": size} for size in sizes)]} for sizes in ([3, 8], []))
+    called = {"in_spec": json.dumps([1, {"children_spec": [arguments, keywords]}]), "forward_arg_names": ["image"]}
+    user = {"arg": {"as_tensor": {"name": "x"}}}
+    signature = {
+        "input_specs": [{"parameter": {}}, {"user_input": user}],
+        "output_specs": [{"user_output": {"arg": {"as_tensor": {"name": "y"}}}}],
+    }
+    program: dict[str, Any] = {
+        "range_constraints": {"s77": {"min_val": 0, "max_val": 64}},
+        "graph_module": {
+            "signature": signature,
+            "graph": {"tensor_values": {"x": x, "y": y}},
+            "module_call_graph": [{"fqn": "", "signature": called}],
+        },
+    }
+
+    def config() -> list[str]:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("net/models/model.json", json.dumps(program))
+        with served_paths([path]) as (_, (model,)):
+            return model.config.splitlines()
+
+    assert config() == [
+        'backend: "pytorch"',
+        'default_model_filename: "net.pt2"',
+        "max_batch_size: 64",
+        'input { name: "image" data_type: TYPE_FP32 dims: [ 3, 8 ] }',
+        'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }',
+        "dynamic_batching { }",
+    ]
+    program["range_constraints"] = {"s77": {"min_val": 2, "max_val": None}}
+    y["sizes"] = []
+    with pytest.raises(PathError, match="'OUTPUT__0' is a scalar, which is not supported"):
+        config()
+    y["sizes"] = [rows]
+    assert config()[2:5] == [
+        "max_batch_size: 0",
+        'input { name: "image" data_type: TYPE_FP32 dims: [ -1, 3, 8 ] }',
+        'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1 ] }',
+    ]
+    nested = arguments | {"children_spec": [arguments]}
+    called["in_spec"] = json.dumps([1, {"children_spec": [nested, keywords]}])
+    with pytest.raises(PathError, match="its arguments are nested or have keywords"):
+        config()
+    del program["graph_module"]["signature"]
+    with pytest.raises(PathError, match="its program has a form that is not known here"):
+        config()
+
+
+def test_a_directory_of_model_files_is_its_files(tmp_path: Path) -> None:
+    nets = touch(tmp_path / "nets", "a.onnx", "b.xml", "b.bin", "README.md", "notes.txt", "setup.py")
+    (nets / "c.py").write_text("import triton_python_backend_utils as pb_utils\n")
+    (nets / "d.ubj").write_bytes((FORESTS / "xgboost.ubj").read_bytes())
+    with served_paths([nets]) as ((repository,), models):
+        assert [model.name for model in models] == ["a", "b", "c", "d"]
+        assert sorted(each.name for each in repository.iterdir()) == ["a", "b", "c", "d"]
+    touch(nets / "model" / "1", "model.onnx")  # a repository, then
+    with served_paths([nets]) as served:
+        assert served == ([nets], [])
+    with served_paths([touch(tmp_path / "empty")]) as served:
+        assert served == ([tmp_path / "empty"], [])
+
+
 def test_archives_are_a_store(tmp_path: Path) -> None:
     touch(tmp_path, "one.mar", "two.mar")
     assert archive_flags([]) == []
@@ -121,13 +206,17 @@ def test_a_name_in_quotes(tmp_path: Path) -> None:
     ("names", "sentence"),
     [
         (["none.onnx"], "There is no file or directory"),
-        (["net.pt"], "needs a configuration: a TorchScript file does not say the shapes of its inputs"),
+        (["net.pt"], "needs a configuration: it is no PyTorch archive"),
+        (["weights.pt"], "needs a configuration: it holds weights and no model: save the model with torch.export"),
+        (["net.h5"], "is not served as it is: save it as a SavedModel"),
+        (["net.pkl"], "is not served as it is: a pickle is a program, which runs when it is loaded"),
         (
-            ["net.h5"],
-            "is no model that Shoal knows by its name; known are .json, .mar, .onnx, .plan, .py, .txt, .ubj, .xml",
+            ["net.bin"],
+            "is no model that Shoal knows by its name; known are .json, .mar, .onnx, .plan, .pt, .pt2, .py, .tl, .txt, "
+            ".ubj, .xml",
         ),
         (["net.json"], "is no model that Shoal knows by its name"),
-        (["forest.tl"], "a forest's file does not say what its output means"),
+        (["forest.tl"], "is no model that Shoal knows by its name"),
         (["net.onnx", "net.xml"], "would be a second model 'net': rename one of the two"),
     ],
 )
@@ -135,7 +224,9 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], sentence: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(touch(tmp_path / "temporary")))
-    touch(tmp_path, "net.pt", "net.h5", "net.onnx", "net.xml", "forest.tl")
+    touch(tmp_path, "net.pt", "net.h5", "net.pkl", "net.bin", "net.onnx", "net.xml", "forest.tl")
+    with zipfile.ZipFile(tmp_path / "weights.pt", "w") as archive:
+        archive.writestr("weights/data.pkl", b"")
     (tmp_path / "net.json").write_text('{"objective": "to be no forest"}')
     with pytest.raises(PathError, match=sentence), served_paths([tmp_path / name for name in names]):
         pass

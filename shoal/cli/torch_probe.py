@@ -1,0 +1,143 @@
+"""Tries a TorchScript file on zeros, and prints its inputs and outputs as JSON: python -m shoal.cli.torch_probe FILE
+
+The shapes that are tried follow from the model's weights, in their order: the first layer's has the number of features
+or channels. The first shape that runs is kept; then each of its dimensions is changed, to see which may vary.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from shoal.cli.torch_files import NoShapesError, config
+from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE
+
+#: Sizes of images that are tried, the commonest first; tokens of a text, and samples of a sound or a series (ours).
+_SIDES, _TOKENS, _LENGTHS = (224, 32, 28, 64, 128, 256, 299, 8, 16, 384, 512), 16, (16, 128, 1024, 16_000)
+#: What a model of TorchScript, or the comparison of its results, raises.
+_FAULTS = (RuntimeError, TypeError, ValueError, LookupError, torch.jit.Error)
+#: The most arguments that are tried: all get one shape (ours).
+_MOST_ARGUMENTS = 4
+_NAMES = {
+    torch.bool: "BOOL", torch.uint8: "UINT8", torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32",
+    torch.int64: "INT64", torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64",
+    torch.bfloat16: "BF16",
+}  # fmt: skip
+
+Shape = tuple[int, ...]
+
+
+class Candidate(NamedTuple):
+    """A datatype and a shape of one row that all arguments may have."""
+
+    dtype: torch.dtype
+    shape: Shape
+
+
+def candidates(weights: Sequence[Shape], dtype: torch.dtype = torch.float32) -> Iterator[Candidate]:
+    """What may be tried of a model whose weights have these shapes, in this order."""
+    for shape in weights:
+        if len(shape) == 2:  # a linear layer, or the table of an embedding
+            yield Candidate(dtype, (1, shape[1]))
+            yield Candidate(torch.int64, (1, _TOKENS))
+        elif len(shape) == 3:
+            yield from (Candidate(dtype, (1, shape[1], length)) for length in _LENGTHS)
+        elif len(shape) == 4:
+            yield from (Candidate(dtype, (1, shape[1], side, side)) for side in _SIDES)
+        elif len(shape) == 1:  # a normalisation, of features or of channels
+            yield Candidate(dtype, (1, shape[0]))
+            yield from (Candidate(dtype, (1, shape[0], side, side)) for side in _SIDES)
+    if not weights:
+        yield Candidate(dtype, (1, 1))
+
+
+def found(module: Any) -> dict[str, Any]:
+    """The tensors of a module. Raises NoShapesError."""
+    _self, *arguments = module.forward.schema.arguments
+    if not 1 <= len(arguments) <= _MOST_ARGUMENTS or any(each.type.kind() != "TensorType" for each in arguments):
+        raise NoShapesError(f"its arguments are not 1 to {_MOST_ARGUMENTS} tensors")
+    weights = list(module.state_dict().values())
+    dtype = next((each.dtype for each in weights if each.dtype.is_floating_point), torch.float32)
+    tried: dict[Candidate, str] = {}
+    for candidate in candidates([tuple(each.shape) for each in weights], dtype):
+        if candidate in tried:
+            continue
+        try:
+            first = _run(module, candidate, len(arguments))
+        except _FAULTS as error:
+            tried[candidate] = str(error).strip().splitlines()[-1]
+            continue
+        return _described(module, candidate, [each.name for each in arguments], first)
+    raise NoShapesError(f"none of {len(tried)} shapes ran, the last failed with: {[*tried.values()][-1]}")
+
+
+def _described(module: Any, base: Candidate, names: Sequence[str], first: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The configuration of a module that has given `first` for `base`."""
+    inputs: list[int | str] = list(base.shape)
+    outputs: dict[str, list[int | str]] = {name: list(tensor.shape) for name, tensor in first.items()}
+    for position, size in enumerate(base.shape):
+        results = [_changed(module, base, len(names), position, new) for new in (size * 2, size + 1)]
+        if any(result is None or not _alike(result, first) for result in results):
+            continue
+        inputs[position] = f"d{position}"
+        for result in results:
+            for name, tensor in (result or {}).items():
+                for number, (one, other) in enumerate(zip(tensor.shape, first[name].shape, strict=True)):
+                    if one != other:
+                        outputs[name][number] = f"d{position}"
+    is_batch = all(dims[:1] == ["d0"] for dims in (inputs, *outputs.values()))
+    datatypes = {name: _NAMES.get(tensor.dtype) for name, tensor in first.items()}
+    if None in datatypes.values():
+        raise NoShapesError("a result has a datatype that Triton's protocol does not have")
+    return config(
+        DEFAULT_MAX_BATCH_SIZE if is_batch else 0,
+        [(name, _NAMES[base.dtype], inputs) for name in names],
+        [(name, f"{datatypes[name]}", dims) for name, dims in outputs.items()],
+    )
+
+
+def _alike(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return {name: each.ndim for name, each in one.items()} == {name: each.ndim for name, each in other.items()}
+
+
+def _changed(module: Any, base: Candidate, count: int, position: int, size: int) -> dict[str, torch.Tensor] | None:
+    """The results with another size of one dimension; None where it does not run."""
+    shape = (*base.shape[:position], size, *base.shape[position + 1 :])
+    try:
+        return _run(module, Candidate(base.dtype, shape), count)
+    except _FAULTS:
+        return None
+
+
+def _run(module: Any, candidate: Candidate, count: int) -> dict[str, torch.Tensor]:
+    """The results by their names in a configuration. Raises whatever the module raises, TypeError for no tensors."""
+    with torch.inference_mode():
+        result = module(*(torch.zeros(candidate.shape, dtype=candidate.dtype) for _ in range(count)))
+    if isinstance(result, Mapping):
+        named = dict(result)
+    else:
+        values = [result] if isinstance(result, torch.Tensor) else list(result)
+        named = {f"OUTPUT__{number}": each for number, each in enumerate(values)}
+    if not named or not all(isinstance(each, torch.Tensor) for each in named.values()):
+        raise TypeError("its results are not tensors")
+    return named
+
+
+def main(path: str) -> None:
+    """Print what is found in the file, or an error."""
+    warnings.simplefilter("ignore")  # PyTorch advises against TorchScript whenever it is used
+    torch.set_num_threads(1)
+    try:
+        load: Any = torch.jit.load
+        print(json.dumps(found(load(path, map_location="cpu").eval())))
+    except NoShapesError as error:
+        print(json.dumps({"error": str(error)}))
+    except RuntimeError as error:  # what a file provokes in PyTorch
+        print(json.dumps({"error": str(error).strip().splitlines()[-1]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
