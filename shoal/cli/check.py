@@ -81,7 +81,7 @@ def _summary(models: Sequence[str], found: "Sequence[Finding]", num_errors: int)
         return "There are no models: each is a directory in the repository."
     counted = f"{_count(len(models), 'model')}: "
     if not found:
-        return counted + "nothing is wrong that shows without loading them."
+        return f"{counted}nothing is wrong that shows without loading {'it' if len(models) == 1 else 'them'}."
     return (
         counted + f"{_count(num_errors, 'error')} and {_count(len(found) - num_errors, 'warning')} in "
         f"{_count(num_faulty, 'model')}."

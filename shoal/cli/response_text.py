@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # imported only when needed, so that --help is quick
     from shoal.workers.tensors import Array
 
+_SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+
 
 @dataclass(frozen=True, slots=True)
 class PrintedResponse:
@@ -41,7 +43,9 @@ def as_text(response: PrintedResponse) -> str:
         lines.append(f"{name}  {_datatype(array)} {list(array.shape)}")
         with np.printoptions(precision=6, suppress=True, threshold=200, linewidth=116):
             lines += [f"  {line}" for line in str(_plain(array)).splitlines()]
-    lines += [f"{key} = {value}" for key, value in response.parameters.items()]
+    # Of an ensemble's responses, as of Triton's, these say each time that the request was in no sequence.
+    said = {key: value for key, value in response.parameters.items() if value or key not in _SEQUENCE_PARAMETERS}
+    lines += [f"{key} = {value}" for key, value in said.items()]
     return "\n".join(lines) or "a response without outputs"
 
 

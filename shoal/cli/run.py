@@ -19,22 +19,22 @@ if TYPE_CHECKING:  # imported only when needed, so that --help is quick
 
 EXIT_FAILED = 2
 
-_USAGE = "shoal run <model directory> --input <name>=<value> … [options]"
+_USAGE = "shoal run <model directory> [<input>=<value> …] [options]"
 _HELP = """\
 Ask a model once, in this process: no server, no ports, and a breakpoint in model.py works. The directory is that of
 one model, with its config.pbtxt and versions in it.
 
 Examples:
   shoal run models/simple --sample ones
-  shoal run models/simple --input INPUT0=[1,2,3,…] --input INPUT1=@b.npy
-  shoal run models/tokenizer --input 'text=school of fish' --json
+  shoal run models/simple INPUT0=[1,2,3,…] INPUT1=@b.npy
+  shoal run models/tokenizer 'text=school of fish' --json
   shoal run models/digits --data request.json --repeat 100
   shoal run models/digits --record 'recordings#17'             # what a server was asked, in the same batch
   shoal run models/pipeline --load encoder --sample random     # which calls the model next to it; an ensemble's steps
                                                                # are loaded with it
 
 Options:
-  --input <name>=<value>      a tensor: JSON, @file.json, @file.npy, or plain text for a BYTES input. What has no batch
+  <input>=<value>             a tensor: JSON, @file.json, @file.npy, or plain text for a BYTES input. What has no batch
                               dimension gets one of 1, and a flat list is given the shape that it fits
   --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, just
                               {"<name>": <value>, …}, or a recording, of which the first 1,000 requests to the model
@@ -64,7 +64,8 @@ def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="shoal run", usage=_USAGE, add_help=False)
     parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("--input", action="append", default=[], type=name_and_value)
+    parser.add_argument("inputs", nargs="*", default=[], type=name_and_value)
+    parser.add_argument("--input", action="append", default=[], type=name_and_value)  # the older form
     parser.add_argument("--data", type=Path)
     parser.add_argument("--sample", choices=("zeros", "ones", "random"))
     parser.add_argument("--output", action="append", default=[])
@@ -96,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if arguments.record is not None:
                 return _run_record(server, model.name, arguments)
             config = server.config(model.name, arguments.version)
-            requests = read_requests(config, arguments.input, arguments.data, arguments.sample)
+            requests = read_requests(config, [*arguments.inputs, *arguments.input], arguments.data, arguments.sample)
             parameters = {key: parameter(value) for key, value in arguments.parameter}
             for number, request in enumerate(requests):
                 said = {**request.parameters, **parameters}

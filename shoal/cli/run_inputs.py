@@ -200,7 +200,7 @@ class RequestParser:
         ]
         if missing and sample is None:
             wanted = "; ".join(f"missing input {self._described(spec)}" for spec in missing)
-            raise InputError(f"{wanted}. Give it with --input {missing[0].name}=<value>, or with --data or --sample.")
+            raise InputError(f"{wanted}. Give it as {missing[0].name}=<value>, or with --data or --sample.")
         made_up = {spec.name: _SAMPLES[str(sample)](spec, self._made_up_shape(spec)) for spec in missing}
         inputs = {**request.inputs, **made_up}
         return replace(request, inputs={name: self._repeated(array) for name, array in inputs.items()})

@@ -86,7 +86,7 @@ def test_nothing_is_wrong_with_the_samples(capsys: pytest.CaptureFixture[str]) -
 
 def test_one_model_is_checked_with_those_beside_it(capsys: pytest.CaptureFixture[str], broken: Path) -> None:
     assert check(capsys, SAMPLES / "text_ensemble") == (
-        0, "1 model: nothing is wrong that shows without loading them.\n", ""
+        0, "1 model: nothing is wrong that shows without loading it.\n", ""
     )  # fmt: skip
     code, printed, _ = check(capsys, broken / "circle", SAMPLES / "simple")
     assert code == 2

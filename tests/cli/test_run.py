@@ -130,7 +130,7 @@ def test_a_model_without_inputs_says_so(capsys: pytest.CaptureFixture[str], tmp_
         (["nowhere"], "There is no directory 'nowhere'."),
         (
             ["ECHO"],
-            "missing input 'X' (FP32, shape [-1,2]). Give it with --input X=<value>, or with --data or --sample.",
+            "missing input 'X' (FP32, shape [-1,2]). Give it as X=<value>, or with --data or --sample.",
         ),
         (["ECHO", "--input", "Z=1"], "'Z' is no input of model 'echo', which takes 'X' (FP32, shape [-1,2])."),
         (["ECHO", "--input", "X=fish"], "Input 'X' (FP32, shape [-1,2]) cannot be 'fish': give it JSON or @file."),
@@ -149,7 +149,7 @@ def test_a_mistake_is_explained(
     assert (code, printed) == (1, "")
     assert complaint.startswith(sentence)
     assert complaint.endswith(
-        "\nUsage: shoal run <model directory> --input <name>=<value> … [options]\n'shoal run --help' explains it.\n"
+        "\nUsage: shoal run <model directory> [<input>=<value> …] [options]\n'shoal run --help' explains it.\n"
     )
 
 
