@@ -15,10 +15,12 @@ import tritonclient.http as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from shoal.cli import torch_files
 from tests.end_to_end import backend_models as models
 from tests.end_to_end.asking import tensors
 from tests.end_to_end.backend_models import FORESTS, IMAGES, features
 from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
+from tests.end_to_end.tutorials import ROOT, Reader
 
 # PyTorch advises against TorchScript whenever it is used.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -257,6 +259,15 @@ def test_a_reload_serves_the_new_file(
     assert_close(ask(client, model, inputs), before)
     client.load_model(model)
     np.testing.assert_allclose(ask(client, model, inputs), expected(before), rtol=1e-4, atol=1e-5)
+
+
+def test_the_tutorial(server: Server, repository: Path, tmp_path: Path) -> None:
+    """docs/tutorials/pytorch.md, on a server that has imported PyTorch already."""
+    reader = Reader(tmp_path, server, repository)
+    reader.read((ROOT / "docs" / "tutorials" / "pytorch.md").read_text())
+    assert reader.num_compared == 4
+    exported = torch_files.tensors_of(repository / "torch_export" / "1" / "model.pt2")
+    assert [each["dims"] for each in (*exported["input"], *exported["output"])] == [[64], [10]]
 
 
 def test_a_corrupt_file_leaves_the_old_one_serving(client: Any, repository: Path) -> None:

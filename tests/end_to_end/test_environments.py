@@ -16,7 +16,7 @@ from tests.end_to_end.asking import fetch
 from tests.end_to_end.server import Server, serving, serving_to_the_end
 from tests.environments.places import make_venv, numpy_wheel, pack, site_packages, write_wheel
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "python_environments.md").read_text()
+TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorials" / "python_packages.md").read_text()
 
 #: Says which version of the package it sees, and where it runs; and that it does not see the server's packages.
 MODEL = """
@@ -202,7 +202,7 @@ def test_nothing_is_installed_where_that_is_not_wanted(repository: Path, cache: 
 
 def test_the_example_prints_what_the_page_shows(wheels: Path, cache: Path, tmp_path: Path) -> None:
     """With the numpy that is here in place of the one from the index."""
-    page = DOCUMENT.replace("2.2.6", np.__version__)
+    page = TUTORIAL.replace("2.2.6", np.__version__)
     prepare, start, ask_it = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)[:3]
     [output] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     subprocess.run(["sh", "-ec", prepare], cwd=tmp_path, check=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.server import Server
+from tests.end_to_end.tutorials import ROOT, Reader
 from tests.repository.torchserve.archives import mar
 from tests.repository.torchserve.test_workflow import war
 
@@ -142,6 +143,32 @@ def test_a_start_goes_on_where_the_last_server_stopped(tmp_path: Path) -> None:
         assert registered(server) == {"1.0": (1, 1, True)}
         assert server.stop() == 0
     assert sorted((tmp_path / "logs" / "config").iterdir()) == written
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    """Each output is as the page shows it; the ports are those of this test's config.properties."""
+    (tmp_path / "config.properties").write_text(_PROPERTIES.replace("model_store=$$STORE$$", ""))
+    servers: list[Server] = []
+
+    def torchserve(words: list[str]) -> str:
+        command = [*_COMMAND, *words[1:]]
+        variables = {**environment(tmp_path), "TS_CONFIG_FILE": "config.properties"}
+        if words[1] == "--stop":
+            return subprocess.run(
+                [*command, "--foreground"], cwd=tmp_path, env=variables, check=True, stdout=subprocess.PIPE, text=True
+            ).stdout
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
+        )
+        servers.append(Server(process))
+        reader.addresses["localhost:8080"] = f"127.0.0.1:{servers[-1].port_of('TorchServe Inference')}"
+        assert process.wait(60) == 0  # the server is a process of its own
+        return ""
+
+    reader = Reader(tmp_path, programs={"torchserve": torchserve})
+    reader.read((ROOT / "docs" / "tutorials" / "torchserve.md").read_text())
+    assert reader.num_compared == 4
+    servers[-1].wait()
 
 
 _FORM = b'--b\r\nContent-Disposition: form-data; name="body"\r\n\r\nhi\r\n--b--\r\n'
