@@ -106,7 +106,9 @@ class Exchange:
         self.reports: list[Message] = []  # to the supervisor; the loop sends them
         #: Requests that end instances; None: all are executed, however often they have done so.
         self.poison = (
-            Poison(self._requests, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports)
+            Poison(
+                self._requests, self.workers, self.blocks, self._requests.last_chances, poison_refusal_ns, self.reports
+            )
             if poison_refusal_ns
             else None
         )
@@ -414,8 +416,7 @@ class Exchange:
         LayoutError for a record that names another process's block; that record changes nothing."""
         if self._late.are_any:
             self._late.note_blocks(records)
-        named = []
-        owner = worker.owner
+        named, owner = list[int](), worker.owner
         for record in records:
             kind, ref = record[0], record[_REF]
             if ref and (

@@ -399,8 +399,7 @@ class OpenRequests(dict[int, OpenRequest]):
                 if running.number <= begun and (request := self.get(key)) is not None:
                     model.recording.note_death(request, running, (reason, detail), now_ns)
         if poison is not None:
-            executed = [key for key, running in worker.missing.items() if running.number <= begun]
-            poison.note_death(model, executed, reason, detail, now_ns)
+            poison.note_death(worker, begun, reason, detail, now_ns)
         for key, running in reversed(worker.missing.items()):  # reversed, since each goes to the front
             if running.number > begun:
                 self._queue_again(key)

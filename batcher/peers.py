@@ -340,8 +340,7 @@ class WorkerPeer(Peer):
         self.free_ns = 0
         self.missing: dict[int, RunningBatch] = {}
         #: Numbers of the last batch that the worker was given and of the last finished one; batches finish in order.
-        self.num_batches = 0
-        self.num_finished = 0
+        self.num_batches = self.num_finished = 0
         #: Blocks of the worker that have no holder any more, to be sent with its next batch, or at the end of the step.
         self.freed: list[int] = []
         #: Cancelled requests whose CANCEL has not been sent to the worker, each once.
@@ -368,6 +367,11 @@ class WorkerPeer(Peer):
     def batch_begun(self) -> int:
         """Number of the last batch that the worker has begun, according to the worker itself."""
         return self._words[PROGRESS_WORD]
+
+    @property
+    def batch_executing(self) -> int:
+        """Number of the batch that the worker executes, according to the worker itself; 0 between two."""
+        return self._words[PROGRESS_WORD] if self._words[BUSY_SINCE_WORD] else 0
 
     def may_not_ring(self, now_ns: int) -> bool:
         """Whether an answer is, or may come, in the worker's ring without a ring of the bell before the next

@@ -7,18 +7,18 @@ model has suspects. Lives in the batcher.
 
 import logging
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.compared_parameters import compared_parameters
-from shoal.batcher.peers import OpenRequest, ScheduledModel
+from shoal.batcher.peers import OpenRequest, ScheduledModel, WorkerPeer
 from shoal.batcher.scheduling.suspects import Content, Suspect, Suspects
 from shoal.batcher.scheduling.trials import TrialScheduler
 from shoal.errors import InternalError
 from shoal.messages.from_batcher import PoisonFound
 from shoal.messages.message import Message
 from shoal.messages.to_batcher import PoisonKnown
-from shoal.reasons import DeathDetail, Reason
+from shoal.reasons import DeathDetail, Reason, has_died_with_others
 from shoal.shm.counters import CELL
 from shoal.shm.layout import unpack_span
 from shoal.star.request_digest import RequestContent, request_content
@@ -53,6 +53,7 @@ class Poison:
     def __init__(
         self,
         requests: Mapping[int, OpenRequest],
+        workers: Mapping[int, WorkerPeer],
         blocks: Blocks,
         tried: dict[int, TrialScheduler | None],
         refusal_ns: int,
@@ -60,10 +61,14 @@ class Poison:
     ) -> None:
         """`tried` and `refusal_ns` are as for TrialScheduler and Suspects; `reports` gets what is found."""
         self._requests = requests
+        self._workers = workers
         self._blocks = blocks
         self._tried = tried
         self._refusal_ns = refusal_ns
         self._reports = reports
+        # Changed by note_death: workers that have died with another instance of their process, whose death was noted
+        # with what they executed.
+        self._noted: set[int] = set()
 
     def read(self, key: int) -> RequestContent | None:
         """The content of an open request; None for one of a sequence, or one that the batcher cannot read."""
@@ -88,11 +93,18 @@ class Poison:
         except InternalError:
             return None
 
-    def note_death(
-        self, model: ScheduledModel, executed: Iterable[int], reason: Reason, detail: int, now_ns: int
-    ) -> None:
-        """Note that an instance died while it executed these requests (keys), which are still open."""
-        keys = list(executed)
+    def note_death(self, worker: WorkerPeer, begun: int, reason: Reason, detail: int, now_ns: int) -> None:
+        """Note that an instance died, which had begun its batches up to the number `begun`. What the other instances
+        of its process were executing is noted with that."""
+        if worker.owner in self._noted:
+            self._noted.discard(worker.owner)
+            return
+        model = worker.model
+        keys = [key for key, running in worker.missing.items() if running.number <= begun]
+        if has_died_with_others(reason, detail):
+            for each in self._sharing(worker):
+                self._noted.add(each.owner)
+                keys += [key for key, running in each.missing.items() if running.number == each.batch_executing]
         if model.trials is not None:
             model.trials.died()
         if reason not in _COUNTED or (
@@ -108,6 +120,12 @@ class Poison:
             model.row.cells[_FOUND] += 1
             self._report(model, convicted, suspect, now_ns)
         self._hold_back(model, trials)
+
+    def _sharing(self, dead: WorkerPeer) -> list[WorkerPeer]:
+        """The other instances of a dead process that are not removed yet."""
+        pid = DeathDetail.unpack(dead.instance).pid
+        workers = [each for each in self._workers.values() if each.model is dead.model and each is not dead]
+        return [each for each in workers if pid and DeathDetail.unpack(each.instance).pid == pid]
 
     def _trials(self, model: ScheduledModel) -> TrialScheduler:
         if model.trials is None:

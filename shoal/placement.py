@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.rate_limiter import Demand
+from shoal.model_config.shared_process import instances_share_process
 
 #: The variables of libraries that otherwise start a thread per core.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -40,7 +41,8 @@ class Machine(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The placement of one worker process. Instances of one number on several GPUs share a name, as in Triton."""
+    """The placement of one instance, and of its worker process. Instances of one number on several GPUs share a name,
+    as in Triton."""
 
     instance_name: str  # "simple_0_1": group, number in the group
     group: str
@@ -49,6 +51,12 @@ class Placement(NamedTuple):
     cores: tuple[int, ...]  # at least one, in the order in which they were offered
     gpu: Gpu | None = None  # with KIND_GPU
     demand: Demand = Demand()  # under --rate-limit
+    process_cores: tuple[int, ...] = ()  # those of all instances that share the process; empty: it has one instance
+
+    @property
+    def process(self) -> tuple[str, str, int]:
+        """The fields that the placements of instances have in common which share a process."""
+        return self.group, self.kind, self.device_id
 
     @property
     def identity(self) -> tuple[str, str, int, Demand]:
@@ -81,7 +89,15 @@ def place(config: Mapping[str, Any], machine: Machine) -> tuple[Placement, ...]:
         cores = share_of_cores(numbers[pool], counts[pool], pool)
         numbers[pool] += 1
         placements.append(Placement(name, group, kind, gpu.id if gpu else 0, cores, gpu, demand))
-    return tuple(placements)
+    return _sharing(placements) if instances_share_process(config) else tuple(placements)
+
+
+def _sharing(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Placements of instances that share processes, each with the cores of its whole process."""
+    cores: dict[tuple[str, str, int], set[int]] = {}
+    for placement in placements:
+        cores.setdefault(placement.process, set()).update(placement.cores)
+    return tuple(each._replace(process_cores=tuple(sorted(cores[each.process]))) for each in placements)
 
 
 def share_of_cores(number: int, count: int, cores: Sequence[int]) -> tuple[int, ...]:

@@ -76,7 +76,8 @@ class DeathDetail(NamedTuple):
     pid: int  # below 2^22 in the kernel
     group: int  # index of the group among all names that the version's groups have had; UNNAMED_GROUP from there on
     number: int  # the instance's number in its group: the last part of its name
-    #: The return code in two's complement of 16 bits; for EXECUTION_LIMIT the limit in ms, for OUT_OF_MEMORY two sizes.
+    #: The return code in two's complement of 16 bits, and SHARED_PROCESS or nothing; for EXECUTION_LIMIT the limit in
+    #: ms, for OUT_OF_MEMORY two sizes.
     figure: int
 
     def pack(self) -> int:
@@ -100,10 +101,20 @@ class DeathDetail(NamedTuple):
 
 
 MAX_FIGURE = (1 << 26) - 1
+#: In the figure of a death: other instances of the model shared the process, and one of them may have been the cause.
+SHARED_PROCESS = 1 << 16
 #: The number of group names that the word can distinguish.
 UNNAMED_GROUP = (1 << 8) - 1
 _MANTISSA_BITS, _EXPONENT_BITS = 9, 4
 _MAX_MIB = ((1 << _MANTISSA_BITS) - 1) << ((1 << _EXPONENT_BITS) - 1)  # 16 TiB
+
+
+def has_died_with_others(reason: Reason, detail: int) -> bool:
+    """Whether all instances in a worker's process have died, if it had several: not where the batcher distrusts one of
+    them, or a single one has ended."""
+    if reason is Reason.INSTANCE_DIED:
+        return bool(DeathDetail.unpack(detail).figure & SHARED_PROCESS)
+    return reason in (Reason.OUT_OF_MEMORY, Reason.EXECUTION_LIMIT)
 
 
 def pack_sizes(*sizes_mib: int) -> int:
@@ -163,6 +174,7 @@ _DIED = (
     "[request id: {id}] Failed to process the request(s) for model instance '{instance}', message: Stub process "
     "'{instance}' is not healthy. The worker of model '{model}' (pid {pid})"
 )
+_SHARED = "; other instances of the model share that process, and one of them may have been the cause"
 _RESTARTED = "The server's log says more; the instance is being restarted"
 
 _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
@@ -178,7 +190,7 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
     Reason.CANCELLED: (errors.CancelledError, "[request id: {id}] Request was cancelled"),
     Reason.INSTANCE_DIED: (
         WorkerDiedError,
-        f"{_DIED} {{end}} while executing them. {_RESTARTED}",
+        f"{_DIED} {{end}} while executing them{{shared}}. {_RESTARTED}",
     ),
     Reason.OUT_OF_MEMORY: (
         WorkerDiedError,
@@ -282,6 +294,7 @@ def error_for(
             instance=death.instance_name(groups),
             pid=death.pid,
             end=describe_exit(death.code),
+            shared=_SHARED if death.figure & SHARED_PROCESS else "",
             limit_ms=death.figure,
             peak=peak,
             limit=limit,

@@ -7,10 +7,11 @@ sends StopWorker or has gone, or when the GPU is lost to this process (faults.py
 import functools
 import gc
 import logging
+import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal import log
@@ -21,7 +22,7 @@ from shoal.ledger import ledger_message
 from shoal.messages import shared
 from shoal.messages.from_worker import ReadyAnswered
 from shoal.messages.message import Kinds, Message, MessageError, close_descriptors, on, table
-from shoal.messages.to_worker import CheckReady, CudaRegionGone, ReportMetrics, StopWorker
+from shoal.messages.to_worker import CheckReady, CudaRegionGone, PinInstance, ReportMetrics, StartInstance, StopWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
 from shoal.shm.layout import DONE, B, Record, unpack_span
@@ -136,11 +137,16 @@ class Loop:
             on(ReportMetrics, self._report_metrics),
             on(CudaRegionGone, lambda message: memory.cuda_regions().forget(message.number)),
             on(CheckReady, self._check_ready),
+            on(PinInstance, lambda message: os.sched_setaffinity(self._thread, message.cores)),
+            on(StartInstance, lambda message: self.start_instance(message.instance)),
             on(StopWorker, self._stop),
         )
+        self._thread = threading.get_native_id()
         self._kinds = Kinds(*self.handlers)
         #: Set before `run`, for a model whose answers are compared; None: nothing is executed again.
         self.auditor: Auditor | None = None
+        #: Set before `run`: starts another instance of the model, by its number, in a thread of this process.
+        self.start_instance: Callable[[int], None] = lambda _number: None
         # Changed by run.
         self._reporter: MetricsReporter | None = None
         # Changed by obey.

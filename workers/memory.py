@@ -82,6 +82,7 @@ class Memory:
         self.slab = Slab(segment, SLAB_PARTS)
         self.bell = bell
         self.oversize = oversize
+        self._loops_thread = threading.get_ident()  # the loop's, which makes this object
         self.segments = Segments()
         #: Clients' memory on GPUs, once a request names some.
         self.cuda: CudaRegions | None = None
@@ -290,8 +291,7 @@ class Memory:
     def _loops_batch(self) -> int:
         """The batch that is being executed, for the loop's thread; 0 for a sender's thread, which may answer
         requests of any batch."""
-        is_loops = threading.current_thread() is threading.main_thread()
-        return self._words[PROGRESS_WORD] if is_loops else 0
+        return self._words[PROGRESS_WORD] if threading.get_ident() == self._loops_thread else 0
 
     def wait_for(
         self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS

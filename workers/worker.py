@@ -1,5 +1,8 @@
 """Entry of a worker process, one model instance: join, pin, load, warm up, map the memory, loop.
 
+Where instances share a process, the first has its main thread, and each of the others, once the model is loaded, a
+thread that goes through all this by itself, with a connection of its own (instance_threads.py).
+
 Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; all settings come over the control socket. The
 process exits with 0 after StopWorker or a failed load that it has reported, and at once when the supervisor has gone or
 the GPU is lost to this process.
@@ -30,6 +33,7 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
 from shoal.workers.backends.backend import Backend, BackendModel, BatchedBackend, Device
 from shoal.workers.faults import DeviceLostError
+from shoal.workers.instance_threads import InstanceThreads
 from shoal.workers.loop import Auditor, Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
@@ -61,22 +65,28 @@ def main() -> int:
     return 0
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: Channel, first: Backend | None = None) -> None:
     """Serve from the LoadModel message to StopWorker. Raises EOFError when the supervisor has gone, DeviceLostError
-    when the GPU is lost."""
+    when the GPU is lost.
+
+    `first` is the backend of the process's first instance, for another one in a thread of its own.
+    """
     order = _receive(channel, LoadModel)
     if order is None:
         return
-    log.describe("worker", model=order.name, version=str(order.version), instance=order.instance_name)
-    log.configure(**order.log)
-    instance_name = order.instance_name
-    device = Device(order.kind, order.device_id, tuple(order.cores), order.log.get("log_verbose", 0))
-    pin(instance_name, device, order.gpu)
-    loaded = _load(channel, order, device)
+    instance_name, process_cores = order.instance_name, tuple(order.process_cores)
+    if first is None:
+        log.describe("worker", model=order.name, version=str(order.version), instance=instance_name)
+        log.configure(**order.log)
+    device = Device(order.kind, order.device_id, tuple(order.cores), order.log.get("log_verbose", 0), process_cores)
+    pin(instance_name, device, order.gpu, is_first=first is None)
+    loaded = _load(channel, order, device, first)
     if loaded is None:
         return
+    if process_cores:
+        os.sched_setaffinity(0, device.cores)  # of this thread; those that the framework has started serve all
     backend, signature, tensors, auditor = loaded
-    reporter = report_metrics(channel)
+    reporter = report_metrics(channel) if first is None else None
     granted = _receive(channel, MemoryGranted)
     if granted is not None:
         log.configure(**granted.log)
@@ -87,18 +97,25 @@ def serve(channel: Channel) -> None:
         gpu = order.gpu if order.kind == "KIND_GPU" else NO_GPU
         loop = Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again, gpu=gpu)
         loop.auditor = auditor
+        threads = InstanceThreads(lambda channel: serve(channel, backend))
+        loop.start_instance = threads.start
         loop.run(channel, reporter)
+        threads.join()
     backend.unload()
     if reporter is not None:
         reporter.flush()
 
 
-def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
-    """Restrict this process to the instance's cores, and show them in the title and the log; `gpu` is the server's
-    number of its GPU."""
-    os.sched_setaffinity(0, device.cores)
+def pin(instance_name: str, device: Device, gpu: int = 0, *, is_first: bool = True) -> None:
+    """Restrict this thread, and those that it will start, to the cores of the instances of the process, and show them
+    in the title and the log; `gpu` is the server's number of its GPU. The title is that of the first instance."""
+    process_cores = device.process_cores or device.cores
+    os.sched_setaffinity(0, process_cores)
+    if is_first:
+        shared = ", shared" if device.process_cores else ""
+        where = f"GPU {gpu}" if device.kind == "KIND_GPU" else f"CPU {format_cores(process_cores)}"
+        set_title(f"worker {instance_name} ({where}{shared})")
     where = f"GPU {gpu}" if device.kind == "KIND_GPU" else f"CPU {format_cores(device.cores)}"
-    set_title(f"worker {instance_name} ({where})")
     _log.info(
         "worker %s (%s) is pinned to cores %s and runs %d threads",
         instance_name, where, format_cores(device.cores), len(device.cores),
@@ -110,11 +127,11 @@ def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
 Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None, Auditor | None]
 
 
-def load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
-    """Load and warm up the model of `order`; None if StopWorker comes meanwhile. Raises whatever the backend or the
-    channel raises."""
+def load(channel: Channel, order: LoadModel, device: Device, first: Backend | None = None) -> Loaded | None:
+    """Load and warm up the model of `order`, with what the backend of the process's first instance has loaded; None if
+    StopWorker comes meanwhile. Raises whatever the backend or the channel raises."""
     config = order.config
-    backend = backends.create(runs_on(config))
+    backend = backends.create(runs_on(config)) if first is None else first.of_another_thread()
     if not order.is_config_final:
         model_io = backend.describe(_model(order, config), device)
         channel.send(ModelIOFound(*model_io))
@@ -143,10 +160,10 @@ def _auditor(backend: Backend, model: BackendModel, signature: Signature) -> Aud
     return BatchDriftAuditor(backend, OutputLayouts(signature), model.instance_name, share, counts)
 
 
-def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
+def _load(channel: Channel, order: LoadModel, device: Device, first: Backend | None) -> Loaded | None:
     """Load the model and report the outcome to the supervisor; None if it failed or StopWorker came."""
     try:
-        loaded = load(channel, order, device)
+        loaded = load(channel, order, device, first)
     except GONE:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a model file provokes is the reason of its failure

@@ -7,6 +7,8 @@ A worker applies messages between two batches, or while it waits for memory; so 
 if at all. It acknowledges those with a sequence number; its answers are in from_worker.py.
 """
 
+from collections.abc import Sequence
+
 from shoal.messages.message import Fd, Message
 from shoal.messages.shared import Config, LogSettings
 
@@ -28,6 +30,7 @@ class LoadModel(Message):
     cores: list[int]
     backend_config: dict[str, str]
     log: LogSettings
+    process_cores: Sequence[int] = ()  # of all instances that share the process; empty: it has one instance
 
 
 class ConfigFinished(Message):
@@ -47,7 +50,20 @@ class MemoryGranted(Message):
 
 
 class StopWorker(Message):
-    """The worker unloads its model and ends, after answering the batches it has."""
+    """The worker, or the thread of an instance that shares its process, unloads its model and ends, after answering
+    the batches it has."""
+
+
+class StartInstance(Message):
+    """The worker, which is up, starts a thread for another instance of its model; the thread connects as a worker."""
+
+    instance: int
+
+
+class PinInstance(Message):
+    """The thread of an instance that shares its process is to run on these cores."""
+
+    cores: list[int]
 
 
 class CudaRegionGone(Message):

@@ -20,6 +20,7 @@ from shoal.model_config import (
     scaling,
     sequences,
     shadow,
+    shared_process,
     warmup,
 )
 from shoal.model_config.backends import disagreements
@@ -187,6 +188,7 @@ _UNFINISHED: tuple[Rule, ...] = (
     disagreements, ensemble.faults, file_names, warmup_files, delay_and_order, queue_policies, instance_groups,
     sequences.faults, sequence_delay, sequence_files, execution_timeout.faults, latency_target.faults, recycling.faults,
     scaling.faults, model_metrics.faults, response_cache, shadow.faults, determinism.faults, ragged_batching.faults,
+    shared_process.faults,
 )  # fmt: skip
 _FINISHED: tuple[Rule, ...] = (
     *_UNFINISHED, batch_size, tensors, labels, preferred_sizes, latency_target.faults_when_finished,

@@ -1,6 +1,7 @@
 """The `parameters` of a model's configuration: texts by name, for settings that Triton has no field for. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from shoal.model_config.messages import Config
 
@@ -8,7 +9,7 @@ from shoal.model_config.messages import Config
 _DIGITS = 7
 
 
-def parameter(config: Config, name: str) -> str | None:
+def parameter(config: Mapping[str, Any], name: str) -> str | None:
     """The text of a parameter; None where the configuration lacks it."""
     value = config.get("parameters", {}).get(name)
     return None if value is None else str(value.get("string_value", ""))

@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal import log
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.messages.message import MessageError
-from shoal.messages.to_worker import ConfigFinished, StopWorker
+from shoal.messages.to_worker import ConfigFinished, PinInstance
 from shoal.model_config.execution_timeout import execution_timeout_ms, load_timeout_s
 from shoal.open_files import explain
 from shoal.placement import Placement
@@ -27,6 +27,7 @@ from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.instance_context import InstanceContext
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.instance_state import InstanceState
+from shoal.supervisor.models.shared_process import SharedProcess
 from shoal.supervisor.models.worker import Worker
 from shoal.supervisor.processes import niceness
 from shoal.supervisor.processes.death import last_words
@@ -58,6 +59,8 @@ class Instance:
         self._model_file = model_file
         self._context = context
         self._on_state = on_state
+        #: The process that this instance shares with others; None where it has one of its own. Set before `start`.
+        self.shared_process: SharedProcess | None = None
         self._leaving: Future[None] = context.loop.future()  # done when the instance is to end
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
@@ -150,7 +153,10 @@ class Instance:
         limit_s = of_model or self._context.options.model_load_timeout_secs
         flag = "startup_timeout" if of_model else "--model-load-timeout-secs"
         try:
-            exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
+            exited = await self._begin(worker)
+            if exited is None:
+                worker.error = UnavailableError(f"{self._named} is not needed any more")
+                return 0
             worker.up = self._context.loop.start(self._bring_up(worker))
             if not await first(worker.up, exited, limit_s=limit_s):
                 worker.fail(
@@ -165,6 +171,15 @@ class Instance:
                 f"the worker of instance '{self.name}' cannot be started: {explain(refused)}"
             )
             return 0
+
+    async def _begin(self, worker: Worker) -> Future[int] | None:
+        """Start a worker's process, or its thread once the process that it shares is up; the future is the exit code.
+        None if the instance is to end before that. Raises OSError."""
+        shared_process = self.shared_process
+        if shared_process is None or shared_process.is_first(self):
+            return worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is urgent
+        first_worker = await shared_process.up(self._leaving)
+        return None if first_worker is None else worker.begin_thread(first_worker)
 
     async def _bring_up(self, worker: Worker) -> None:
         """Take a worker from its connection to its first batch; cancelled where its process ends before."""
@@ -190,6 +205,8 @@ class Instance:
         worker.came_up(worker.participant)
         self.rss_when_up_bytes = rss_bytes(self.pid)
         star.admit_worker(worker.participant)
+        if self.shared_process is not None and worker.thread is None:
+            self.shared_process.came_up()
         self._on_state(self)
 
     def _end(self, worker: Worker, code: int) -> Verdict:
@@ -208,7 +225,8 @@ class Instance:
         with contained(self):
             context.metrics.leave(self.number)
         with contained(self):
-            context.gpu_memory.left(self.number, self.placement)
+            if worker.thread is None:
+                context.gpu_memory.left(self.number, self.placement)
         with contained(self):
             if worker.child is not None:
                 death = worker.death(code, was.value, self._limit_ms, self.placement)
@@ -227,7 +245,15 @@ class Instance:
         now_s, has_completed = context.loop.now_s(), worker.progress is not None and worker.progress.has_completed
         # The batch with which a worker loses its GPU is answered, with errors, and so is the first that it completes.
         num_completed = 0 if worker.progress is None else worker.progress.num_completed
+        if self.shared_process is not None:
+            num_completed = self.shared_process.num_completed
+            has_completed = num_completed > 0
+            progress, worker.progress = worker.progress, None
+            with contained(self):
+                self.shared_process.ended(progress)
         worker.participant = worker.progress = None
+        if worker.thread is not None and worker.child is not None and worker.child.is_over:
+            return Verdict(0.0, is_failed=False)  # the first instance of the process decides when there is another
         served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
         verdict = self._restarts.died(now_s, served_s, has_completed=has_completed)
         return self._heed_quarantine(verdict, now_s, is_loss=code == EXIT_DEVICE_LOST and num_completed <= 1)
@@ -254,6 +280,8 @@ class Instance:
             _log.error("%s; it is started again in %g s", error, verdict.pause_s)
             return
         self.state, self.is_failed = InstanceState.FAILED, True
+        if self.shared_process is not None and self.shared_process.is_first(self):
+            self.shared_process.fail()
         _log.error(
             "%s; %s and is FAILED, it is tried again in %g s", error, self._why_failed(), verdict.pause_s,
         )  # fmt: skip
@@ -270,7 +298,7 @@ class Instance:
 
     def join(self, member: Member) -> None:
         """Take in the instance's worker, which has connected."""
-        self.worker.member = member
+        self.worker.connected(member)
         member.domain = self
         member.on_malformed = self._on_malformed
         member.listen(self.worker.handlers)
@@ -285,17 +313,28 @@ class Instance:
         """End the worker: one that is up has --exit-timeout-secs to finish its requests, others have none."""
         was, self.state = self.state, InstanceState.STOPPED
         resolve(self._leaving, None)
-        worker = self.worker
-        if worker.child is None or worker.child.is_over:
+        worker, shared_process = self.worker, self.shared_process
+        if not worker.pid and (worker.child is None or worker.child.is_over or worker.thread is not None):
             return
-        self._context.gpu_memory.leaving(self.number, self.placement)
+        if shared_process is not None and shared_process.is_first(self):
+            shared_process.stop_last(lambda: self._stop(worker, was))
+        else:
+            self._stop(worker, was)
+
+    def _stop(self, worker: Worker, was: InstanceState) -> None:
+        if worker.thread is None:
+            self._context.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and worker.member is not None:
-            worker.member.send(StopWorker())
-            niceness.give_way(worker.pid)
+            worker.tell_to_stop()
+            if worker.thread is None:
+                niceness.give_way(worker.pid)
             limit_s = max(
                 1, self._context.options.exit_timeout_secs
             )  # at least a second, since models are unloaded, too
             self._unless_over(worker, limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
+        elif worker.thread is not None:
+            worker.up.cancel()
+            worker.drop_thread()
         else:
             worker.up.cancel()
             self.kill()
@@ -327,7 +366,9 @@ class Instance:
         if placement.cores == self.placement.cores:
             return
         self.placement = placement
-        if self.pid:
+        if self.shared_process is not None and self.worker.member is not None:
+            self.worker.member.send(PinInstance(list(placement.cores)))
+        elif self.pid:
             pin_threads(self.pid, placement.cores)
 
     def kill(self) -> None:

@@ -29,6 +29,7 @@ from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import place as place_groups
 from shoal.model_config.response_cache import enables_response_cache
+from shoal.model_config.shared_process import instances_share_process
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
@@ -40,6 +41,7 @@ from shoal.supervisor.models.gpu_limits import refuse_full_gpus
 from shoal.supervisor.models.instance import Instance
 from shoal.supervisor.models.instance_state import InstanceState
 from shoal.supervisor.models.roster import Roster
+from shoal.supervisor.models.shared_process import SharedProcess
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class ServedVersion:
         self._has_come_up = self._is_retiring = False
         self.is_ending = False  # the last request has been answered; instances end or have ended
         self._poison: dict[tuple[int, int], PoisonKnown] = {}  # by the sample of the request; the last one is the last
+        self._processes: dict[tuple[str, str, int], SharedProcess] = {}  # those that instances share
         self._resizes: list[Future[None]] = []
         self._previous_groups: list[Config] = []
         self.is_public = False  # clients know this copy; changed by its model
@@ -148,11 +151,15 @@ class ServedVersion:
         known = {each.placement.identity for each in self.instances}
         new = [placement for placement in placements if placement.identity not in known]
         started = self._roster.enrol(self.version, new, context, self._on_state)
+        for instance in started if instances_share_process(config) else ():
+            key = instance.placement.process
+            instance.shared_process = self._processes.setdefault(key, SharedProcess(context.loop))
+            instance.shared_process.add(instance)
         try:
             context.rate_limits.admit(self.version.model_id, placements)
         except BaseException:
             for instance in started:
-                self._roster.dismiss(instance)
+                self._dismiss_for_good(instance)
             raise
         return placements, started
 
@@ -278,6 +285,11 @@ class ServedVersion:
             if instance in instances:
                 instances.remove(instance)
         self._fresh.pop(instance, None)
+        self._dismiss_for_good(instance)
+
+    def _dismiss_for_good(self, instance: Instance) -> None:
+        if instance.shared_process is not None:
+            instance.shared_process.remove(instance)
         self._roster.dismiss(instance)
 
     def _count(self) -> None:

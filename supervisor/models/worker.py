@@ -10,6 +10,7 @@ from shoal.errors import ShoalError
 from shoal.messages.from_worker import MemoryMapped, MetricsReported, ModelIOFound, ModelLoaded, ReadyAnswered
 from shoal.messages.message import on, table
 from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
+from shoal.messages.to_worker import StartInstance, StopWorker
 from shoal.model_config.autocomplete import ModelIO
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
@@ -48,6 +49,9 @@ class Worker:
         self.up_since_s = 0.0
         self.is_over_limit = False  # a batch has run for too long, and the worker is being ended for that
         self.error: ShoalError | None = None  # why the worker ends, or could not be started
+        # Of an instance that is a thread of another's process: done when the thread or the process has ended.
+        self.thread: Future[int] | None = None
+        self._is_told = False  # the thread has been told to end
         self.handlers = table(
             on(ModelIOFound, lambda message: resolve(self.found_io, reported_model_io(message))),
             on(ModelLoaded, lambda message: resolve(self.loaded, message)),
@@ -64,7 +68,9 @@ class Worker:
     @property
     def pid(self) -> int:
         """The pid of this worker; 0 where none runs."""
-        return self.child.pid if self.child is not None and not self.child.is_over else 0
+        if self.child is None or self.child.is_over or (self.thread is not None and self.thread.done()):
+            return 0
+        return self.child.pid
 
     @property
     def owner(self) -> int:
@@ -83,6 +89,48 @@ class Worker:
         self.output.start()
         return self.child.exited
 
+    def begin_thread(self, first: "Worker") -> Future[int]:
+        """Have another instance's process, which is up, start a thread for this one. The future is the exit code of
+        the process; 0 where the thread has ended alone, as it does when it was told to or cannot load the model."""
+        assert first.child is not None
+        assert first.member is not None
+        self._num_oom_kills = first._num_oom_kills
+        self.child = first.child
+        self.thread = thread = self._context.loop.future()
+        exited = first.child.exited
+        self._context.loop.after(exited, lambda: resolve(thread, exited.result()))
+        first.member.send(StartInstance(self._number))
+        return thread
+
+    def connected(self, member: Member) -> None:
+        """Note the worker's connection. That of a thread may end while the process goes on."""
+        self.member = member
+        if self.thread is None:
+            return
+        on_gone = member.on_gone
+
+        def gone() -> None:
+            on_gone()
+            if self.thread is not None and (self._is_told or self.error is not None):
+                resolve(self.thread, 0)
+            else:
+                self.signal(signal.SIGKILL)  # the thread has ended unasked, if the process has not
+
+        member.on_gone = gone
+
+    def tell_to_stop(self) -> None:
+        """Have the worker end once it has answered the batches that it has."""
+        self._is_told = True
+        if self.member is not None:
+            self.member.send(StopWorker())
+
+    def drop_thread(self) -> None:
+        """End a thread that is not up: it finds its connection closed, and the process goes on."""
+        assert self.thread is not None
+        if self.member is not None:
+            self.member.hang_up()
+        resolve(self.thread, 0)
+
     def came_up(self, participant: Participant) -> None:
         """Prepare for the first batch: restore the process's priority, and read its progress from now on."""
         self.up_since_s = self._context.loop.now_s()
@@ -90,14 +138,17 @@ class Worker:
         niceness.join_in(self.pid)
 
     def signal(self, number: int) -> None:
-        """Send the process a signal; nothing happens where it has ended."""
-        if self.child is not None:
+        """Send the process a signal; nothing happens where it, or the instance's thread in it, has ended."""
+        if self.child is not None and (self.thread is None or not self.thread.done()):
             self.child.signal(number)
 
     def fail(self, error: ShoalError) -> None:
-        """Kill the process, for this reason."""
+        """Kill the process, for this reason; of a process that other instances share, end a thread that is not up."""
         self.error = error
-        self.signal(signal.SIGKILL)
+        if self.thread is not None and self.progress is None:
+            self.drop_thread()
+        else:
+            self.signal(signal.SIGKILL)
 
     # --- messages from the worker ---
 
@@ -137,7 +188,8 @@ class Worker:
             activity,
             self.child.peak_rss_bytes,
             oom_kills.limit_bytes(),
-            code == -signal.SIGKILL and oom_kills.claim(self._num_oom_kills),
+            code == -signal.SIGKILL and self.child.was_killed_for_memory(lambda: oom_kills.claim(self._num_oom_kills)),
             limit_ms if self.is_over_limit else 0,
             placement.kind != "KIND_CPU",
+            bool(placement.process_cores) and self.child.is_over,
         )

@@ -78,6 +78,15 @@ class Child:
         self._ended_here = bound(self._ended)
         #: The child's largest resident memory, known once it has ended. It starts with that of its parent.
         self.peak_rss_bytes = 0
+        # Changed by was_killed_for_memory.
+        self._was_killed_for_memory: bool | None = None
+
+    def was_killed_for_memory(self, claim: Callable[[], bool]) -> bool:
+        """Whether the kernel has killed the child for want of memory; `claim` says so, and is asked once, however many
+        instances share the process."""
+        if self._was_killed_for_memory is None:
+            self._was_killed_for_memory = claim()
+        return self._was_killed_for_memory
 
     def signal(self, number: int) -> None:
         """Send the child a signal; nothing happens where it has ended."""

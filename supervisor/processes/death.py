@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shoal.placement import Placement
 from shoal.process import EXIT_DEVICE_LOST
-from shoal.reasons import MAX_FIGURE, UNNAMED_GROUP, DeathDetail, Reason, describe_exit, pack_sizes
+from shoal.reasons import MAX_FIGURE, SHARED_PROCESS, UNNAMED_GROUP, DeathDetail, Reason, describe_exit, pack_sizes
 
 _MIB = 1 << 20
 #: How many last lines are logged where none of them begins a report.
@@ -34,6 +34,7 @@ class Death:
     is_oom_kill: bool  # the kernel counts a process killed for memory that explains no other death
     limit_ms: int = 0  # the execution limit, where the supervisor ended the worker for that
     may_use_gpu: bool = False  # the worker's kind was not KIND_CPU
+    is_shared: bool = False  # the process may have had other instances, too
 
     @property
     def reason(self) -> Reason:
@@ -53,13 +54,14 @@ class Death:
             return min(self.limit_ms, MAX_FIGURE)
         if self.reason is Reason.OUT_OF_MEMORY:
             return pack_sizes(self.peak_rss_bytes // _MIB, self.memory_limit_bytes // _MIB)
-        return self.code & 0xFFFF
+        return self.code & 0xFFFF | SHARED_PROCESS * self.is_shared
 
     def describe(self) -> str:
         """The words that follow "instance 'simple_0_0'" in the log."""
+        shared = ", shared with other instances" if self.is_shared else ""
         return (
-            f"(pid {self.pid}) {describe_exit(self.code)}{self._cause()} while it was {self.activity}; its memory "
-            f"peaked at {self.peak_rss_bytes // _MIB} MiB, the limit is {self.memory_limit_bytes // _MIB} MiB"
+            f"(pid {self.pid}{shared}) {describe_exit(self.code)}{self._cause()} while it was {self.activity}; its "
+            f"memory peaked at {self.peak_rss_bytes // _MIB} MiB, the limit is {self.memory_limit_bytes // _MIB} MiB"
         )
 
     def _cause(self) -> str:

@@ -81,6 +81,7 @@ def load_message(
         cores=list(placement.cores),
         backend_config=context.options.backend_settings(version.config["backend"]),
         log=context.log_settings,
+        process_cores=list(placement.process_cores),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.datatypes import BY_NAME
 from shoal.messages.from_batcher import PoisonFound
-from shoal.reasons import DeathDetail, Reason
+from shoal.reasons import SHARED_PROCESS, DeathDetail, Reason
 from shoal.request import InferRequest, TensorRef, pack_request
 from shoal.shm import layout
 from shoal.shm.layout import B, P, pack_ref, pack_span
@@ -257,3 +257,28 @@ def test_a_successor_goes_on_with_a_refusal() -> None:
     clinic.outcomes()
     clinic.ask(3, POISON)
     assert clinic.outcomes() == {3: Reason.POISON}
+
+
+def test_a_request_beside_others_in_the_threads_of_a_process_is_not_laid_their_death() -> None:
+    """Two instances of one process: what either was executing when it died may have been the cause, so none of the two
+    was alone, though each was alone in its batch; the death is noted once."""
+    clinic = Clinic()
+    clinic.star.remove_worker(clinic.worker.owner, clinic.now_ns)
+    for start in (1, 3):
+        first, second = (clinic.start() for _ in range(2))
+        for thread in (first, second):
+            clinic.star.exchange.workers[thread.owner].instance = DeathDetail(17, 0, 0, 0).pack()
+        clinic.ask(start, INNOCENT if start == 1 else b"a third one")
+        clinic.ask(start + 1, POISON)
+        for thread in (first, second):
+            (item,) = thread.received()
+            thread.begin(item[B.BATCH])
+            thread.own.words[layout.BUSY_SINCE_WORD] = clinic.now_ns
+        detail = DeathDetail(17, 0, 0, 3 | SHARED_PROCESS).pack()
+        for thread in (first, second):
+            clinic.star.exchange.remove_worker(thread.owner, clinic.now_ns, Reason.INSTANCE_DIED, detail)
+        clinic.step()
+    assert clinic.outcomes() == dict.fromkeys((1, 2, 3, 4), Reason.INSTANCE_DIED)
+    assert not clinic.star.reports()
+    assert clinic.model.trials is not None
+    assert sorted(each.num_deaths for each in clinic.model.trials.suspects._suspects.values()) == [1, 1, 2]

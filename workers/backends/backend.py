@@ -1,7 +1,8 @@
 """The contract between a worker and a framework: one Backend object is one model instance.
 
-The worker calls all methods from one thread, and `describe` only if the configuration is not complete. An exception of
-a backend reaches the client as an error: a ShoalError unchanged, any other as an internal error.
+The worker calls all methods but `of_another_thread` from one thread, and `describe` only if the configuration is not
+complete. An exception of a backend reaches the client as an error: a ShoalError unchanged, any other as an internal
+error.
 """
 
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.errors import InternalError, ShoalError
+from shoal.errors import InternalError, ShoalError, UnsupportedError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
 from shoal.model_config.parameters import parameter
@@ -44,8 +45,17 @@ class Device:
 
     kind: str  # "KIND_CPU", "KIND_GPU", or "KIND_MODEL": the model finds its devices itself
     id: int  # number of the GPU in this process, which sees no other GPU: 0; 0 on a CPU, too
-    cores: tuple[int, ...]  # cores to which the worker is pinned
+    cores: tuple[int, ...]  # cores to which the instance is pinned
     log_verbose: int = 0
+    process_cores: tuple[int, ...] = ()  # those of all instances that share the process; empty: it has one instance
+
+    @property
+    def pool_threads(self) -> int:
+        """The threads of a pool with which all instances of the process compute: each takes part with its own."""
+        if not self.process_cores:
+            return len(self.cores)
+        num_instances = max(1, len(self.process_cores) // len(self.cores))
+        return num_instances * (len(self.cores) - 1) + 1
 
 
 class Backend(ABC):
@@ -100,7 +110,15 @@ class Backend(ABC):
 
     @abstractmethod
     def unload(self) -> None:
-        """Release the model; the process ends soon after."""
+        """Release the model; the process ends soon after, unless other instances of the model share it."""
+
+    def of_another_thread(self) -> "Backend":
+        """A backend for another instance of the loaded model in this process. Another thread calls all its methods,
+        `load` first, which does not load again what instances can share.
+
+        Raises UnsupportedError for a backend whose instances need a process each.
+        """
+        raise UnsupportedError(f"instances of {type(self).__name__} cannot share a process")
 
 
 class BatchedBackend(Backend):

@@ -91,6 +91,10 @@ class IdentityBackend(BatchedBackend):
     def unload(self) -> None:
         """No effect: there is no model to release."""
 
+    def of_another_thread(self) -> "IdentityBackend":
+        """A backend for another instance; there is nothing to share."""
+        return IdentityBackend()
+
     def _zeros(self, source: TensorSpec) -> Array:
         dims = source.model_dims
         shape = (*([self._rows] if self._is_batched else []), *(max(dim, 1) for dim in dims))

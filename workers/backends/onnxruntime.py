@@ -115,6 +115,12 @@ class OnnxruntimeBackend(BatchedBackend):
         """Release the session."""
         self._session = None
 
+    def of_another_thread(self) -> "OnnxruntimeBackend":
+        """A backend for another instance that runs the same session, as several threads may at once."""
+        other = OnnxruntimeBackend()
+        other._session, other._run_options = self._session, self._run_options
+        return other
+
     def _open(self, model: BackendModel, device: Device) -> None:
         if self._session is not None:
             return

@@ -64,7 +64,7 @@ def session_settings(model: BackendModel, device: Device, available: Collection[
     session_entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
     session_entries |= _entries(model, "session.")
     return SessionSettings(
-        intra_op_num_threads=_threads(model, "intra_op_thread_count") or len(device.cores),
+        intra_op_num_threads=_threads(model, "intra_op_thread_count") or device.pool_threads,
         inter_op_num_threads=_threads(model, "inter_op_thread_count") or (len(device.cores) if parallel else 1),
         parallel=parallel,
         graph_level=GRAPH_LEVELS.get(graph_level, "ORT_ENABLE_ALL"),

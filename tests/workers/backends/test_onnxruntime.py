@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -381,3 +382,36 @@ def test_without_cuda_python_a_gpu_reads_from_where_clients_wrote(
     with caplog.at_level("INFO"):
         assert onnxruntime_backend._staging() is None
     assert "Install it with: pip install cuda-bindings" in caplog.text
+
+
+def test_instances_of_several_threads_run_one_session(onnx_file: Any) -> None:
+    file = onnx_file("Relu", [("X", TensorProto.FLOAT, ["N", 3])], [("Y", TensorProto.FLOAT, ["N", 3])])
+    config = one_to_one("TYPE_FP32", [3])
+    first = loaded(file, config)
+    others = [first.of_another_thread() for _ in range(3)]
+
+    def run(number: int) -> None:
+        backend = others[number]
+        backend.load(replace(model(config, file), instance_name=f"m_0_{number + 1}"), CPU)
+        for step in range(200):
+            x = np.full((1 + step % 3, 3), number + step, np.float32)
+            assert np.array_equal(backend.run({"X": x})["Y"], x)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
+    assert all(each._session is first._session for each in others)
+    others[0].unload()
+    assert first.run({"X": np.ones((1, 3), np.float32)})["Y"].tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("cores", "process_cores", "threads"),
+    [((0,), (), 1), ((0, 1), (), 2), ((0,), (0, 1), 1), ((0, 1), (0, 1, 2, 3), 3), ((0,), (0,), 1)],
+)
+def test_a_session_of_several_threads_has_their_cores(
+    cores: tuple[int, ...], process_cores: tuple[int, ...], threads: int
+) -> None:
+    """Each instance computes with its own thread and with those of the session."""
+    device = Device("KIND_CPU", 0, cores, process_cores=process_cores)
+    settings = session_settings(model(one_to_one("TYPE_FP32", [3])), device, ["CPUExecutionProvider"])
+    assert settings.intra_op_num_threads == threads

@@ -47,6 +47,8 @@ class PythonBackend(Backend):
         self._served = ModelTraits("", 0, (), False)
         self._event_loop = ModelEventLoop("execute")
         self._runtime = WorkerRuntime("")
+        #: The backend of the process's first instance, if that is another one.
+        self._first: PythonBackend | None = None
         # Changed by load, and by execute if the model turns out to write into its inputs.
         self._has_copies = False
         self._takes_gpu_tensors = False
@@ -123,6 +125,12 @@ class PythonBackend(Backend):
             self._model.finalize()
         except InternalError as error:
             _log.error("model instance '%s' failed to finalize: %s", self._model.identity.instance_name, error)
+
+    def of_another_thread(self) -> "PythonBackend":
+        """A backend for another instance: an object of the same class, from the module that is imported already."""
+        other = PythonBackend()
+        other._first = self
+        return other
 
     # -- running it --
 
@@ -208,6 +216,10 @@ class PythonBackend(Backend):
         )
         if self._model.identity == identity:
             self._model.configure(model.config)
+            return
+        if self._first is not None:
+            self._model = PythonModel(identity, model.config, self._first._model)
+            self._runtime = self._first._runtime
             return
         self._model = PythonModel(identity, model.config)
         self._own_process(model, device)

@@ -61,14 +61,16 @@ class InstanceIdentity:
 class PythonModel:
     """One instance of a model. `load` comes first, or `auto_complete` and then `load`."""
 
-    def __init__(self, identity: InstanceIdentity, config: Config) -> None:
+    def __init__(self, identity: InstanceIdentity, config: Config, first: "PythonModel | None" = None) -> None:
+        """`first` is the first instance of the model in this process, if that is another one: its module is used."""
         self.identity = identity
+        self._is_first = first is None
         # Changed by configure and load.
         self.config = config
         self.is_decoupled = using_decoupled_model_transaction_policy(config)
         self.is_async = False
         self.has_ready_check = False
-        self._module: ModuleType | None = None
+        self._module: ModuleType | None = None if first is None else first._module
         self._instance: Any = None
 
     # -- before it serves --
@@ -162,7 +164,8 @@ class PythonModel:
 
     def finalize(self) -> None:
         """Call the model's finalize and drop the object. Raises InternalError if finalize fails."""
-        self._let_call_models(False)
+        if self._is_first:  # the others end before it
+            self._let_call_models(False)
         instance, self._instance = self._instance, None
         try:
             if hasattr(instance, "finalize"):

@@ -49,6 +49,8 @@ class PytorchBackend(BatchedBackend):
     """A loaded PyTorch program."""
 
     def __init__(self) -> None:
+        #: Whether the instance is one of several threads on its GPU: its work must not wait for theirs.
+        self._has_own_stream = False
         # Changed by load.
         self._program: programs.Program | None = None
         self._signature = Signature("", 0, {}, {})
@@ -69,12 +71,16 @@ class PytorchBackend(BatchedBackend):
         self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(made)
         self._device = _torch_device(model, device)
         if self._device is not None and self._device.type == "cuda":
+            if self._has_own_stream:
+                own_stream: Any = torch.cuda.Stream  # has no type hints
+                torch.cuda.set_stream(own_stream(self._device))  # of this thread, from now on
             self._transfers = Transfers.of_gpu(self._device)
             self.stage = self._transfers.stage
         self._guard = torch.inference_mode if chosen.inference_mode else torch.no_grad
         self._cleans_cache = chosen.cache_cleaning and torch.cuda.is_available()
         self._format = torch.channels_last if chosen.channels_last else torch.preserve_format
-        self._program = programs.load(model, self._device, chosen)
+        if self._program is None:
+            self._program = programs.load(model, self._device, chosen)
         if not (model.config["model_warmup"] or ragged):
             self._run_zeros(model.instance_name, is_compiled=chosen.compile is not None)
 
@@ -101,6 +107,12 @@ class PytorchBackend(BatchedBackend):
     def unload(self) -> None:
         """Release the program."""
         self._program = None
+
+    def of_another_thread(self) -> "PytorchBackend":
+        """A backend for another instance that calls the same program, on a GPU in a stream of its own."""
+        other = PytorchBackend()
+        other._program, other._has_own_stream = self._program, True
+        return other
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The outputs, some of them views of PyTorch's memory, page-locked for those from a GPU. Raises InternalError

@@ -157,6 +157,12 @@ class TensorrtBackend(BatchedBackend):
         self._growing.clear()
         self._engine = self._runtime = None
 
+    def of_another_thread(self) -> "TensorrtBackend":
+        """A backend for another instance that runs the same engine, with contexts, a stream and memory of its own."""
+        other = TensorrtBackend()
+        other._log, other._runtime, other._engine = self._log, self._runtime, self._engine
+        return other
+
     # -- the engine ---------------------------------------------------------------------------------------------------
 
     def _open(self, model: BackendModel) -> tuple[tuple[IOTensor, ...], tuple[IOTensor, ...]]:

@@ -1,5 +1,6 @@
 """The pytorch backend on tiny models: tensors in, tensors out, and what is said of those that do not fit."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,19 @@ def test_ragged_batches(tmp_path: Path, batcher: Batcher) -> None:
     for done, array in zip(batcher.done(), arrays, strict=True):
         assert np.array_equal(done.outputs["OUTPUT__0"], array * 2)
         assert done.outputs["OUTPUT__1"].tolist() == [[array.sum()]]
+
+
+def test_instances_of_several_threads_call_one_program(tmp_path: Path) -> None:
+    file, tensors = scripted(tmp_path, Sum()), config(["left", "right"], ["sum", "difference"])
+    first = loaded(file, tensors)
+    others = [first.of_another_thread() for _ in range(2)]
+
+    def run(number: int) -> None:
+        others[number].load(model(tensors, str(file)), CPU)
+        for step in range(50):
+            found = others[number].run({"left": X + step, "right": X + number})
+            assert np.array_equal(found["sum"], 2 * X + step + number)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    assert all(each._program is first._program for each in others)

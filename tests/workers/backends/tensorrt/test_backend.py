@@ -332,3 +332,21 @@ def test_without_the_package_its_command_is_named() -> None:
     sentence = str(caught.value)
     assert sentence.startswith("backend 'tensorrt' cannot be imported: No module named '")
     assert sentence.endswith("'. Install it with: pip install 'shoal[tensorrt]'")
+
+
+def test_instances_of_several_threads_share_the_engine_and_nothing_else(tmp_path: Path, runtime: Runtime) -> None:
+    first = loaded(tmp_path)
+    other = first.of_another_thread()
+    other.load(engine_model(tmp_path), GPU)
+    assert isinstance(other, BatchedBackend)
+    one, two = vars(first), vars(other)
+    assert one["_engine"] is two["_engine"]
+    for name in ("_contexts", "_stream", "_here", "_there"):
+        assert one[name] is not two[name]
+    assert not set(map(id, one["_contexts"].values())) & set(map(id, two["_contexts"].values()))
+    kept = first.run(batch(2))["Y"]
+    expected = kept.copy()
+    check(other, batch(2, 7))
+    assert np.array_equal(kept, expected)  # the other's outputs lie elsewhere
+    other.unload()
+    check(first, batch(1))

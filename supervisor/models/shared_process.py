@@ -1,0 +1,95 @@
+"""The process that the instances of a group on one device share, where the model says so.
+
+The first instance starts the process and has its main thread; each of the others is a thread that the process starts
+once the first is up, and a worker like any other: with a connection, memory, rings and batches of its own. A death of
+the process is the death of all. The first then starts another process, by its own restarts; the others follow it. The
+first ends last. Runs in the supervisor.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shoal.supervisor.event_loop import EventLoop, Future, first, resolve
+from shoal.supervisor.models.instance_state import InstanceState
+from shoal.supervisor.models.worker import Worker
+from shoal.supervisor.processes.progress import WorkerProgress
+
+
+class SharingInstance(Protocol):
+    """The attributes of an instance that are used for the process that it shares."""
+
+    state: InstanceState
+    worker: Worker
+    is_failed: bool
+
+    @property
+    def progress(self) -> WorkerProgress | None: ...
+
+
+class SharedProcess:
+    """The instances that share one worker process after the other."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        # Changed by add and remove; the first is the first instance.
+        self._instances: list[SharingInstance] = []
+        # Changed as the process comes up and ends.
+        self._came_up: Future[None] = loop.future()
+        self._num_completed = 0  # batches, by the instances of the present process that have ended already
+        self._at_last: Callable[[], None] | None = None
+
+    def add(self, instance: SharingInstance) -> None:
+        """Take in an instance; the first one starts the process."""
+        self._instances.append(instance)
+
+    def remove(self, instance: SharingInstance) -> None:
+        """Forget an instance that has ended for good."""
+        self._instances.remove(instance)
+
+    def is_first(self, instance: SharingInstance) -> bool:
+        """Whether this instance starts the process."""
+        return self._instances[0] is instance
+
+    async def up(self, leaving: Future[None]) -> Worker | None:
+        """The worker of the first instance, once that is up; None where `leaving` is done before."""
+        while not leaving.done():
+            leader = self._instances[0]
+            if leader.state is InstanceState.UP and leader.worker.pid:  # without a pid it is known to be dead
+                return leader.worker
+            await first(self._came_up, leaving)
+        return None
+
+    def came_up(self) -> None:
+        """Let the other instances start their threads: the first is up."""
+        self._num_completed = 0
+        came_up, self._came_up = self._came_up, self._loop.future()
+        resolve(came_up, None)
+
+    def ended(self, progress: WorkerProgress | None) -> None:
+        """Note the progress of an instance whose thread has ended; the first may end once it is the last."""
+        self._num_completed += 0 if progress is None else progress.num_completed
+        if self._at_last is not None and not self._has_threads:
+            at_last, self._at_last = self._at_last, None
+            at_last()
+
+    @property
+    def num_completed(self) -> int:
+        """The batches that all instances of the present process have completed, those that have ended included."""
+        there = [each.progress for each in self._instances]
+        return self._num_completed + sum(each.num_completed for each in there if each is not None)
+
+    def fail(self) -> None:
+        """Mark the other instances as failed, which wait for the first."""
+        for each in self._instances[1:]:
+            each.is_failed = True
+
+    def stop_last(self, stop: Callable[[], None]) -> None:
+        """Call `stop`, which ends the first instance, once no other has a thread."""
+        if self._has_threads:
+            self._at_last = stop
+        else:
+            stop()
+
+    @property
+    def _has_threads(self) -> bool:
+        return any(each.worker.pid for each in self._instances[1:])

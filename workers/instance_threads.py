@@ -1,0 +1,54 @@
+"""The threads of a worker process for the instances of its model beside the first, which has the main thread.
+
+Each thread is a worker in all but the process: it has a connection of its own to the supervisor, a segment, rings and
+a loop, and shares the loaded model alone. What ends the process ends them all.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from shoal import control
+from shoal.control import GONE, Channel
+from shoal.messages.from_worker import WorkerConnected
+from shoal.process import EXIT_DEVICE_LOST
+from shoal.workers.faults import DeviceLostError
+
+_log = logging.getLogger(__name__)
+
+
+class InstanceThreads:
+    """The threads that have been started; used by the main thread."""
+
+    def __init__(self, serve: Callable[[Channel], None]) -> None:
+        """`serve` is called in each thread with the instance's connection, and returns once the instance is stopped;
+        it may raise GONE and DeviceLostError."""
+        self._serve = serve
+        # Changed by start.
+        self._threads: list[threading.Thread] = []
+
+    def start(self, number: int) -> None:
+        """Start the thread of the instance with this number."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        # A daemon: a process whose supervisor has gone must not wait for a thread that executes.
+        thread = threading.Thread(target=self._run, args=(number,), name=f"instance {number}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self) -> None:
+        """Wait until all instances have been stopped and their threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        try:
+            with control.join(WorkerConnected(number)) as channel:
+                self._serve(channel)
+        except GONE:
+            return  # the supervisor has closed the connection, or is gone
+        except DeviceLostError:
+            os._exit(EXIT_DEVICE_LOST)  # as the main thread does: the GPU is lost to the whole process
+        except Exception:  # noqa: BLE001 - the thread's rim: its instance would be up for ever, and answer nothing
+            _log.exception("a thread of the worker has failed, and the process ends")
+            os._exit(1)
