@@ -47,7 +47,7 @@ def deployment(
     plan = ServerPlan(repositories, tuple(flags), exit_timeout_s)
     settings: dict[str, Any] = {
         "name": name,
-        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus},
+        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus, **options.pop("ray_actor_options", {})},
         "max_ongoing_requests": _MAX_ONGOING_REQUESTS,
         "graceful_shutdown_timeout_s": _DRAIN_S + exit_timeout_s + _EXIT_MARGIN_S,
         "health_check_period_s": 5.0,

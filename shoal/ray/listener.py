@@ -75,8 +75,10 @@ def listen_in_place_of_serve(server: ReplicaServer, started: Callable[[], None])
         _check_port(http_options.host, http_options.port)
         try:
             await asyncio.to_thread(server.start, http_options.host, http_options.port)
-        except UnavailableError as error:
-            raise RuntimeError(str(error)) from error
+        except UnavailableError:
+            # Serve tries a hundred ports, where a RuntimeError says that one is in use; no port makes a model load.
+            await asyncio.to_thread(_check_port, http_options.host, http_options.port)
+            raise
         started()
         own = OwnListener(server)
         return event_loop.create_task(own.serve()), own

@@ -80,13 +80,20 @@ class ReplicaServer:
 
     def start(self, address: str = "127.0.0.1", port: int = 0) -> None:
         """Start the server, and return once all models have settled; HTTP is served at this address and port (0: a free
-        one). Raises UnavailableError, with the end of its log, if it does not start."""
-        self._folder = tempfile.TemporaryDirectory(prefix="shoal-replica-", ignore_cleanup_errors=True)
-        threading.Thread(target=self._run, args=(address, port), name="shoal server", daemon=True).start()
+        one). Raises UnavailableError, with the end of its log, if it does not start; it may be started again then."""
+        self._process = None
+        self._ports.clear()
+        self._last_lines.clear()
+        self._started.clear()
+        self._ended.clear()
+        self._folder = folder = tempfile.TemporaryDirectory(prefix="shoal-replica-", ignore_cleanup_errors=True)
+        threading.Thread(target=self._run, args=(address, port, folder), name="shoal server", daemon=True).start()
         if not self._started.wait(START_TIMEOUT_S):
             self.kill()
+            self.wait(_STOP_MARGIN_S)
             raise UnavailableError(f"the server did not start within {START_TIMEOUT_S:.0f} s{self._log_end()}")
-        if self._ended.is_set():
+        if "Metrics Service" not in self._ports:
+            self.wait(_STOP_MARGIN_S)
             raise UnavailableError(f"the server did not start{self._log_end()}")
 
     def terminate(self) -> None:
@@ -168,7 +175,7 @@ class ReplicaServer:
 
     # --- its thread ---
 
-    def _run(self, address: str, port: int) -> None:
+    def _run(self, address: str, port: int, folder: "tempfile.TemporaryDirectory[str]") -> None:
         try:
             environment = {**os.environ, **self._plan.environment}
             process = subprocess.Popen(
@@ -187,10 +194,9 @@ class ReplicaServer:
         except OSError as error:
             self._last_lines.append(repr(error))
         finally:
-            self._ended.set()
+            folder.cleanup()
             self._started.set()
-            if self._folder is not None:
-                self._folder.cleanup()
+            self._ended.set()  # the last that this thread does: whoever waits for it may start another
 
     def _command(self, address: str, port: int) -> list[str]:
         pin = f"os.sched_setaffinity(0, {set(self._plan.cores)})" if self._plan.cores else ""

@@ -242,6 +242,20 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         failing.check_health()
 
 
+def test_a_server_whose_port_was_in_use_starts_at_another() -> None:
+    """Ray Serve tries ports until one is free, each by a start of the same server."""
+    flags = ("--model-control-mode=explicit", "--load-model=simple")
+    started = ReplicaServer(ServerPlan((str(SAMPLES),), flags))
+    with socket.create_server(("127.0.0.1", 0)) as used, pytest.raises(UnavailableError, match="did not start"):
+        started.start("127.0.0.1", used.getsockname()[1])
+    try:
+        started.start()
+        started.check_health()
+        assert Path(started.client_socket).exists()
+    finally:
+        started.stop()
+
+
 def test_a_server_that_was_not_started_is_not_healthy() -> None:
     with pytest.raises(UnavailableError, match="has not been started"):
         ReplicaServer(ServerPlan((str(SAMPLES),))).check_health()
