@@ -2,10 +2,12 @@
 
     unshare --mount --net python -m tests.deploy.pod CONTAINER REPOSITORY SHARED_MEMORY_MIB
 
-CONTAINER is the container's JSON. Its /dev/shm is a tmpfs of that size, and REPOSITORY takes the place of the path that
-the arguments name. Prints what was seen as JSON.
+CONTAINER is the container's JSON. Its /dev/shm is a tmpfs of that size, a control group has its limits of memory and
+cores, where this machine lets one be made, and REPOSITORY takes the place of the path that the arguments name. Prints
+what was seen as JSON.
 """
 
+import ctypes
 import fcntl
 import http.client
 import json
@@ -16,13 +18,16 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.deploy.limits import Limits
 from tests.end_to_end.server import LOOK_AGAIN_S
 
 DEADLINE_S = 120.0
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(container: dict[str, Any], repository: str, shared_memory_mib: int) -> dict[str, Any]:
@@ -38,7 +43,15 @@ def main(container: dict[str, Any], repository: str, shared_memory_mib: int) -> 
         mount("--bind", repository, location)
     program = f"from shoal.cli import {container['command'][0]} as run; raise SystemExit(run())"
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    with subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stderr=2) as server:
+    try:
+        limits = Limits(container["resources"]["limits"], f"shoal-pod-{os.getpid()}")
+    except OSError as error:
+        sys.stderr.write(f"NOT CHECKED: the limits of the pod, since no control group can be made: {error}\n")
+        limits = None
+    command = [sys.executable, "-c", program, *arguments]
+    started = command if limits is None else limits.around(command)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans stay in the groups until they are waited for
+    with subprocess.Popen(started, env=environment, stderr=2) as server:
         seen: dict[str, Any] = {"refused before": not probe(container, "startupProbe")}
         end_s = time.monotonic() + DEADLINE_S
         while not probe(container, "startupProbe"):
@@ -57,6 +70,12 @@ def main(container: dict[str, Any], repository: str, shared_memory_mib: int) -> 
         server.terminate()
         seen["exit code"] = server.wait(DEADLINE_S)
     seen["left in shared memory"] = os.listdir("/dev/shm")
+    seen["limits"] = limits and limits.facts()
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    if limits is not None:
+        limits.close()
     return seen
 
 

@@ -1,4 +1,4 @@
-"""The chart's container, run as it stands: command line, ports, probes, preStop, and a /dev/shm of its size."""
+"""The chart's container, run as it stands: command line, ports, probes, preStop, and a /dev/shm and limits of its size."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.deploy.limits import nbytes
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,3 +51,6 @@ def test_the_container_runs_as_it_stands(tmp_path: Path) -> None:
     assert seen["seconds of preStop"] >= float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert seen["ready until the end of preStop"]  # requests of proxies that have not heard are answered
     assert seen["left in shared memory"] == []
+    if seen["limits"] is not None:  # it says on standard error why there are none
+        assert seen["limits"]["killed"] == 0
+        assert 0 < seen["limits"]["peak"] < nbytes(container["resources"]["limits"]["memory"])
