@@ -1,4 +1,5 @@
-"""Environment variables that configure a server: those by which SageMaker and Vertex AI configure Triton.
+"""Environment variables that configure a server: those by which SageMaker and Vertex AI configure Triton, and the
+default format of the log.
 
 Pure: the environment comes in as a mapping. Flags on the command line take precedence.
 """
@@ -15,13 +16,18 @@ VARIABLES = {
 }
 #: Variable → the flag whose value it sets.
 _FLAGS = {"AIP_HTTP_PORT": "vertex-ai-port", "AIP_STORAGE_URI": "model-repository"}
+#: The default of --log-format where no terminal is written to; the image and the unit set it. Ours.
+LOG_FORMAT = "SHOAL_LOG_FORMAT"
 #: In a container of Vertex AI all requests come to Vertex AI's own port.
 _PREDICTION = {"allow-vertex-ai": "true", "allow-http": "false", "allow-grpc": "false"}
 
 
-def implied_flags(environ: Mapping[str, str]) -> dict[str, str]:
-    """Flags and their values from the environment, for flags that the command line does not have."""
+def implied_flags(environ: Mapping[str, str], *, is_terminal: bool = False) -> dict[str, str]:
+    """Flags and their values from the environment, for flags that the command line does not have. `is_terminal`: the
+    log goes to a terminal, where a person reads it."""
     flags = dict(_PREDICTION) if environ.get("AIP_MODE") == "PREDICTION" else {}
+    if environ.get(LOG_FORMAT) and not is_terminal:
+        flags["log-format"] = environ[LOG_FORMAT]
     return flags | {flag: environ[variable] for variable, flag in _FLAGS.items() if environ.get(variable)}
 
 

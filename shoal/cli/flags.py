@@ -106,7 +106,10 @@ LOGGING = (
     honour("log-warning", BOOLEAN, "print warnings (stderr)"),
     honour("log-error", BOOLEAN, "print errors (stderr)"),
     honour(
-        "log-format", choice("default", "ISO8601", "json"), "the form of a line, in UTC; json: an object a line, ours"
+        "log-format",
+        choice("default", "ISO8601", "json"),
+        "the form of a line, in UTC; json: an object a line, ours; off a terminal the variable SHOAL_LOG_FORMAT sets "
+        "the default",
     ),
     honour("log-file", ANY_TEXT, "append everything that is printed to this file instead; logrotate: copytruncate"),
 )

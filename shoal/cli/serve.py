@@ -61,7 +61,10 @@ def serve(
         archives = [path for path in paths if path.suffix == ARCHIVE]
         with served_paths([path for path in paths if path not in archives]) as (repositories, models):
             given = [f"--model-repository={repository}" for repository in repositories] + archive_flags(archives)
-            options, warnings = parse([*given, *flags], prog=prog, defaults=defaults, environ=environ)
+            is_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
+            options, warnings = parse(
+                [*given, *flags], prog=prog, defaults=defaults, environ=environ, is_terminal=is_terminal
+            )
             for warning in warnings:
                 print(f"Warning: {warning}", file=sys.stderr)
             for model in models:
@@ -83,9 +86,18 @@ def _paths_first(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
     return [Path(text) for text in argv[:num_paths]], list(argv[num_paths:])
 
 
-def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> CommandLine:
-    """Parse a command line; `defaults` has the values of unset flags. Raises CommandLineError; --help exits with 0."""
-    texts = {flag: [text] for flag, text in implied_flags(environ).items()} | _read(_parser(prog, defaults), argv)
+def parse(
+    argv: Sequence[str],
+    *,
+    prog: str,
+    defaults: ServerOptions,
+    environ: Mapping[str, str],
+    is_terminal: bool = False,
+) -> CommandLine:
+    """Parse a command line; `defaults` has the values of unset flags, `is_terminal` says whether the server will write
+    to a terminal. Raises CommandLineError; --help exits with 0."""
+    implied = implied_flags(environ, is_terminal=is_terminal)
+    texts = {flag: [text] for flag, text in implied.items()} | _read(_parser(prog, defaults), argv)
     if {"cache-config", "response-cache-byte-size"} <= texts.keys():  # Triton's words
         raise CommandLineError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "

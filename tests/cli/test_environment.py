@@ -1,4 +1,4 @@
-"""What SageMaker and Vertex AI say by environment variables."""
+"""What SageMaker, Vertex AI, the unit and the image say by environment variables."""
 
 import pytest
 
@@ -8,6 +8,13 @@ from shoal.cli.environment import implied_flags, implied_settings
 def test_an_environment_of_neither_says_nothing() -> None:
     environ = {"AIP_MODE": "TRAINING", "AIP_HTTP_PORT": "", "SAGEMAKER_MULTI_MODEL": "false", "HOME": "/"}
     assert (implied_flags(environ), implied_settings(environ)) == ({}, {})
+
+
+def test_the_log_has_the_format_of_the_variable_where_no_terminal_is_written_to() -> None:
+    environ = {"SHOAL_LOG_FORMAT": "json"}
+    assert implied_flags(environ) == {"log-format": "json"}
+    assert implied_flags(environ, is_terminal=True) == {}
+    assert implied_flags({"SHOAL_LOG_FORMAT": ""}) == {}
 
 
 def test_vertex_ai_serves_nothing_else() -> None:

@@ -41,6 +41,7 @@ def test_the_unit_has_the_paths_the_user_and_the_flags(
     arguments = ["--model-repository", ".", "--model-repository=more models", "--user", ME, "--output", "-"]
     assert main(["install-systemd", *arguments, "--", "--exit-timeout-secs=7", "--http-port", "9000"]) == 0
     unit = settings(capsys.readouterr().out)
+    assert unit["Environment"] == "SHOAL_LOG_FORMAT=json"
     shoal = Path(sys.executable).with_name("shoal")
     assert unit["ExecStart"] == (
         f'{shoal} serve --model-repository={tmp_path} "--model-repository={tmp_path}/more models" '

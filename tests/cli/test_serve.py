@@ -1,5 +1,8 @@
 """Command lines as people and start scripts write them: what they come to, what is warned of, what is refused."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -340,6 +343,27 @@ def test_vertex_ai_configures_by_environment() -> None:
     environ["AIP_STORAGE_URI"] = "gs://bucket/models/"
     line = parse([], prog="tritonserver", defaults=DEFAULTS, environ=environ)
     assert line.options.model_repository == (CloudUrl("gs", "bucket", "models"),)
+
+
+def test_the_format_of_the_log_comes_from_the_command_line_before_the_environment() -> None:
+    environ = {"SHOAL_LOG_FORMAT": "json"}
+    assert understood(environ=environ).options.log_format == "json"
+    assert understood("--log-format=ISO8601", environ=environ).options.log_format == "ISO8601"
+    assert refusal(environ={"SHOAL_LOG_FORMAT": "xml"}).startswith('Bad option: "--log-format".')
+
+
+def test_a_terminal_gets_lines_for_people(tmp_path: Path) -> None:
+    """A server that refuses to start, once with a terminal as its stderr and once without."""
+    command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
+    command += [f"--model-repository={tmp_path}", f"--api-keys={tmp_path}/none"]
+    environ = {**os.environ, "SHOAL_LOG_FORMAT": "json"}
+    ours, theirs = os.openpty()
+    for stderr, beginning in ((theirs, "E"), (subprocess.PIPE, "{")):
+        found = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environ, check=False)
+        said = (os.read(ours, 4096) if found.stderr is None else found.stderr).decode()
+        assert said.startswith(beginning), said
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_sagemaker_configures_by_environment() -> None:

@@ -90,8 +90,8 @@ def installed(stage: list[Instruction]) -> list[str]:
 def test_the_image_for_gpus_differs_in_its_extras_and_in_the_word_for_nvidia_s_runtime() -> None:
     build, image = stages("Containerfile.gpu")
     assert installed(build) == ["onnx-gpu", "s3", "redis"]
-    [path, *nvidia] = values(image, "ENV")[0].split()
-    assert [path] == values(IMAGE, "ENV")
+    [path, log_format, *nvidia] = values(image, "ENV")[0].split()
+    assert [f"{path} {log_format}"] == values(IMAGE, "ENV")
     assert nvidia == ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
     for one, other in ((build, BUILD), (image, IMAGE)):
         assert [each for each in one if each[0] not in ("ARG", "ENV")] == [
@@ -112,10 +112,12 @@ def test_the_command_is_a_server_on_the_mounted_repository() -> None:
     [command] = values(IMAGE, "CMD")
     name, *arguments = json.loads(command)
     assert re.search(rf'^{name} = "shoal\.cli:\w+"$', pyproject(), re.MULTILINE)
-    assert values(IMAGE, "ENV") == ["PATH=/opt/shoal/bin:$PATH"]
+    [path, log_format] = values(IMAGE, "ENV")[0].split()
+    assert path == "PATH=/opt/shoal/bin:$PATH"
     assert values(IMAGE, "ENTRYPOINT") == []  # manifests say `args: [tritonserver, …]`
-    options, warnings = parse(arguments, prog=name, defaults=DEFAULTS, environ={})
-    assert (options.model_repository, warnings) == ((Path("/models"),), ())
+    environ = dict([log_format.split("=")])
+    options, warnings = parse(arguments, prog=name, defaults=DEFAULTS, environ=environ)
+    assert (options.model_repository, options.log_format, warnings) == ((Path("/models"),), "json", ())
 
 
 def test_the_ports_are_the_server_s() -> None:

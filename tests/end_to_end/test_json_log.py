@@ -1,4 +1,4 @@
-"""`--log-format json`: every line of every process is one object, users' models' prints and gunicorn's lines, too."""
+"""`--log-format json`, as the unit and the image have it: every line is an object, those of models' prints, too."""
 
 import json
 import os
@@ -28,7 +28,7 @@ BAD = b"GET /what HTTP/1.1\r\nHost: a\r\nBad\x1b[31mHeader: 1\r\n\r\n"
 def test_every_line_is_an_object(tmp_path: Path) -> None:
     model = write_model(tmp_path, "talker", 1, config=MODEL.replace("identity", "python"))
     (model / "1" / "model.py").write_text(TALKER)
-    with serving(tmp_path, "--log-format=json", "--log-verbose=1") as server:
+    with serving(tmp_path, "--log-verbose=1", environment={"SHOAL_LOG_FORMAT": "json"}) as server:
         asked = {"inputs": [{"name": "A", "shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}]}
         assert fetch(server.http_port, "/v2/models/talker/infer", asked).status == 500
         for _ in range(20):
