@@ -3,8 +3,8 @@
 A request's shape key is its length. A batch is as long as its longest request, or as that one's bucket, and all its
 rows are padded to that length: `elements` are rows x length. The oldest request is always in the next batch. A request
 of another length is in it, too, if the padding that this adds takes less time than one more execution would: an
-execution takes a fixed time, and a time per element, both learned from those before. The others wait for a batch of
-their own.
+execution takes a fixed time, and a time per element, both learned from those before, and not believed of more padding
+than the largest of those had elements. The others wait for a batch of their own.
 
     pad     as above
     bucket  no request joins a batch of another bucket
@@ -37,9 +37,11 @@ FADE = 0.98
 class CostLine:
     """The time of an execution by its elements, a line fitted through the last executions."""
 
-    __slots__ = ("_elements", "_ns", "_num", "_products", "_squares", "_weight")
+    __slots__ = ("_elements", "_ns", "_num", "_products", "_squares", "_weight", "largest")
 
     def __init__(self) -> None:
+        #: The most elements of an execution so far: nothing is known of larger ones, neither time nor memory.
+        self.largest = 0
         # Changed by learn: fading sums.
         self._num = 0
         self._weight = self._elements = self._ns = self._squares = self._products = 0.0
@@ -47,6 +49,7 @@ class CostLine:
     def learn(self, elements: int, ns: int) -> None:
         """Note that an execution of so many elements took so long."""
         self._num += 1
+        self.largest = max(self.largest, elements)
         self._weight = FADE * self._weight + 1
         self._elements = FADE * self._elements + elements
         self._ns = FADE * self._ns + ns
@@ -253,8 +256,10 @@ class LengthBatchScheduler(Scheduler):
                 added = forming.rows * (length - forming.length)
             else:
                 added = sum([request.rows for request in groups[length]]) * (forming.length - length)
-            # Before the time of an execution is known: at most half of what is executed is padding.
-            if added <= (forming.real if fixed is None else fixed) and forming.add(groups[length], length):
+            # Before the time of an execution is known, and for a batch larger than any: at most half of what is
+            # executed is padding.
+            most = forming.real if fixed is None else min(fixed, max(forming.real, self._line.largest))
+            if added <= most and forming.add(groups[length], length):
                 del groups[length]
 
     def _begin(self, forming: _Forming, reason: BatchReason) -> Batch:

@@ -69,7 +69,16 @@ class TestPadding:
             add(scheduler, 100 * (number + 1), first=1000 + number)
             assert scheduler.take(0) is not None
             scheduler.complete(0, 0, FIXED_NS)
-        assert run_after(scheduler, 10, 5000, 12) == [[0, 2, 1]]
+        assert run_after(scheduler, 10, 300, 12) == [[0, 2, 1]]
+
+    def test_no_short_one_is_padded_to_a_length_that_nothing_is_known_of(self) -> None:
+        """Seven rows of ten elements, padded to the million of an eighth, would take 32 MB."""
+        scheduler = scheduler_of()
+        for number in range(KNOWN):
+            add(scheduler, 100 * (number + 1), first=1000 + number)
+            assert scheduler.take(0) is not None
+            scheduler.complete(0, 0, FIXED_NS)
+        assert run_after(scheduler, *[10] * 6, 1_000_000, 10) == [[0, 1, 2, 3, 4, 5, 7], [6]]
 
     def test_before_anything_is_known_half_of_a_batch_may_be_padding(self) -> None:
         assert run_after(scheduler_of(), 10, 20) == [[0, 1]]
