@@ -43,7 +43,7 @@ _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 #: A number of a successor's first mirrored request is greater than all that the dead batcher gave, as long as that gave
 #: less than one in so many ns: 2^10.
 _TICK_BITS = 10
-#: Refusals of the batcher that say nothing about the shadow's answers.
+#: Reasons for which the batcher refuses a request of any model, and which count as drops, not as disagreements.
 _REFUSALS = frozenset(
     {
         Reason.QUEUE_FULL, Reason.STOPPING, Reason.NOT_READY, Reason.CANCELLED, Reason.TIMED_OUT, Reason.MODEL_FAILED,
@@ -64,7 +64,8 @@ class Drop(str, Enum):
 
 
 class _Mirrored:
-    """A mirrored request: whose block and answer it keeps, and what the comparator is told of the first execution."""
+    """A mirrored request: the client's block and the primary's answer that it holds, and the words about the primary's
+    execution that are copied into the comparator's ring."""
 
     __slots__ = (
         "answer", "block", "client", "given_ns", "header", "is_executed", "key", "number", "pair", "queued", "reply",
@@ -111,7 +112,8 @@ class _PairMirror:
         self, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
         running: RunningBatch | None,
     ) -> bool:  # fmt: skip
-        """Choose an answered request, or not, before its reply is sent. Whether its block is lent from now on."""
+        """Decide whether an answered request is mirrored; called before its reply is sent. Returns True if it is: the
+        client's block is lent to the mirror then, until RETURN is sent."""
         status, ref, _, num_pieces = answer
         client, queued = request[0], request[7]
         if status or not ref or num_pieces or not client.is_front_end or not self.queue.chooses(queued.key):
@@ -202,7 +204,8 @@ class Mirror:
         self, pair: _PairMirror, request: OpenRequest, answer: Answer, compute: statistics.Compute, now_ns: int,
         running: RunningBatch | None,
     ) -> bool:  # fmt: skip
-        """Have an answered request wait for the shadow. False, and counted, if there is no room."""
+        """Add an answered request to those that wait for the shadow. Returns False, and counts a drop, if there is no
+        room or no shadow."""
         client, _, _, _, header, _, _, queued = request
         _, ref, span, _ = answer
         num_input = sum(unpack_span(header))
@@ -372,7 +375,7 @@ class Mirror:
         each.pair.queue.end(each.key)
         if why is not None:
             self._count(each.pair.pair, why.value)
-        self._let_go(each)
+        self._release_answer(each)
         if ref := self._holders.release(each.key):
             self._blocks.free(ref)
         client = each.client
@@ -381,7 +384,7 @@ class Mirror:
             client.send(records.return_record(each.number))
             self._written.add(client)
 
-    def _let_go(self, each: _Mirrored) -> None:
+    def _release_answer(self, each: _Mirrored) -> None:
         """Give the block of the first answer back."""
         ref, each.answer = each.answer, 0
         if ref and (unheld := self._holders.release(each.key, ref)):
@@ -393,7 +396,7 @@ class Mirror:
         for each in tuple(self._open.values()):
             if each.answer and ref_owner(each.answer) in owners and not each.reply:
                 if each.given_ns:
-                    self._let_go(each)
+                    self._release_answer(each)
                 else:
                     self._drop(each, Drop.MEMORY)
 
@@ -422,8 +425,8 @@ class Mirror:
     # --- a take-over from a dead batcher ---
 
     def adopt(self, now_ns: int) -> None:
-        """Note the requests that workers execute for a dead batcher; front ends keep their blocks until all have
-        ended."""
+        """Take over the mirrored requests that workers execute for a dead batcher: front ends keep the blocks that they
+        have lent until all of these have ended."""
         for worker in self._workers.values():
             for item in worker.given():
                 key = item[B.KEY]

@@ -55,7 +55,7 @@ class SplitRequests(OpenRequests):
         if ref:
             self._holders.hold(ref, key)
             reply = records.of_version(reply, model.version)
-        elif routed.has_failed:  # what the canary had said was not passed on
+        elif routed.has_failed:  # the canary's error was not sent to the client
             reply = records.refusal_record(number, InternalError.wire, Reason.NOT_READY)
         self._send(model, key, client, reply)
         self._forget(key, model, now_ns)
@@ -65,7 +65,7 @@ class SplitRequests(OpenRequests):
     def _may_fall_back(
         self, key: int, request: OpenRequest, routed: RoutedRequest, reason: int
     ) -> ScheduledModel | None:
-        """The version that executes a request which a canary fails; None if the client is told of the failure."""
+        """The version that executes a request which a canary fails; None if the client gets the canary's error."""
         return None if key in self._responded else self.splits.fallback(routed, reason, request[-1].correlation)
 
     def _fall_back(
@@ -78,7 +78,7 @@ class SplitRequests(OpenRequests):
             self._send_all(model.order.forget(lambda each: each == key))
         model.row.cells[_FALLEN_BACK] += 1
         self._counted.add(model)
-        self.splits.note_fallen(key, routed.split, stable)
+        self.splits.note_fallen_back(key, routed.split, stable)
         self.splits.settle(model.id)
         if was.deadline_ns:
             stable.heed_deadlines()

@@ -67,7 +67,7 @@ class Splits:
         # Changed as requests come and end, by key: those that a canary has; those that a canary has failed, and the
         # stable version has.
         self.routed: dict[int, RoutedRequest] = {}
-        self.fallen: dict[int, Split] = {}
+        self.fallen_back: dict[int, Split] = {}
 
     def change(self, message: SplitChanged) -> list[ScheduledModel]:
         """Divide requests as a message says from now on; another step begins with new figures. Returns the canary that
@@ -88,15 +88,15 @@ class Splits:
         return [canary] if canary is not None and is_over else []
 
     def settle(self, model_id: int) -> None:
-        """Let a version's requests end like any other model's, once no split is about it and it has no more request of
-        one."""
+        """Stop counting a version's requests for a split, once no split has the version and no open request of it came
+        by a split."""
         model = self._models.get(model_id)
         if model is None or not model.split_id:
             return
         split = self._splits.get(model.split_id)
         is_open = split is not None and split.canary_id != 0 and model_id in (split.stable_id, split.canary_id)
         has_routed = any(each.model_id == model_id for each in self.routed.values())
-        if not (is_open or has_routed or any(each is split for each in self.fallen.values())):
+        if not (is_open or has_routed or any(each is split for each in self.fallen_back.values())):
             self._mark(model_id, 0)
 
     def _mark(self, model_id: int, split_id: int) -> None:
@@ -131,7 +131,7 @@ class Splits:
         stable, canary = self._models.get(split.stable_id), self._models.get(split.canary_id)
         if stable is None or stable.is_failed:
             stable = None
-        if not split.canary_id:  # it is over, and the client had not heard of that
+        if not split.canary_id:  # it is over, and the client sent this before it had applied that
             if stable is not None:
                 self._mark(stable.id, split_id)
                 self.routed[key] = RoutedRequest(split, stable.id, now_ns)
@@ -166,20 +166,20 @@ class Splits:
             return None
         return None if not split.retries or routed.is_cancelled or reason in _FINAL else stable
 
-    def note_fallen(self, key: int, split: Split, stable: ScheduledModel) -> None:
+    def note_fallen_back(self, key: int, split: Split, stable: ScheduledModel) -> None:
         """Note that the stable version has a request which the canary has failed."""
-        self.fallen[key] = split
+        self.fallen_back[key] = split
         self._mark(stable.id, split.id)
 
     def count(self, model: ScheduledModel, key: int, latency_ns: int, *, has_failed: bool) -> None:
         """Count a request that a version of a split has ended, and that no canary had at its end. A request that both
-        versions fail says nothing against the canary."""
-        fallen = self.fallen.pop(key, None)
-        if fallen is not None:
+        versions fail does not count against the canary."""
+        split_of_canary = self.fallen_back.pop(key, None)
+        if split_of_canary is not None:
             if has_failed:
-                fallen.canary.num_requests += 1
+                split_of_canary.canary.num_requests += 1
             else:
-                fallen.canary.failed()
+                split_of_canary.canary.failed()
             self.settle(model.id)
             return
         split = self._splits.get(model.split_id)
@@ -198,11 +198,11 @@ class Splits:
     def forget(self, key: int) -> None:
         """Forget a request that ends without an answer, with its client."""
         self.routed.pop(key, None)
-        self.fallen.pop(key, None)
+        self.fallen_back.pop(key, None)
 
     def forget_client(self, owner: int) -> None:
         """Forget all requests of a dead client."""
-        for requests in (self.routed, self.fallen):
+        for requests in (self.routed, self.fallen_back):
             for key in [key for key in requests if key >> NUMBER_BITS == owner]:
                 del requests[key]
 

@@ -4,8 +4,8 @@
     chat, a stream    a chunk with the role, one for each piece of text, one with the reason of the end, [DONE]
 
 Text that comes in several responses is put together, a character that is cut by their border too. The number of tokens
-and the reason of the end are the model's to tell (`num_input_tokens`, `num_output_tokens`, `finish_reason`, each an
-output or a parameter of the response); `usage` is null where it does not tell.
+and the reason of the end come from the model (`num_input_tokens`, `num_output_tokens`, `finish_reason`, each an
+output or a parameter of the response); `usage` is null for a model that does not report both numbers.
 """
 
 import codecs
@@ -41,9 +41,9 @@ _MAX_ID_CHARS = 128
 MAX_ANSWER_CHARS = 1 << 20
 #: The last event of a stream.
 DONE = b"data: [DONE]\n\n"
-#: Outputs and parameters of a model's response, by which it tells more than its text.
+#: Outputs and parameters of a model's response, other than its text that are read.
 _NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON = "num_input_tokens", "num_output_tokens", "finish_reason"
-#: Reasons that say that the text has not ended: vLLM's.
+#: Values of `finish_reason` while the text goes on: those of vLLM's backend.
 _NO_REASONS = frozenset({"", "None"})
 
 
@@ -90,21 +90,21 @@ class Completion:
     def add(self, response: InferResponse, block: memoryview) -> bytes:
         """Implements `Rendering.add`."""
         raw = b""
-        told: dict[str, Any] = {name: value for name, value in response.parameters.items() if name in _TOLD}
+        reported: dict[str, Any] = {name: value for name, value in response.parameters.items() if name in _REPORTED}
         for ref in response.outputs:
             if ref.name == self._answer:
                 raw = first_text(ref, block)
-            elif ref.name in _TOLD:
-                told[ref.name] = _value(ref, block)
-        self._take(told)
+            elif ref.name in _REPORTED:
+                reported[ref.name] = _value(ref, block)
+        self._take(reported)
         return self._add_text(self._stops.feed(self._decoder.decode(raw)))
 
-    def _take(self, told: Mapping[str, Any]) -> None:
-        if type(num := told.get(_NUM_INPUT)) is int and num >= 0:
+    def _take(self, reported: Mapping[str, Any]) -> None:
+        if type(num := reported.get(_NUM_INPUT)) is int and num >= 0:
             self._num_input = num
-        if type(num := told.get(_NUM_OUTPUT)) is int and num >= 0:
+        if type(num := reported.get(_NUM_OUTPUT)) is int and num >= 0:
             self._num_output = (self._num_output or 0) + num
-        reason = told.get(_FINISH_REASON, "")
+        reason = reported.get(_FINISH_REASON, "")
         if type(reason) is str and reason not in _NO_REASONS:
             self._reason = reason
 
@@ -143,12 +143,12 @@ class Completion:
         """Implements `Rendering.body`."""
         self._add_text(self._rest())
         text = "".join(self._texts)
-        said: dict[str, Any] = (
+        content: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text, "refusal": None}}
             if self._form.is_chat
             else {"text": text}
         )
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self._finish_reason()}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": self._finish_reason()}
         whole = self._object(self._form.whole, [choice], self._usage())
         return Response(200, (*JSON_CONTENT, *self.headers[len(EVENTS) :]), (orjson.dumps(whole),))
 
@@ -172,10 +172,10 @@ class Completion:
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
         if self._form.is_chat:
-            said: dict[str, Any] = {"delta": {} if reason else delta}
+            content: dict[str, Any] = {"delta": {} if reason else delta}
         else:
-            said = {"text": delta["content"]}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+            content = {"text": delta["content"]}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
         return event(orjson.dumps(self._object(self._form.chunk, [choice], None)))
 
     def _object(self, kind: str, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Completion:
         }
 
 
-_TOLD = frozenset({_NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON})
+_REPORTED = frozenset({_NUM_INPUT, _NUM_OUTPUT, _FINISH_REASON})
 
 
 def first_text(ref: TensorRef, block: memoryview) -> bytes:
@@ -212,7 +212,7 @@ def first_text(ref: TensorRef, block: memoryview) -> bytes:
     try:
         elements = decode_bytes_tensor(block[ref.offset : ref.offset + ref.nbytes])
     except TruncatedBytesError:
-        raise InternalError(f"output '{ref.name}' does not hold the strings that its size tells of") from None
+        raise InternalError(f"output '{ref.name}' is shorter than the lengths of its strings") from None
     return elements[0] if elements else b""
 
 

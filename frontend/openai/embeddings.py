@@ -35,7 +35,7 @@ MAX_TEXTS = 2048
 _MOST_AT_ONCE = 8
 _READ = frozenset({"model", "input", "encoding_format", "user", "dimensions"})
 
-#: The output or parameter by which a model tells how many tokens the texts had, and the input that asks for it.
+#: The output or parameter with the number of the texts' tokens, and the input that asks for it.
 _NUM_TOKENS, _NUM_TOKENS_ASKED = "num_input_tokens", "return_num_input_tokens"
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]

@@ -2,7 +2,7 @@
 
     stop "END"     pieces "the E", "N", "D of it"     →     "the ", "", "", and the end
 
-What may be the beginning of a stop sequence is kept back until the next piece tells.
+The end of a piece that may be the beginning of a stop sequence is kept back until the next piece has come.
 """
 
 from collections.abc import Sequence

@@ -93,8 +93,8 @@ def members_of(
     if "stream" in inputs:
         members["stream"] = is_stream
     if SAMPLING in inputs:
-        told = {**sampling, "stop": list(stops)} if stops else dict(sampling)
-        return {**members, SAMPLING: json.dumps(told)}  # orjson refuses large numbers
+        parameters = {**sampling, "stop": list(stops)} if stops else dict(sampling)
+        return {**members, SAMPLING: json.dumps(parameters)}  # orjson refuses large numbers
     for name in _STOPS:
         if stops and name in inputs:
             members[name] = list(stops)

@@ -3,7 +3,7 @@ such thing.
 
 Runs on the road.
 POST {"version": 3, "steps": "1,10,50,100", "every": "10m", "guard": "p99=+10%,errors=+0.1%"} begins a rollout;
-POST {"action": "abort"}, or promote, pause, resume, unpin, changes or ends it. The answer tells how it stands.
+POST {"action": "abort"}, or promote, pause, resume, unpin, changes or ends it. The answer is that of GET.
 """
 
 from typing import Any
@@ -23,18 +23,18 @@ def rollout(ask: Ask, model: str) -> Response:
 
 def change_rollout(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
     """Begin, change or end a rollout; the answer is that of `rollout` afterwards. Raises InvalidArgumentError."""
-    said = read_json(body, state.http_max_input_size)
-    if type(said) is not dict:
+    given = read_json(body, state.http_max_input_size)
+    if type(given) is not dict:
         raise InvalidArgumentError('a rollout is as {"version": 3, "steps": "1,10,50,100", "every": "10m"}')
-    if "action" not in said:
-        return json_response(200, _asked(ask, model, "begin", read_plan(said).members()))
-    if said.keys() != {"action"} or type(said["action"]) is not str:
+    if "action" not in given:
+        return json_response(200, _asked(ask, model, "begin", read_plan(given).members()))
+    if given.keys() != {"action"} or type(given["action"]) is not str:
         raise InvalidArgumentError('a change of a rollout is as {"action": "abort"}, and nothing beside that')
-    if said["action"] not in ("abort", "promote", "pause", "resume", "unpin"):
+    if given["action"] not in ("abort", "promote", "pause", "resume", "unpin"):
         raise InvalidArgumentError(
-            f"a rollout has no action '{said['action'][:40]}'; there are abort, promote, pause, resume, unpin"
+            f"a rollout has no action '{given['action'][:40]}'; there are abort, promote, pause, resume, unpin"
         )
-    return json_response(200, _asked(ask, model, said["action"], {}))
+    return json_response(200, _asked(ask, model, given["action"], {}))
 
 
 def _asked(ask: Ask, model: str, action: str, plan: dict[str, Any]) -> dict[str, Any]:

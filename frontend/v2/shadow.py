@@ -2,7 +2,7 @@
 
 Runs on the road.
 POST {"model": "digits", "version": 3, "of": 2, "share": 0.1, "compare": "top1"} begins, {"model": "digits", "of": 2,
-"stop": true} ends; GET tells, with ?model=digits of one model.
+"stop": true} ends; GET lists them all with their figures, or with ?model=digits those of one model.
 """
 
 from typing import Any
@@ -33,26 +33,26 @@ def shadows(ask: Ask, query: str) -> Response:
 
 def shadow(state: ServerState, ask: Ask, body: memoryview) -> Response:
     """Begin or end a shadow; the answer is that of `shadows`, of this model. Raises InvalidArgumentError."""
-    said = read_json(body, state.http_max_input_size)
-    if type(said) is not dict or not said.keys() <= _MEMBERS or type(said.get("model")) is not str:
+    given = read_json(body, state.http_max_input_size)
+    if type(given) is not dict or not given.keys() <= _MEMBERS or type(given.get("model")) is not str:
         raise InvalidArgumentError(_SYNTAX)
-    model, stop, compare = said["model"], said.get("stop", False), said.get("compare", "")
+    model, stop, compare = given["model"], given.get("stop", False), given.get("compare", "")
     if type(stop) is not bool or type(compare) is not str or not model:
         raise InvalidArgumentError(_SYNTAX)
     if not state.models.ready_entries(model):
         raise InvalidArgumentError(f"Request for unknown model : {model}")
     read_tolerance(compare)
-    primary, version = _version(said, "of"), 0 if stop else _version(said, "version")
-    part = said.get("share", 1)
+    primary, version = _version(given, "of"), 0 if stop else _version(given, "version")
+    part = given.get("share", 1)
     if isinstance(part, bool) or not isinstance(part, (str, int, float)):
         raise InvalidArgumentError(_SYNTAX)
     wanted = share(part if isinstance(part, str) else f"{part:f}")
-    told = _asked(ask, model=model, primary=primary, shadow=version, share=wanted, compare=compare, stop=stop)
-    return json_response(200, told)
+    answer = _asked(ask, model=model, primary=primary, shadow=version, share=wanted, compare=compare, stop=stop)
+    return json_response(200, answer)
 
 
-def _version(said: dict[str, Any], name: str) -> int:
-    number = said.get(name)
+def _version(given: dict[str, Any], name: str) -> int:
+    number = given.get(name)
     if type(number) is not int or not 0 < number < 1 << 31:
         raise InvalidArgumentError(f"'{name}' must be the number of a version; {_SYNTAX}")
     return number

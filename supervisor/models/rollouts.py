@@ -63,7 +63,7 @@ class Rollouts:
         self._rollouts: dict[ModelIdentifier, Rollout] = {}
         self._compared: dict[ModelIdentifier, Comparison] = {}  # totals when the present step began
         #: Rollouts in the file that could not be taken up, as of a model that has failed to load.
-        self._left: dict[ModelIdentifier, Kept] = {}
+        self._unresumed: dict[ModelIdentifier, Kept] = {}
         #: Plans that models' directories had at the start, until what the file keeps has been restored; then None.
         self._waiting: dict[ModelIdentifier, RolloutPlan] | None = {}
         self.mark, self.refresh, self.introduce = traffic.mark, traffic.refresh, traffic.introduce
@@ -175,7 +175,7 @@ class Rollouts:
         if rollout is not None and rollout.phase.is_open:
             raise UnavailableError(f"model '{model.identifier}' has a rollout under way; end that first")
         self._rollouts.pop(model.identifier, None)
-        self._left.pop(model.identifier, None)
+        self._unresumed.pop(model.identifier, None)
         await self.traffic.choose(model, None)
         self._keep()
 
@@ -224,12 +224,12 @@ class Rollouts:
             await sleep(max(_MIN_LOOK_S, pause_s))
             if not rollout.phase.is_open or self._models.all_versions.is_stopping:
                 return  # a server that starts again goes on
-            if await self._look(model, rollout):
+            if await self._observe(model, rollout):
                 return
 
-    async def _look(self, model: Model, rollout: Rollout) -> bool:
+    async def _observe(self, model: Model, rollout: Rollout) -> bool:
         """Act upon the figures of now; whether the rollout has ended."""
-        if reason := self._lost(model, rollout):
+        if reason := self._not_ready_canary(model, rollout):
             rollout.roll_back(reason)
             await self._end(model, rollout)
             return True
@@ -249,7 +249,7 @@ class Rollouts:
             await self._end(model, rollout)
         return not rollout.phase.is_open
 
-    def _lost(self, model: Model, rollout: Rollout) -> str:
+    def _not_ready_canary(self, model: Model, rollout: Rollout) -> str:
         """Why the canary must be rolled back whatever the guards say; empty if it need not."""
         return _not_ready(model, rollout.plan.version)
 
@@ -307,7 +307,7 @@ class Rollouts:
     def hold_back(self, model: Served, found: FoundModel, fresh: Iterable[ServedVersion]) -> None:
         """Have a new version, which is about to serve, get no requests before the rollout in the model's directory
         begins, nor one with which a rollout of before a restart has not ended."""
-        kept = self._left.get(model.identifier)
+        kept = self._unresumed.get(model.identifier)
         if kept is not None and self.traffic.find(model.identifier) is None and kept.chosen in found.versions:
             self.traffic.pin(model, kept.chosen, fresh)
             return
@@ -330,7 +330,7 @@ class Rollouts:
             self._waiting[model.identifier] = plan
 
     async def _follow(self, identifier: ModelIdentifier, plan: RolloutPlan | None) -> None:
-        await self._take_up(identifier)
+        await self._resume(identifier)
         model, last = self._models.models.get(identifier), self._rollouts.get(identifier)
         if plan is None or model is None or (last is not None and last.plan == plan):
             return
@@ -350,21 +350,21 @@ class Rollouts:
             Kept(*identifier, each.plan, each.stable, each.step, each.phase.value, each.reason)
             for identifier, each in self._rollouts.items()
         ]
-        self._file.write([*kept, *[each for key, each in self._left.items() if key not in self._rollouts]])
+        self._file.write([*kept, *[each for key, each in self._unresumed.items() if key not in self._rollouts]])
 
     async def restore(self) -> None:
         """Go on with the rollouts in the file, and have requests mean the version that the others ended with. What does
         not fit is logged, stays in the file, and is tried again whenever the model has been loaded."""
-        self._left = {ModelIdentifier(each.name, each.namespace): each for each in self._file.read()}
-        for identifier in tuple(self._left):
-            await self._take_up(identifier)
+        self._unresumed = {ModelIdentifier(each.name, each.namespace): each for each in self._file.read()}
+        for identifier in tuple(self._unresumed):
+            await self._resume(identifier)
         waiting, self._waiting = self._waiting or {}, None
         for identifier, plan in waiting.items():
             await self._follow(identifier, plan)
 
-    async def _take_up(self, identifier: ModelIdentifier) -> None:
+    async def _resume(self, identifier: ModelIdentifier) -> None:
         """Go on with the rollout of before the restart that a model has in the file, if it has one."""
-        if (kept := self._left.get(identifier)) is None or identifier in self._rollouts:
+        if (kept := self._unresumed.get(identifier)) is None or identifier in self._rollouts:
             return
         model, phase = self._models.models.get(identifier), Phase(kept.phase)
         try:
@@ -379,11 +379,11 @@ class Rollouts:
                 await self._restore_end(model, kept, phase)
         except ShoalError as error:
             _log.error(
-                "model '%s': its rollout of before the restart is not taken up: %s; it is tried again when the model "
+                "model '%s': its rollout of before the restart is not resumed: %s; that is tried again when the model "
                 "is loaded", identifier, error,
             )  # fmt: skip
         else:
-            self._left.pop(identifier, None)
+            self._unresumed.pop(identifier, None)
 
     async def _restore_end(self, model: Model, kept: Kept, phase: Phase) -> None:
         ended = Rollout(kept.plan, kept.stable, self._loop.now_s(), kept.step, phase, kept.reason)
@@ -418,10 +418,10 @@ def _plan_of(found: FoundModel) -> RolloutPlan | None:
     if not found.rollout:
         return None
     try:
-        said = json.loads(found.rollout)
-        if type(said) is not dict:
+        members = json.loads(found.rollout)
+        if type(members) is not dict:
             raise InvalidArgumentError("a rollout is an object of JSON")
-        return read_plan(said)
+        return read_plan(members)
     except (ValueError, RecursionError, ShoalError) as error:
         _log.error("model '%s': its rollout.json is no rollout: %s", found.identifier, error)
         return None

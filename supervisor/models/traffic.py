@@ -106,7 +106,7 @@ class Traffic:
         await self._models.all_versions.announce([served.version.message() for served in model.serving.values()])
 
     def mark(self, version: ModelVersion) -> None:
-        """Set what a version says of requests that name none, before it is announced."""
+        """Set whether requests that name no version mean this one, or are split, before the version is announced."""
         division = self._divisions.get(version.identifier)
         if division is None:
             if version.split_id or version.is_chosen:

@@ -336,6 +336,6 @@ def test_every_request_has_exactly_one_answer_and_none_fails_that_the_stable_ver
     assert {status for _, status, *_ in replied} <= {0}
     splits = divided.star.exchange.splits
     assert not splits.routed
-    assert not splits.fallen
+    assert not splits.fallen_back
     divided.divide(0, canary=0)
     assert divided.stable.split_id == divided.canary.split_id == 0
