@@ -46,7 +46,7 @@ def shadow(state: ServerState, ask: Ask, body: memoryview) -> Response:
     part = given.get("share", 1)
     if isinstance(part, bool) or not isinstance(part, (str, int, float)):
         raise InvalidArgumentError(_SYNTAX)
-    wanted = share(part if isinstance(part, str) else f"{part:f}")
+    wanted = share(part if isinstance(part, str) else f"{part:.17f}")
     answer = _asked(ask, model=model, primary=primary, shadow=version, share=wanted, compare=compare, stop=stop)
     return json_response(200, answer)
 

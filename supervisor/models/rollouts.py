@@ -20,6 +20,7 @@ from shoal.repository.lifecycle import VersionState
 from shoal.rollout_settings import DISAGREE, RolloutPlan, read_plan
 from shoal.shadow import ShadowFigure
 from shoal.supervisor.event_loop import EventLoop, sleep
+from shoal.supervisor.failure_domains import report
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
@@ -224,8 +225,12 @@ class Rollouts:
             await sleep(max(_MIN_LOOK_S, pause_s))
             if not rollout.phase.is_open or self._models.all_versions.is_stopping:
                 return  # a server that starts again goes on
-            if await self._observe(model, rollout):
-                return
+            try:
+                if await self._observe(model, rollout):
+                    return
+            except Exception as error:  # noqa: BLE001 - no guard watches the canary any more: it gets no more requests
+                rollout.roll_back(str(report(model, error)))
+                await self._end(model, rollout)
 
     async def _observe(self, model: Model, rollout: Rollout) -> bool:
         """Act upon the figures of now; whether the rollout has ended."""

@@ -7,7 +7,7 @@ server that starts again goes on with it. Runs in the supervisor.
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from shoal.tolerance import read_tolerance
 _log = logging.getLogger(__name__)
 
 _MIRRORED = "mirrored"
+#: Pairs that are mirrored no more whose figures and examples are kept (ours).
+MAX_ENDED = 32
 #: What the state file calls its rows, and the first part of its name.
 SHADOWS = "shadows"
 
@@ -146,6 +148,8 @@ class ShadowControl:
         self._rules = now
         for rule in now:
             self._found.setdefault(rule.pair, _Found())
+        for pair in forgettable(tuple(self._found), {rule.pair for rule in now}):
+            del self._found[pair]
         self.comparator.mirror(now)
 
     def _serves(self, name: str, version: int) -> bool:
@@ -225,6 +229,13 @@ class ShadowControl:
                 if not model or figures["model"] == model
             ]
         }
+
+
+def forgettable(known: Sequence[Pair], in_force: Collection[Pair]) -> list[Pair]:
+    """The oldest of the pairs that are mirrored no more, beyond the MAX_ENDED last ones: else a server to which a new
+    version comes every day would keep examples of each."""
+    ended = [pair for pair in known if pair not in in_force]
+    return ended[: max(0, len(ended) - MAX_ENDED)]
 
 
 def shadow_file(options: ServerOptions) -> StateFile:
