@@ -6,8 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -31,8 +32,9 @@ _USAGE = "shoal tune <model> --model-repository <directory> --goal p99=20ms [opt
 _HELP = """\
 Search the number of instances, their threads, the batch size and the queue delay with which a model answers the most
 requests under a latency goal. A server of its own, on a free port, loads the model from the repository with one setting
-after the other, and is loaded as by `shoal bench`; the repository stays as it is. The result is a table of all trials,
-and the change of config.pbtxt as a diff.
+after the other, and is loaded as by `shoal bench`; the repository stays as it is. What cannot win by the times of
+batches that the server has counted is not tried. The result is a table of all trials, and the change of config.pbtxt
+as a diff.
 
 Examples:
   shoal tune digits --model-repository model_repository --goal p99=20ms
@@ -98,10 +100,11 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise CommandLineError("Which model, and which goal? As in: shoal tune digits --goal p99=20ms")
     if not (given.model_repository / given.model).is_dir():
         raise CommandLineError(f"There is no model '{given.model}' in {given.model_repository} (--model-repository).")
-    from shoal.cli.tune import report, search
+    from shoal.cli.tune import curve, report, search
     from shoal.cli.tune.trial_server import trial_server
 
     trials: list[Trial] = []
+    skipped: set[Settings] = set()
     with trial_server(given.model_repository, given.model) as server:
         config = server.model_config(given.model)
         requests = _requests(given, config)
@@ -115,8 +118,14 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
         def is_enough() -> bool:
             return is_over() or len(trials) >= given.trials
 
+        def may_win(settings: "Settings", so_far: "Collection[Trial]") -> bool:
+            if not curve.cannot_win(settings, so_far, given.batch_size):
+                return True
+            skipped.add(settings)
+            return False
+
         try_out = partial(_try_out, given, server, config, requests, trials, is_over)
-        for trial in search.search(start, space, try_out, is_enough):
+        for trial in search.search(start, space, try_out, is_enough, may_win):
             trials.append(trial)
             print(f"{len(trials)}: {report.line(trial, given.goal)}", file=sys.stderr, flush=True)
         best = other = search.winner(trials)
@@ -128,6 +137,8 @@ def _tune(given: argparse.Namespace, environ: Mapping[str, str]) -> int:
     is_compared = bool(again) and again[0] is trials[0]
     gain = median(ratios) if is_compared else None
     found = report.as_text(trials, best, given.goal, num_left=space.num_settings - len(trials), gain=gain)
+    if said := curve.as_text(trials[0].curve, len(skipped)):
+        found += f"\n{said}"
     if is_compared:
         found += "\n" + report.confirmation(ratios, other.settings)
     text, path = _config_text(given)
@@ -176,6 +187,7 @@ def _try_out(
 ) -> "Trial":
     """Load the model with the settings, and look for the most throughput under the goal."""
     from shoal.cli.tune import search
+    from shoal.cli.tune.curve import curve_of
     from shoal.cli.tune.trial_server import load
 
     wanted = search.applied(config, settings)
@@ -190,7 +202,8 @@ def _try_out(
     best = max(earlier, key=lambda trial: trial.score, default=None)
     first = best.best.concurrency if best is not None and best.best is not None else min(4, given.concurrency)
     points = search.climb(measure, given.goal.most_ms, first, given.concurrency, is_over)
-    return search.trial_of(settings, points, given.goal.most_ms)
+    trial = search.trial_of(settings, points, given.goal.most_ms)
+    return replace(trial, curve=curve_of(server.explanation(given.model)))
 
 
 def _measure(

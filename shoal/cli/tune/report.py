@@ -111,6 +111,7 @@ def as_json(trials: Sequence[Trial], best: Trial, goal: Goal, ratios: Sequence[f
     def trial_json(trial: Trial) -> dict[str, Any]:
         found: dict[str, Any] = {"settings": asdict(trial.settings), "points": [asdict(each) for each in trial.points]}
         found["best"] = None if trial.best is None else asdict(trial.best)
+        found["batch_ms_by_rows"] = {str(rows): ms for rows, ms in sorted(trial.curve.ms.items())}
         return found | ({"refusal": trial.refusal} if trial.refusal else {})
 
     return {

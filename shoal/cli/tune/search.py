@@ -3,10 +3,12 @@
 Pure policy: a trial is a function that is handed in.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
+
+from shoal.cli.tune.curve import BatchCurve
 
 #: A setting must gain more than this share to be preferred (ours): less is the noise of short windows.
 LEAST_GAIN = 0.03
@@ -68,6 +70,7 @@ class Trial:
     points: Sequence[Point] = field(default_factory=tuple)
     best: Point | None = None
     refusal: str = ""  # the server's sentence, where it does not load the model with these settings
+    curve: BatchCurve = field(default_factory=BatchCurve)
 
     @property
     def score(self) -> float:
@@ -146,12 +149,22 @@ def space_of(config: Mapping[str, Any], goal_ms: float, num_cores: int) -> Space
     return Space(instances, batches, [None, *sorted(delays)], threads, num_cores)
 
 
+def _may_win(settings: Settings, trials: Collection[Trial]) -> bool:
+    del settings, trials
+    return True
+
+
 def search(
-    start: Settings, space: Space, try_out: Callable[[Settings], Trial], is_over: Callable[[], bool]
+    start: Settings,
+    space: Space,
+    try_out: Callable[[Settings], Trial],
+    is_over: Callable[[], bool],
+    may_win: Callable[[Settings, Collection[Trial]], bool] = _may_win,
 ) -> Iterator[Trial]:
     """Try settings, one dimension after the other from the best so far, until none gains or the time is over.
 
-    The configuration's own come first. Delays and batches are tried together with each other by a second round.
+    The configuration's own come first. Delays and batches are tried together with each other by a second round. What
+    cannot win by the trials so far is left out.
     """
     known: dict[Settings, Trial] = {start: try_out(start)}
     yield known[start]
@@ -163,7 +176,7 @@ def search(
             for settings in line:
                 if settings.delay_us is None and name == "max_batch":
                     continue  # has no effect without batches
-                if settings in known:
+                if settings in known or not may_win(settings, known.values()):
                     continue
                 if is_over():
                     return

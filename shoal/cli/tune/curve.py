@@ -1,0 +1,74 @@
+"""How long batches take by their rows, as a server has counted it, and which settings that rules out. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.cli.tune.search import Settings, Trial
+
+#: Batches of a size that must have been executed before their mean counts, and the share of the best throughput that
+#: settings must be able to come to: means of a busy machine are that far off (ours).
+_LEAST_BATCHES, _REACH = 5, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCurve:
+    """Rows of a batch → the mean time of its execution in ms, for the sizes that a trial has executed."""
+
+    ms: Mapping[int, float] = field(default_factory=dict)
+
+    def most_rows_per_s(self, max_batch: int) -> float | None:
+        """The most rows that an instance that never waits executes per second in batches of at most so many rows; None
+        where nothing is known.
+
+        Sizes between two that were executed have times between theirs; those below the smallest take its time per row
+        at least, and those above the largest that of its rows.
+        """
+        sizes = sorted(self.ms)
+        if not sizes:
+            return None
+        return (
+            max(rows / self._ms(rows, sizes) for rows in {*(each for each in sizes if each < max_batch), max_batch})
+            * 1e3
+        )
+
+    def _ms(self, rows: int, sizes: Sequence[int]) -> float:
+        below = max((size for size in sizes if size <= rows), default=None)
+        above = min((size for size in sizes if size >= rows), default=None)
+        if below is None or above is None:
+            only = sizes[0] if below is None else sizes[-1]
+            return self.ms[only] * (rows / only if below is None else 1.0)
+        if below == above:
+            return self.ms[below]
+        return self.ms[below] + (self.ms[above] - self.ms[below]) * (rows - below) / (above - below)
+
+
+def curve_of(explanation: Mapping[str, Any]) -> BatchCurve:
+    """The curve in what a server answers at /v2/models/M/batches, of its last version."""
+    versions = explanation.get("versions") or [{}]
+    measured = versions[-1].get("measured", ())
+    return BatchCurve({each["rows"]: each["ns"] / 1e6 for each in measured if each["batches"] >= _LEAST_BATCHES})
+
+
+def cannot_win(settings: "Settings", trials: "Collection[Trial]", rows: int = 1) -> bool:
+    """Whether settings cannot come near the best throughput so far, by the curve of a trial with as many instances and
+    threads. `rows`: of a request."""
+    best = max((trial.score for trial in trials), default=0.0)
+    max_batch = rows if settings.delay_us is None else max(rows, settings.max_batch)
+    for trial in trials:
+        if (trial.settings.instances, trial.settings.threads) != (settings.instances, settings.threads):
+            continue
+        most = trial.curve.most_rows_per_s(max_batch)
+        if most is not None and settings.instances * most / rows < best * _REACH:
+            return True
+    return False
+
+
+def as_text(curve: BatchCurve, num_skipped: int) -> str:
+    """The curve in a sentence, and how many settings it has saved; "" for an empty one."""
+    if not curve.ms:
+        return ""
+    times = ", ".join(f"{rows}: {ms:.3g} ms" for rows, ms in sorted(curve.ms.items()))
+    saved = f" {num_skipped} settings were not tried, since they cannot win by these times." if num_skipped else ""
+    return f"Mean time of a batch by its rows, with the settings of now: {times}.{saved}"
