@@ -6,13 +6,15 @@
 Times are UTC. With `to_file` all lines go to the end of a file. A message is one line, quoted and escaped as a JSON
 string, since it may have text from a client; only tables and tracebacks have several lines. If the log is a pipe
 without a reader, its lines are lost and counted: no process waits long for it. Every process calls `configure`, once
-and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a request.
+and whenever the settings change, then logs to `logger` or its children. Must not be used on the path of a
+request, but for the access log.
 With the format "json" a line is an object:
 
     {"time":"2024-05-20T20:03:25.829575Z","level":"info","process":"worker","pid":3355,"model":"simple","version":"1",
      "instance":"simple_0_0","place":"server.cc:441","message":"loading: simple:1"}
 
-with `request_id` where the record has one. Imports nothing of Shoal but the writer (log_writer.py).
+with `request_id` where the record has one, and where an instance has failed with `stage` (load, idle or execute),
+`worker_pid` and `signal` or `exit_code`. Imports nothing of Shoal but the writer (log_writer.py).
 """
 
 import json
@@ -140,7 +142,10 @@ class TritonFormatter(logging.Formatter):
 
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
 #: What a record may carry beside its message (`extra=`); more about a line than about its process.
-_FIELDS = ("model", "version", "instance", "request_id")
+_FIELDS = (
+    "stage", "model", "version", "instance", "worker_pid", "signal", "exit_code", "request_id",
+    "method", "path", "client", "status", "bytes", "ms",
+)  # fmt: skip
 
 
 class JsonFormatter(logging.Formatter):

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from enum import IntEnum
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal import errors
 from shoal.errors import ShoalError
@@ -330,8 +330,16 @@ def describe_exit(code: int) -> str:
     """A return code in words: `exited with code 1`, `was killed by signal 9 (SIGKILL)`."""
     if code >= 0:
         return f"exited with code {code}"
+    return f"was killed by signal {-code} ({_signal_name(-code)})"
+
+
+def end_fields(code: int) -> dict[str, Any]:
+    """A return code in fields of the log: `exit_code`, or the `signal` by its name."""
+    return {"exit_code": code} if code >= 0 else {"signal": _signal_name(-code)}
+
+
+def _signal_name(number: int) -> str:
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-code} ({name})"
+        return "unknown"

@@ -33,7 +33,7 @@ from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_o
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import MetricsReporter
 from shoal.workers.plans import OutputLayouts
-from shoal.workers.requests import NO_GPU, Request, RequestReader
+from shoal.workers.requests import NO_GPU, Request, RequestReader, failure_fields
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
 from shoal.workers.sequences import SequenceTensors
@@ -292,6 +292,7 @@ class Loop:
         if self._sequences is not None:
             records = self._sequences.with_gaps(records)
         answers = WrittenAnswers(len(records), self._plans, self._instance, memory, self._open_batches)
+        requests: Sequence[Request] = ()
         try:
             if self._loss is not None:
                 raise self._loss  # the rest of a batch whose first part has lost the GPU
@@ -309,7 +310,7 @@ class Loop:
             if fault is Fault.OUT_OF_MEMORY and self._shrink(records) and not answers.senders:
                 answers.give_back()
                 return 0
-            ref = self._fail(answers, error, is_lost=fault is Fault.DEVICE_LOST)
+            ref = self._fail(answers, error, requests, is_lost=fault is Fault.DEVICE_LOST)
         end_ns = time.monotonic_ns()
         input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
         times = (start_ns, input_end_ns, output_start_ns, end_ns)
@@ -341,14 +342,14 @@ class Loop:
         )  # fmt: skip
         return self._may_run_again
 
-    def _fail(self, answers: WrittenAnswers, error: Exception, *, is_lost: bool) -> int:
+    def _fail(self, answers: WrittenAnswers, error: Exception, requests: Sequence[Request], *, is_lost: bool) -> int:
         """Answer every request that has no answer yet with an error, through its sender if it has one. Returns the
         block of the error's sentence.
 
         Not done in the frame that caught the error: that frame is part of the traceback, and a cycle would keep the
         requests' memory mapped.
         """
-        failure = as_shoal_error(error, self._signature.name, self._instance)
+        failure = as_shoal_error(error, self._signature.name, self._instance, requests)
         if is_lost and self._loss is None:
             self._loss = failure
             _log.error("instance '%s': its GPU is lost to this process, which ends and is replaced", self._instance)
@@ -388,9 +389,11 @@ class Loop:
         return requests
 
 
-def as_shoal_error(error: Exception, model: str, instance: str) -> ShoalError:
-    """The error for clients for an exception of a backend; one that is no ShoalError is logged, too."""
+def as_shoal_error(error: Exception, model: str, instance: str, requests: Sequence[Request] = ()) -> ShoalError:
+    """The error for clients for an exception of a backend that executed these requests; one that is no ShoalError is
+    logged, too."""
     if isinstance(error, ShoalError):
         return error
-    _log.error("model '%s', instance '%s' failed", model, instance, exc_info=error)
+    fields = failure_fields(requests)
+    _log.error("model '%s', instance '%s' failed", model, instance, exc_info=error, extra=fields)
     return InternalError(f"model '{model}', instance '{instance}' failed: {type(error).__name__}: {text_of(error)}")

@@ -4,7 +4,7 @@ Pure. Runs in a worker. The front end has checked the request against the model;
 process fail or mix up rows are checked for again, because the request stands in memory that another process can write.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias, cast
@@ -51,6 +51,8 @@ NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 #: A function from an input's spec, shape, place on a GPU, offset and size in bytes to the tensor: a copy of it or, for
 #: a backend that takes them, a GpuTensor.
 ReadGpu: TypeAlias = Callable[[TensorSpec, tuple[int, ...], bytes, int, int], Array | memoryview]
+#: Most ids of requests in one line of the log (ours).
+MAX_LOGGED_IDS = 8
 NO_GPU = -1
 _NO_GUESTS = "shoal.Client has no CUDA shared memory: send tensors, or ask over HTTP or gRPC"
 #: An input in a block: its spec, shape, offset and size in bytes.
@@ -458,6 +460,12 @@ def why_not_joined(first: ParsedRequest, other: ParsedRequest, ragged: Collectio
 def is_wanted(output: str, requests: Sequence[Request]) -> bool:
     """Whether any of these requests wants this output; the first usually does."""
     return requests[0].parsed.wants(output) or any(request.parsed.wants(output) for request in requests)
+
+
+def failure_fields(requests: Iterable[Request]) -> dict[str, str]:
+    """Fields of the log about requests whose execution has failed: the first MAX_LOGGED_IDS of their ids."""
+    ids = [request.id for request in requests if request.id]
+    return {"stage": "execute", "request_id": ", ".join(ids[:MAX_LOGGED_IDS])}
 
 
 def log_prefix(request_id: str) -> str:

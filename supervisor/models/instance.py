@@ -10,6 +10,7 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from shoal import log
 from shoal.errors import InternalError, ShoalError, UnavailableError
@@ -101,6 +102,13 @@ class Instance:
     def title(self) -> str:
         """The name of this instance in the log."""
         return f"instance '{self.name}' of model '{self.version.name}'"
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """Fields of the log about this instance, and its worker's end."""
+        version = self.version
+        named = {"model": version.name, "version": str(version.version), "instance": self.name}
+        return {**named, **self.worker.end_fields}
 
     @property
     def _named(self) -> str:
@@ -230,6 +238,7 @@ class Instance:
         with contained(self):
             if worker.child is not None:
                 death = worker.death(code, was.value, self._limit_ms, self.placement)
+                worker.end_fields = death.fields
                 worker.error = worker.error or InternalError(f"{self._named} {death.describe()}")
                 reason, detail = death.reason, death.detail(self.version.groups, self.placement)
         if worker.participant is not None:
@@ -241,7 +250,8 @@ class Instance:
             worker.member.hang_up()
         child, output = worker.child, worker.output
         if is_missed and child and output and (words := last_words(output.tail)):
-            _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
+            heading = f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:"
+            _log.error(log.block(heading, words), extra=self._fields)
         now_s, has_completed = context.loop.now_s(), worker.progress is not None and worker.progress.has_completed
         # The batch with which a worker loses its GPU is answered, with errors, and so is the first that it completes.
         num_completed = 0 if worker.progress is None else worker.progress.num_completed
@@ -277,13 +287,14 @@ class Instance:
     def _note(self, error: ShoalError, verdict: Verdict) -> None:
         """Log what follows a worker's end; after too many ends the instance is FAILED."""
         if not verdict.is_failed:
-            _log.error("%s; it is started again in %g s", error, verdict.pause_s)
+            _log.error("%s; it is started again in %g s", error, verdict.pause_s, extra=self._fields)
             return
         self.state, self.is_failed = InstanceState.FAILED, True
         if self.shared_process is not None and self.shared_process.is_first(self):
             self.shared_process.fail()
         _log.error(
             "%s; %s and is FAILED, it is tried again in %g s", error, self._why_failed(), verdict.pause_s,
+            extra=self._fields,
         )  # fmt: skip
         with contained(self):
             self._on_state(self)

@@ -196,7 +196,8 @@ class ServedVersion:
         if version.state is not VersionState.LOADING or self.is_ending:
             return
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
-        _log.error("failed to load '%s' version %d: %s", version.identifier, version.version, error)
+        fields = {"stage": "load", "model": version.name, "version": str(version.version)}
+        _log.error("failed to load '%s' version %d: %s", version.identifier, version.version, error, extra=fields)
         reject(self.loaded, error)
         self._end()
 

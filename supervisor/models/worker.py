@@ -4,6 +4,7 @@ The order of an instance's workers, and what a worker's end causes, is decided i
 """
 
 import signal
+from typing import Any
 
 from shoal import errors
 from shoal.errors import ShoalError
@@ -48,6 +49,7 @@ class Worker:
         self.progress: WorkerProgress | None = None  # the worker's progress through its batches, while it is up
         self.up_since_s = 0.0
         self.is_over_limit = False  # a batch has run for too long, and the worker is being ended for that
+        self.end_fields: dict[str, Any] = {}  # of the log: what it was doing when it ended, its pid, its end
         self.error: ShoalError | None = None  # why the worker ends, or could not be started
         # Of an instance that is a thread of another's process: done when the thread or the process has ended.
         self.thread: Future[int] | None = None

@@ -6,10 +6,20 @@ Pure; runs in the supervisor. shoal.reasons turns the word into the sentence tha
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.placement import Placement
 from shoal.process import EXIT_DEVICE_LOST
-from shoal.reasons import MAX_FIGURE, SHARED_PROCESS, UNNAMED_GROUP, DeathDetail, Reason, describe_exit, pack_sizes
+from shoal.reasons import (
+    MAX_FIGURE,
+    SHARED_PROCESS,
+    UNNAMED_GROUP,
+    DeathDetail,
+    Reason,
+    describe_exit,
+    end_fields,
+    pack_sizes,
+)
 
 _MIB = 1 << 20
 #: How many last lines are logged where none of them begins a report.
@@ -55,6 +65,12 @@ class Death:
         if self.reason is Reason.OUT_OF_MEMORY:
             return pack_sizes(self.peak_rss_bytes // _MIB, self.memory_limit_bytes // _MIB)
         return self.code & 0xFFFF | SHARED_PROCESS * self.is_shared
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the log: what the worker was doing, its pid, and its end."""
+        stage = "execute" if self.activity.startswith("executing") else "idle" if self.activity == "idle" else "load"
+        return {"stage": stage, "worker_pid": self.pid, **end_fields(self.code)}
 
     def describe(self) -> str:
         """The words that follow "instance 'simple_0_0'" in the log."""

@@ -30,7 +30,7 @@ from shoal.workers.backends.python.model import InstanceIdentity, PythonModel, R
 from shoal.workers.backends.python.requests import ModelTraits, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.faults import DeviceError, Fault, fault_of
-from shoal.workers.requests import Request
+from shoal.workers.requests import Request, failure_fields
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class PythonBackend(Backend):
 
     def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:
         failure = self._model.as_failure(error)
-        _log.error("%s", failure)
+        _log.error("%s", failure, extra=failure_fields([request.request for request in batch]))
         for request in batch:
             request.fail(failure)
 
