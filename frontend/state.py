@@ -49,6 +49,7 @@ class ServerState(KnownServer):
     restrictions: Restrictions = field(default_factory=dict)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     log_file: str = ""
+    log_access: bool = False  # a line for each request (access_log.py)
     log_settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of log.configure
     model_control_mode: str = "none"  # Triton's default
     allow_remote_admin: bool = False

@@ -23,7 +23,7 @@ OWN = frozenset({
     "max-control-bytes", "max-expansion", "max-upload-mib", "upload-timeout-secs", "min-upload-rate",
     "sagemaker-address", "vertex-ai-address", "install-requirements",
     "environment-cache-directory", "client-socket", "client-count", "client-slab-mib", "latency-target", "cpu-fallback",
-    "ui", "record", "record-config",
+    "ui", "log-access", "record", "record-config",
 })  # fmt: skip
 
 _FATES = {FlagSupport.HONOURED: "honoured", FlagSupport.IGNORED: "no effect"}

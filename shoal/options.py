@@ -82,6 +82,7 @@ class ServerOptions:
     log_info: bool = True  # Triton's
     log_warning: bool = True  # Triton's
     log_error: bool = True  # Triton's
+    log_access: bool = False  # a line for each request that is answered; ours
     log_format: str = "default"  # "default" or "ISO8601", which are Triton's, or "json"
     log_file: str = ""  # file for all output; "": stdout and stderr; Triton's
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from math import inf
 
+from shoal.frontend.access_log import GrpcCalls
 from shoal.frontend.grpc.call import OpenCall
 from shoal.frontend.grpc.framing import (
     HEADERS,
@@ -52,7 +53,7 @@ class GrpcConnection:
 
     __slots__ = (
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
-        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "has_target", "headers", "http2",
+        "_waiting_bytes", "access", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "has_target", "headers", "http2",
         "is_blocked", "is_dirty", "is_ending", "is_late", "is_shut", "is_slow", "known", "opening", "peer", "pinged_s",
         "progress_s", "service", "silent_until_s", "socket", "template", "unfinished", "unsent",
     )  # fmt: skip
@@ -75,6 +76,7 @@ class GrpcConnection:
         self.unfinished = UnfinishedMessages(self.http2.keep_received, unfinished)
         self._released = released
         self._kept = kept
+        self.access: GrpcCalls | None = None  # set by the lane: its calls, for the access log
         # Changed by the lane and by calls.
         self.calls: dict[int, OpenCall] = {}
         self.headers: Mapping[str, str] | None = None  # of the last call; equal headers are one object
@@ -304,6 +306,8 @@ class GrpcConnection:
     def cut(self, stream_id: int) -> None:
         """End a response whose client reads too slowly; its queued rest is dropped."""
         self.calls.pop(stream_id, None)
+        if self.access is not None:
+            self.access.end(stream_id, _RESOURCE_EXHAUSTED)
         self.is_late = self.is_slow = True
         if self.unsent:
             self._keep_unsent()
@@ -341,6 +345,8 @@ class GrpcConnection:
         for call in list(self.calls.values()):
             call.cancel()
         self.calls.clear()
+        if self.access is not None:
+            self.access.cancel_all()
 
     def go_away(self) -> None:
         """Take no further calls; open ones go on."""
@@ -361,6 +367,8 @@ class GrpcConnection:
             framed = prefix(nbytes), *chunks
             is_plain = encoding is IDENTITY and trailers_block is OK
             if is_plain and self.http2.respond_at_once(stream_id, _BLOCKS, framed, nbytes + PREFIX_BYTES):
+                if self.access is not None:
+                    self.access.end(stream_id, 0, nbytes)
                 return False
             chunks = [b"".join(chunks)]
             token = None if self.has_room(nbytes) else token
@@ -372,6 +380,8 @@ class GrpcConnection:
         if token is not None and self.is_slow and self.must_refuse(stream_id):
             self.refuse(stream_id, _RESOURCE_EXHAUSTED, self._too_slow())
             return False
+        if self.access is not None:
+            self.access.end(stream_id, 0, nbytes)
         self.http2.respond(stream_id, headers(encoding), chunks, trailers_block, token, time.monotonic())
         if token is None and self.http2.unsent_nbytes(stream_id) and not self.has_room(0):
             self.cut(stream_id)
@@ -381,6 +391,8 @@ class GrpcConnection:
         """End a call that has sent nothing, with this status, and with the times of its request if its client has asked
         for them."""
         self.calls.pop(stream_id, None)
+        if self.access is not None:
+            self.access.end(stream_id, status)
         block = only_trailers(status, message)
         self.http2.send_headers(stream_id, with_timing(block, timing) if timing else block, end_stream=True)
 
@@ -391,6 +403,8 @@ class GrpcConnection:
     def finish(self, stream_id: int, status: int = 0, message: str = "") -> None:
         """End a call that has sent its response headers."""
         self.calls.pop(stream_id, None)
+        if self.access is not None:
+            self.access.end(stream_id, status)
         self.http2.send_trailers(stream_id, trailers(status, message) if status else OK)
 
 

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Container, Mapping, Sequence
 
 from shoal.errors import UnavailableError
+from shoal.frontend.access_log import CANCELLED, GrpcCalls
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.admissions import Admissions
@@ -119,6 +120,8 @@ class GrpcLane(Lane[GrpcConnection]):
             accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.buffers.unfinished,
             self._service_of(accepted) if self._services else self._triton,
         )  # fmt: skip
+        if self._state.log_access:
+            connection.access = GrpcCalls(connection.peer)
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
@@ -190,6 +193,8 @@ class GrpcLane(Lane[GrpcConnection]):
             if not connection.http2.open_whole(stream_id, known.block, known.headers, known.num_data):
                 break
             opening = known.opening
+            if connection.access is not None:
+                connection.access.begin(stream_id, opening.method.path, self.now_s)
             connection.calls[stream_id] = call = UnaryCall(self, connection, stream_id, opening)
             if opening.timeout_s is not None:
                 self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
@@ -246,6 +251,8 @@ class GrpcLane(Lane[GrpcConnection]):
                 call = calls.pop(event.stream_id, None)
                 if call is not None:
                     call.cancel()
+                if connection.access is not None:
+                    connection.access.end(event.stream_id, CANCELLED)
             elif isinstance(event, PingAcked):
                 connection.pinged_s = 0.0
         http2 = connection.http2
@@ -263,6 +270,8 @@ class GrpcLane(Lane[GrpcConnection]):
             has_token = isinstance(opening, Opening) and opening.method.token and self._state.torchserve.token_file
             connection.headers = None if has_token else headers
         opening = connection.opening
+        if connection.access is not None and not isinstance(opening, bytes):
+            connection.access.begin(stream_id, headers[":path"], self.now_s)
         if not isinstance(opening, Opening):
             if isinstance(opening, RefusedCall):
                 connection.refuse(stream_id, *opening)

@@ -10,6 +10,7 @@ from socket import socket as Socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.frontend.access_log import HttpExchange
     from shoal.frontend.http.http_head import Head
     from shoal.frontend.http.templates import KnownRequest
     from shoal.frontend.tracing import TracedRequest
@@ -42,9 +43,9 @@ class HttpConnection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (
-        "api", "begun_s", "block", "body_start", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive",
-        "known", "last_head", "num_counted", "num_missed", "number", "received", "release", "socket", "stage", "target",
-        "trace", "unsent",
+        "api", "begun_s", "block", "body_start", "buffer", "deadline_s", "exchange", "fd", "head", "is_quiet",
+        "keep_alive", "known", "last_head", "num_counted", "num_missed", "number", "received", "release", "socket",
+        "stage", "target", "trace", "unsent",
     )  # fmt: skip
 
     def __init__(self, connection: Socket, now_s: float, deadline_s: float, api: Any = None) -> None:
@@ -70,6 +71,8 @@ class HttpConnection:
         self.number = 0  # number of the request that is waited for
         self.unsent: Chunks = []
         self.release = 0  # the reply to release once everything is sent
+        #: For the access log, from the request's head on until its response has left; None without that log.
+        self.exchange: HttpExchange | None = None
         self.trace: TracedRequest | None = None  # trace of the request that is waited for or answered, if it has one
 
     def read(self) -> bytes | None:

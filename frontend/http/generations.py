@@ -235,6 +235,8 @@ class Generations:
         connection = generation.connection
         if connection.trace is not None:
             connection.trace.sending()
+        if connection.exchange is not None:
+            connection.exchange.status = status
         close = "" if connection.keep_alive else "Connection: close\r\n"
         return f"{status_and_fields(status, headers)}{close}Transfer-Encoding: chunked\r\n\r\n".encode("latin-1")
 
@@ -242,6 +244,8 @@ class Generations:
         """Send bytes, and keep those that the socket does not take. Returns false if the connection had to be
         closed."""
         connection = generation.connection
+        if connection.exchange is not None:
+            connection.exchange.nbytes += len(data)
         if generation.num_unsent:
             _append(connection, data)
             generation.num_unsent += len(data)

@@ -13,6 +13,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.frontend.access_log import HttpExchange
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.http.connection import (
     QUEUED,
@@ -124,7 +125,7 @@ class HttpLane(Lane[HttpConnection]):
             connection.trace.end()
         self._unfinished.release(connection)
         self._incoming.release(connection)
-        self._outgoing.release(connection)
+        self._outgoing.forget(connection, self.now_s)
 
     def _close(self, connection: HttpConnection) -> None:
         self._forget(connection)
@@ -132,6 +133,7 @@ class HttpLane(Lane[HttpConnection]):
 
     def _hand_over(self, connection: HttpConnection, data: bytes) -> None:
         """Hand a connection over to the road, which can handle any request."""
+        connection.exchange = None
         self._forget(connection)
         self._sources.hand_over(connection.socket, data)
 
@@ -194,6 +196,8 @@ class HttpLane(Lane[HttpConnection]):
         """Use received bytes: whole requests are answered, the beginning of one is kept."""
         while True:
             connection.buffer = b""
+            if self._state.log_access:
+                connection.exchange = HttpExchange(data, connection.socket)
             found = connection.api.find(data, connection.known)
             if found is not None:
                 known, values = found
@@ -258,12 +262,10 @@ class HttpLane(Lane[HttpConnection]):
         return self._incoming.begin(connection, head, connection.api.place(head), begun, self.now_s, model)
 
     def _finish_pass(self) -> None:
-        if self._waiting:
-            self._look_at_waiting()
-
-    def _look_at_waiting(self) -> None:
         """Receive bodies for which there is room by now. Those that have waited in vain take the road, where they get
         memory or are refused."""
+        if not self._waiting:
+            return
         begun, given_up = self._waiting.look(self.now_s)
         for body in begun:
             try:
@@ -284,14 +286,12 @@ class HttpLane(Lane[HttpConnection]):
         if received.is_complete and head.is_infer:
             self._submit(connection, head, body, None, block)
             return
-        if received.is_complete:
-            text = memoryview(bytes(body))
-            self._port.slab.free(block.ref)
-            if self._answer(connection, head, text):
-                self._resume(connection)
-            return
+        text = bytes(body) if received.is_complete else b""
         self._port.slab.free(block.ref)
-        self._refuse_last(connection, body_cut_short(len(body), head.content_length))
+        if not received.is_complete:
+            self._refuse_last(connection, body_cut_short(len(body), head.content_length))
+        elif self._answer(connection, head, memoryview(text)):
+            self._resume(connection)
 
     # --- requests go in, responses out ---
 

@@ -8,6 +8,7 @@ methods that send return whether the connection can go on with its next request 
 import select
 from collections.abc import Callable, Container
 
+from shoal.frontend.access_log import HUNG_UP
 from shoal.frontend.http.connection import READING, SENDING, Chunks, HttpConnection
 from shoal.frontend.http.submission import JOIN_BYTES, response_head
 from shoal.frontend.kept_memory import KeptMemory
@@ -57,6 +58,8 @@ class OutgoingResponses:
             nbytes = sum(map(len, chunks))
             if nbytes <= JOIN_BYTES:
                 chunks = [b"".join(chunks)]
+        if connection.exchange is not None:
+            connection.exchange.sending(chunks[0], nbytes)
         if len(chunks) == 1 and connection.release:
             self._port.release(connection.release, prompt=False)
             connection.release = 0
@@ -147,6 +150,13 @@ class OutgoingResponses:
         connection.deadline_s = now_s + SEND_S
         return True
 
+    def forget(self, connection: HttpConnection, now_s: float) -> None:
+        """Forget a connection that ends, or is handed over, and what it held; a request on it is logged as left."""
+        self.release(connection)
+        if connection.exchange is not None:
+            connection.exchange.end(now_s - connection.begun_s, HUNG_UP)
+            connection.exchange = None
+
     def release(self, connection: HttpConnection) -> None:
         """Forget a connection's response, sent or not, and release the block or the kept memory that it held."""
         self._forget(connection)
@@ -173,6 +183,9 @@ class OutgoingResponses:
         if connection.trace is not None:
             connection.trace.sent()
             connection.trace = None
+        if connection.exchange is not None:
+            connection.exchange.end(now_s - connection.begun_s)
+            connection.exchange = None
         if connection.release:
             self.release(connection)
         if not connection.keep_alive:

@@ -96,6 +96,7 @@ class HttpTlsLane(HttpLane):
     def _hand_over(self, connection: HttpConnection, data: bytes) -> None:
         client = connection.socket
         if isinstance(client, TlsSocket):
+            connection.exchange = None
             self._forget(connection)
             self._relays.begin(client, data, self.now_s)
         else:

@@ -99,7 +99,7 @@ class RoadConnection(TConn):  # type: ignore[misc]
     def __init__(self, cfg: Any, accepted: socket.socket, client: Any, server: Any, *, is_lent: bool) -> None:
         super().__init__(cfg, accepted, client, server)
         self.is_lent = is_lent
-        self.is_tunnel = accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket | UnixConnection)
+        self.is_tunnel = is_tunnel(accepted)
         self.address = client[0] if isinstance(client, tuple) else ""
         self.received = ReceivedBytes()
         # Changed by the event loop (uploads.py).
@@ -110,6 +110,11 @@ class RoadConnection(TConn):  # type: ignore[misc]
         self.init()
         self.parser.unreader = self.received
         self.parser.mesg_class = SpelledRequest
+
+
+def is_tunnel(accepted: socket.socket) -> bool:
+    """Whether a connection is a call of gRPC that a lane has passed on."""
+    return accepted.family == socket.AF_UNIX and not isinstance(accepted, RelayedSocket | UnixConnection)
 
 
 class ParsedHead(Unreader):  # type: ignore[misc]

@@ -26,12 +26,13 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend import handover
+from shoal.frontend.access_log import log_access
 from shoal.frontend.front_end import join
 from shoal.frontend.relayed_socket import RelayedSocket
 from shoal.frontend.response import error_json
 from shoal.frontend.road.admissions import Admissions
 from shoal.frontend.road.arrival import MAX_CHUNKS, Framing
-from shoal.frontend.road.connection import ParsedHead, RoadConnection, parsed
+from shoal.frontend.road.connection import ParsedHead, RoadConnection, is_tunnel, parsed
 from shoal.frontend.road.endpoints import (
     HEAD_VARIABLE,
     TRANSPORT_VARIABLE,
@@ -52,6 +53,8 @@ from shoal.process import ignore_supervisors_signals, return_large_blocks, set_t
 from shoal.torchserve_errors import TorchServeFault
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
     from shoal.frontend.road.transport import Transport
@@ -100,6 +103,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._is_draining = self._has_given_up = False
         application: Any = self.wsgi
         self._application: RoadApplication = application
+        if self._application.state.log_access:
+            self.log.access = _log_access  # gunicorn calls it after each request
         self._admissions = Admissions(self.poller, self._application.state.key_uses)
         self._uploads = Uploads(
             self.poller, self._application.state, self._framing_of, self._answer, self._count_closed
@@ -245,6 +250,14 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """A connection that was given back to lanes, which have ended since; None if there is none."""
         self._lanes.flush()  # those that had no room are received here, too
         return handover.receive(self._returned)
+
+
+def _log_access(response: Any, _request: Any, environ: "WSGIEnvironment", took: "timedelta") -> None:
+    """Log a request that a thread has answered; the lane of a gRPC call logs that itself."""
+    if not is_tunnel(environ["gunicorn.socket"]):
+        status, client = int((response.status or "500")[:3]), environ.get("REMOTE_ADDR", "")
+        method, target = environ["REQUEST_METHOD"], environ["RAW_URI"]
+        log_access(method, target, client, status, response.sent, took.total_seconds())
 
 
 def _caller(connection: RoadConnection) -> Caller:

@@ -111,6 +111,7 @@ LOGGING = (
         "the form of a line, in UTC; json: an object a line, ours; off a terminal the variable SHOAL_LOG_FORMAT sets "
         "the default",
     ),
+    honour("log-access", BOOLEAN, "print a line for each request that is answered, among the information messages"),
     honour("log-file", ANY_TEXT, "append everything that is printed to this file instead; logrotate: copytruncate"),
 )
 MODELS = (

@@ -36,6 +36,7 @@ class FrontEndSettings(TypedDict):
     header_forward_pattern: str
     recorded_headers: list[str]  # names in lower case
     log_file: str
+    log_access: bool
     model_control_mode: str
     allow_remote_admin: bool
     has_page: bool

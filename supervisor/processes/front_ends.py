@@ -198,6 +198,7 @@ class FrontEnds:
             min_upload_rate=options.min_upload_rate,
             endpoints=self._endpoints,
             log_file=options.log_file,
+            log_access=options.log_access,
             header_forward_pattern=options.http_header_forward_pattern,
             recorded_headers=list(read_settings(options.record_config)[1].headers),
             restrictions=options.http_restricted_api,

@@ -40,7 +40,7 @@ SHOAL = """
     http-use-ssl http-use-ssl-mutual http-server-cert http-server-key http-root-cert metrics-use-ssl
     api-keys allow-remote-admin grpc-process-count sagemaker-address vertex-ai-address install-requirements
     environment-cache-directory latency-target cpu-fallback cuda-mps models ui timing-percent poison-refusal-secs reload
-    record record-config rollout-file shadow-file default-max-tokens openai-port
+    record record-config rollout-file shadow-file default-max-tokens openai-port log-access
 allow-torchserve torchserve-inference-address torchserve-inference-port torchserve-management-address
 torchserve-management-port torchserve-metrics-address torchserve-metrics-port
 allow-torchserve-grpc torchserve-grpc-inference-address torchserve-grpc-inference-port
