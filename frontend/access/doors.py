@@ -128,6 +128,7 @@ DOORS: Mapping[str, Mapping[str, Scope]] = {
         "ServerReady": _OPEN,
         "ModelReady": _OPEN,
         "Check": _OPEN,
+        "Healthz": _OPEN,
         "ServerMetadata": _KNOWN,
         "ServerReflectionInfo": _KNOWN,
         "ModelMetadata": _READ,

@@ -30,7 +30,7 @@ from shoal.frontend.access.restrictions import missing
 from shoal.frontend.access.tokens import REFUSAL as REFUSAL_OF_TOKEN
 from shoal.frontend.access.tokens import Tokens
 from shoal.frontend.grpc import reflection
-from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
+from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse, HealthzRequest, HealthzResponse
 from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.model_name import check_name
 from shoal.frontend.state import ServerState
@@ -270,6 +270,11 @@ def _health_check_waits(state: ServerState, data: bytes | memoryview) -> bool:
     return _is_known(state, name) and asks_model(state, name, None)
 
 
+def _healthz(call: GrpcCall, _request: Message) -> Message:
+    """Answer Ray Serve's HAProxy, which looks for the word among the bytes of the answer, whatever its status."""
+    return HealthzResponse(message="success" if is_server_ready(call.state) else "the server is not ready")
+
+
 def _is_known(state: ServerState, model: str) -> bool:
     return model != "" and any(entry.name == model for entry in state.models.entries())
 
@@ -448,6 +453,7 @@ METHODS = {
         _method("TraceSetting", _trace_setting, "trace", always, "model_name"),
         _method("LogSettings", _log_settings, "logging", _log_settings_waits),
         Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
+        Method("/ray.serve.RayServeAPIService/Healthz", HealthzRequest, _healthz, "health"),
         *[Method(path, reflection.Request, None, "") for path in reflection.PATHS],
     )
 }

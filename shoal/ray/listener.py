@@ -4,8 +4,10 @@ With RAY_SERVE_ENABLE_HA_PROXY=1, Ray Serve puts HAProxy on each node in front o
 ingress deployment asks the controller for a port and serves HTTP there, by uvicorn. Here the server listens at that
 port: a request passes HAProxy and Shoal, and no Python of Ray's.
 
-Serve has no setting for that. What is replaced is one function of its replica's module, `start_asgi_http_server`, which
-returns the listener and a task that ends with it; tests/ray holds the version to that. Where a version lacks the
+Serve has no setting for that. What is replaced are two functions of its replica's module, `start_asgi_http_server` and,
+where Serve has gRPC, `start_grpc_server`, which return the listener and a task that ends with it; tests/ray holds the
+version to that. The server has both ports from its start: Serve's controller gives a replica the same port when it is
+asked again. Where a version lacks the
 function, or the application needs what only uvicorn does (TLS, middleware, a route prefix), Serve's own listener stays.
 """
 
@@ -20,7 +22,7 @@ from shoal.errors import UnavailableError
 from shoal.ray.replica_server import ReplicaServer
 
 _log = logging.getLogger("ray.serve")
-_MODULE, _FUNCTION = "ray.serve._private.replica", "start_asgi_http_server"
+_MODULE, _FUNCTION, _GRPC_FUNCTION = "ray.serve._private.replica", "start_asgi_http_server", "start_grpc_server"
 
 
 class OwnListener:
@@ -51,6 +53,18 @@ class OwnListener:
             raise
 
 
+class OwnGrpcListener:
+    """The server's gRPC listener, as Serve knows a server of grpcio's. It ends with that of HTTP."""
+
+    def __init__(self, server: ReplicaServer) -> None:
+        self._server = server
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Let the server answer what it has accepted, and end; returns after `grace_s` at the latest."""
+        self._server.terminate()
+        await asyncio.to_thread(self._server.wait, grace_s)
+
+
 def is_direct() -> bool:
     """Whether Serve lets replicas serve HTTP themselves, by a function that can be replaced."""
     module = importlib.import_module(_MODULE)
@@ -60,10 +74,12 @@ def is_direct() -> bool:
 def listen_in_place_of_serve(server: ReplicaServer, started: Callable[[], None]) -> None:
     """Let this replica's server be started by Serve, at the port that the controller gives; `started` is then called.
 
-    Replaces a function of the process, which is the replica's own.
+    Replaces functions of the process, which is the replica's own.
     """
     module: Any = importlib.import_module(_MODULE)
-    original = getattr(module, _FUNCTION)
+    original: Any = getattr(module, _FUNCTION)
+    original_grpc: Any = getattr(module, _GRPC_FUNCTION, None)
+    own_grpc_port = 0
 
     async def start(
         app: Any, http_options: Any, *, event_loop: asyncio.AbstractEventLoop, **more: Any
@@ -72,9 +88,11 @@ def listen_in_place_of_serve(server: ReplicaServer, started: Callable[[], None])
             _log.info("requests pass the replica's own listener: %s", reason)
             task, listener = await original(app, http_options, event_loop=event_loop, **more)
             return task, listener
+        nonlocal own_grpc_port
         _check_port(http_options.host, http_options.port)
+        own_grpc_port = 0 if original_grpc is None else await _grpc_port(app)
         try:
-            await asyncio.to_thread(server.start, http_options.host, http_options.port)
+            await asyncio.to_thread(server.start, http_options.host, http_options.port, own_grpc_port)
         except UnavailableError:
             # Serve tries a hundred ports, where a RuntimeError says that one is in use; no port makes a model load.
             await asyncio.to_thread(_check_port, http_options.host, http_options.port)
@@ -83,7 +101,28 @@ def listen_in_place_of_serve(server: ReplicaServer, started: Callable[[], None])
         own = OwnListener(server)
         return event_loop.create_task(own.serve()), own
 
+    async def start_grpc(
+        factory: Any, grpc_options: Any, *, event_loop: asyncio.AbstractEventLoop, **more: Any
+    ) -> tuple[Any, Any]:
+        if own_grpc_port != grpc_options.port:
+            task, listener = await original_grpc(factory, grpc_options, event_loop=event_loop, **more)
+            return task, listener
+        return event_loop.create_task(OwnListener(server).serve()), OwnGrpcListener(server)
+
     setattr(module, _FUNCTION, start)
+    if original_grpc is not None:
+        setattr(module, _GRPC_FUNCTION, start_grpc)
+
+
+async def _grpc_port(app: Any) -> int:
+    """The port of gRPC that Serve's controller gives the replica that has this application; 0 if Serve has none."""
+    replica: Any = getattr(app, "__self__", None)
+    options = getattr(replica, "_grpc_options", None)
+    if options is None or not (options.port > 0 and options.grpc_servicer_functions):
+        return 0
+    common: Any = importlib.import_module("ray.serve._private.common")
+    allocate = replica._controller_handle.allocate_replica_port
+    return int(await allocate.remote(replica._node_id, replica._replica_id.unique_id, common.RequestProtocol.GRPC))
 
 
 def _needs_uvicorn(app: Any, http_options: Any) -> str | None:

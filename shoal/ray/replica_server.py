@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,16 +78,19 @@ class ReplicaServer:
 
     # --- its life ---
 
-    def start(self, address: str = "127.0.0.1", port: int = 0) -> None:
+    def start(self, address: str = "127.0.0.1", port: int = 0, grpc_port: int = 0) -> None:
         """Start the server, and return once all models have settled; HTTP is served at this address and port (0: a free
-        one). Raises UnavailableError, with the end of its log, if it does not start; it may be started again then."""
+        one), gRPC at `grpc_port` (0: nowhere, unless the flags say where). Raises UnavailableError, with the end of its
+        log, if it does not start; it may be started again then."""
         self._process = None
         self._ports.clear()
         self._last_lines.clear()
         self._started.clear()
         self._ended.clear()
         self._folder = folder = tempfile.TemporaryDirectory(prefix="shoal-replica-", ignore_cleanup_errors=True)
-        threading.Thread(target=self._run, args=(address, port, folder), name="shoal server", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(self._command(address, port, grpc_port), folder), name="shoal server", daemon=True
+        ).start()
         if not self._started.wait(START_TIMEOUT_S):
             self.kill()
             self.wait(_STOP_MARGIN_S)
@@ -175,11 +178,11 @@ class ReplicaServer:
 
     # --- its thread ---
 
-    def _run(self, address: str, port: int, folder: "tempfile.TemporaryDirectory[str]") -> None:
+    def _run(self, command: Sequence[str], folder: "tempfile.TemporaryDirectory[str]") -> None:
         try:
             environment = {**os.environ, **self._plan.environment}
             process = subprocess.Popen(
-                self._command(address, port),
+                command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -198,14 +201,16 @@ class ReplicaServer:
             self._started.set()
             self._ended.set()  # the last that this thread does: whoever waits for it may start another
 
-    def _command(self, address: str, port: int) -> list[str]:
+    def _command(self, address: str, port: int, grpc_port: int) -> list[str]:
         pin = f"os.sched_setaffinity(0, {set(self._plan.cores)})" if self._plan.cores else ""
         command = [sys.executable, "-c", _PROGRAM.format(pid=os.getpid(), pin=pin), "serve"]
         command += [f"--model-repository={each}" for each in self._plan.model_repository]
         command += [f"--http-address={address}", f"--http-port={port}"]
         command += ["--metrics-address=127.0.0.1", "--metrics-port=0", f"--client-socket={self.client_socket}"]
         command += [f"--exit-timeout-secs={self._plan.exit_timeout_s}", *self._plan.flags]
-        if not any(flag.partition("=")[0] in ("--allow-grpc", "--grpc-port") for flag in self._plan.flags):
+        if grpc_port:
+            command += [f"--grpc-address={address}", f"--grpc-port={grpc_port}"]
+        elif not any(flag.partition("=")[0] in ("--allow-grpc", "--grpc-port") for flag in self._plan.flags):
             command.append("--allow-grpc=false")
         return command
 

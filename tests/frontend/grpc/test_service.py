@@ -76,7 +76,7 @@ def lane(call: Caller) -> Caller:
 def test_every_rpc_of_the_service_is_there_and_only_inference_has_no_handler() -> None:
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     paths = {RPC + method.name for method in service.methods}
-    assert set(METHODS) == paths | PATHS | {"/grpc.health.v1.Health/Check"}
+    assert set(METHODS) == paths | PATHS | {"/grpc.health.v1.Health/Check", "/ray.serve.RayServeAPIService/Healthz"}
     streams = {path for path, method in METHODS.items() if method.handler is None}
     assert streams == {MODEL_INFER, MODEL_STREAM_INFER, *PATHS}
     with pytest.raises(UnsupportedError, match=r"^unknown method ./grpc\.health\.v1\.Health/Watch."):
@@ -346,6 +346,14 @@ def health(call: Caller, service: str) -> int:
     )
     status: int = HealthCheckResponse.FromString(answer).status
     return status
+
+
+def test_ray_s_haproxy_finds_its_word_where_the_server_is_ready(call: Caller) -> None:
+    method, asked = find("/ray.serve.RayServeAPIService/Healthz"), GrpcCall(call.state, call.transport, {}, "")
+    assert not method.waits(call.state, b"")
+    assert b"success" not in run(method, asked, b"")
+    call.state.strict_readiness = False
+    assert run(method, asked, b"") == b"\x0a\x07success"
 
 
 def test_health_is_the_servers_or_a_models(call: Caller, make_message: Any) -> None:
