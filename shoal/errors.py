@@ -2,15 +2,16 @@
 
     ShoalError                  Triton          HTTP  gRPC
     ├── UnknownError           UNKNOWN          400   2 UNKNOWN
-    ├── InternalError          INTERNAL         500   13 INTERNAL            also JSON that cannot be parsed
+    ├── InternalError          INTERNAL         500   13 INTERNAL            a body that cannot be parsed, too
     ├── NotFoundError          NOT_FOUND        404   5 NOT_FOUND
     ├── InvalidArgumentError   INVALID_ARG      400   3 INVALID_ARGUMENT
-    │   └── NoModelError                                                     of the repository alone
+    │   ├── TooLargeError                       413   8 RESOURCE_EXHAUSTED   more memory than a limit of the server's
+    │   └── NoModelError                                                     of a directory in a repository
     ├── UnavailableError       UNAVAILABLE      503   14 UNAVAILABLE
-    │   ├── UnauthenticatedError                401  16 UNAUTHENTICATED      no API key, or one that is not known
+    │   ├── UnauthenticatedError                401  16 UNAUTHENTICATED      no API key, or an unknown one
     │   ├── PermissionDeniedError               403   7 PERMISSION_DENIED    the caller may not, others may
-    │   ├── ConnectionLostError                                              of clients, as is the next
-    │   └── TimedOutError
+    │   ├── ConnectionLostError                                              raised by shoal.Client
+    │   └── TimedOutError                                                    raised by shoal.Client
     ├── UnsupportedError       UNSUPPORTED      501   12 UNIMPLEMENTED
     ├── AlreadyExistsError     ALREADY_EXISTS   400   6 ALREADY_EXISTS
     └── CancelledError         CANCELLED        400   1 CANCELLED

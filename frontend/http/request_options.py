@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import orjson
 
-#: As `"id":"7"`, with whatever white space JSON allows, and no character in it that JSON or HTTP would write otherwise.
+#: The member `"id":"7"`, with any white space that JSON allows, and with no character that JSON or HTTP would escape.
 _ID = re.compile(rb'"id"[ \t\n\r]*:[ \t\n\r]*"([ !#-\[\]-~]{1,128})"')
 MAX_ID_BYTES = 128
-#: An object without objects in it; longer ones are read with the rest of the JSON each time (ours).
+#: The member `"parameters"`, an object without objects in it; a longer one stays in `rest` (ours).
 _PARAMETERS = re.compile(rb'"parameters"[ \t\n\r]*:[ \t\n\r]*(\{[^{}\\]{1,510}\})')
 #: All bytes that an id may have.
 ID_BYTES = bytes([byte for byte in range(0x20, 0x7F) if byte not in b'"\\'])
 
-#: What `is_right` puts in the places of an id and of parameters: values, and their texts.
+#: The ids and parameters that `is_right` substitutes for those of a request: values, and their texts.
 _IDS: list[tuple[Any, bytes]] = [("x", b"x"), ("y", b"y"), ("z", b"z")]
 _SETS_OF_PARAMETERS: list[tuple[Any, bytes]] = [({"x": number}, b'{"x":%d}' % number) for number in range(3)]
 
@@ -29,15 +29,15 @@ class CutOptions(NamedTuple):
     rest: tuple[bytes, ...]
     id: bytes  # without its quotes, 1 to MAX_ID_BYTES of ASCII; empty where no id was cut out
     parameters: bytes  # the text of a JSON object; empty where it was not cut out
-    id_span: Span  # where in the JSON they stood; NO_SPAN: nowhere
+    id_span: Span  # the place of the value in the JSON; NO_SPAN if it was not cut out
     parameters_span: Span
 
 
 def cut(json: bytes) -> CutOptions:
-    """The JSON, taken apart at the value of a member `id` and at the parameters of the request, as far as both are
-    plain.
+    """The JSON without the values of its members `id` and `parameters`, where these are plain, and the two values.
 
-    What is cut out may be something else of that name: `is_right` says so, for all JSON with the same `rest`.
+    Members of these names that are not the request's own may be cut out: `is_right` tells, for all JSON with an equal
+    `rest`.
     """
     parameters_span = _span_of_parameters(json) if b'"parameters"' in json else NO_SPAN
     id_span = _span_of_id(json, parameters_span) if b'"id"' in json else NO_SPAN
@@ -65,11 +65,11 @@ def _span_of_id(json: bytes, parameters: Span) -> Span:
 
 
 def is_right(json: bytes, found: CutOptions) -> bool:
-    """Whether what `cut` cut out are the id and the parameters of the request, in this JSON and in any with the same
-    `rest`.
+    """Whether the values that `cut` has removed are the request's id and parameters, in this JSON and in any with an
+    equal `rest`.
 
-    Others, which the JSON does not have, are put in their places: then the JSON must say those, and everything else as
-    before.
+    Another id and other parameters are substituted, and the JSON is parsed: it must then have exactly these as its id
+    and parameters, and all else as before.
     """
     if len(found.rest) == 1:
         return True
@@ -78,7 +78,7 @@ def is_right(json: bytes, found: CutOptions) -> bool:
         spans = [(found.id_span, "id", _IDS), (found.parameters_span, "parameters", _SETS_OF_PARAMETERS)]
         for (start, end), name, texts in sorted(spans, reverse=True):
             if end:
-                # One of three is neither there now nor what the JSON says now.
+                # One of the three differs both from the text that is replaced and from the member as it is parsed.
                 said = expected.get(name)
                 value, text = next(each for each in texts if each[0] != said and each[1] != json[start:end])
                 expected[name] = value
