@@ -13,7 +13,7 @@ import numpy as np
 from shoal.cli.rollout import EXIT_ROLLED_BACK
 from shoal.rollout_settings import DEFAULT_EVERY, DEFAULT_GUARDS, DEFAULT_MIN_REQUESTS, DEFAULT_STEPS, read_plan
 from tests.end_to_end.asking import fetch
-from tests.end_to_end.server import DEADLINE_S, Server, serving_to_the_end
+from tests.end_to_end.server import DEADLINE_S, LOOK_AGAIN_S, Server, serving_to_the_end
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text()
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())"]
@@ -41,7 +41,7 @@ def test_the_migration_does_what_is_said(tmp_path: Path) -> None:
         statuses = set[int]()
 
         def ask() -> None:
-            while not is_over.is_set():
+            while not is_over.wait(LOOK_AGAIN_S):
                 statuses.add(fetch(server.http_port, "/v2/models/mlp/infer", asked).status)
 
         asking = threading.Thread(target=ask)

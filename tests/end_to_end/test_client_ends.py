@@ -20,6 +20,7 @@ from tests.end_to_end.client_deaths import cycle
 from tests.end_to_end.client_server import BOTH, A, B, repeat, sums
 from tests.end_to_end.server import (
     DEADLINE_S,
+    LOOK_AGAIN_S,
     SAMPLES,
     Server,
     descendants,
@@ -123,7 +124,7 @@ def test_clients_that_are_killed_leave_nothing(client_served: Server, client_pat
 
         def go_on() -> bool:
             answers = [sums(other)]
-            while not done.is_set():
+            while not done.wait(LOOK_AGAIN_S):
                 answers.append(sums(other))
             return all(answers)
 

@@ -29,6 +29,7 @@ from tests.certificates import Certificates, make_certificates
 from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import (
     DEADLINE_S,
+    LOOK_AGAIN_S,
     SAMPLES,
     Server,
     descendants,
@@ -451,7 +452,7 @@ def test_certificates_are_renewed_while_clients_ask(
     def ask() -> None:
         try:
             with Caller(server, context, keys.everything) as kept:
-                while not stop.is_set():
+                while not stop.wait(LOOK_AGAIN_S):
                     assert kept.add() == SUM
                     with Caller(server, context, keys.everything) as new:
                         assert new.add() == SUM

@@ -19,7 +19,16 @@ from shoal import Client
 from shoal.cli.rollout import EXIT_ROLLED_BACK, rollout
 from tests.end_to_end.asking import fetch, tensors
 from tests.end_to_end.repositories import add_model
-from tests.end_to_end.server import DEADLINE_S, Server, only, samples, serving, serving_to_the_end, wait_until
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    LOOK_AGAIN_S,
+    Server,
+    only,
+    samples,
+    serving,
+    serving_to_the_end,
+    wait_until,
+)
 
 OLD, FAILING, CRASHING, SLOW, GOOD = 1, 2, 3, 4, 5
 CONFIG = """
@@ -88,7 +97,7 @@ class Traffic:
     def _ask(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
         body = json.dumps(INPUTS)
-        while not self._is_over.is_set():
+        while not self._is_over.wait(LOOK_AGAIN_S):  # without a pause they take the server's cores
             connection.request("POST", "/v2/models/m/infer", body)
             response = connection.getresponse()
             text = response.read()
