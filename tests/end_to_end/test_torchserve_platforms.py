@@ -79,10 +79,8 @@ def predict(body, raw, properties):
     return {"body": body.decode(), "type": type(raw).__name__, "here": here}
 """
 V2 = {"id": "7", "inputs": [{"name": "a", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]}]}
-#: The envelope; request; what it hands over, and the form of the response.
+#: The envelope; request; what it hands over, and the form of the response. `body` and `json`: see test_entry_point.py.
 ENVELOPES: list[tuple[str, Any, Any]] = [
-    ("body", "x", {"got": "x"}),
-    ("json", {"instances": [1]}, {"predictions": [{"got": "1"}]}),
     ("kserve", {"instances": [1, 2]}, {"predictions": [{"got": "1"}, {"got": "2"}]}),
     ("kservev2", V2, {"id": "7", "model_name": "mnist", "model_version": "1.0", "outputs": [
         {"name": "a", "datatype": "BYTES", "data": [{"got": "[[1 2]]"}], "shape": [1]},
@@ -148,8 +146,7 @@ def test_kserves_start_and_each_envelope(tmp_path: Path, envelope: str, request_
         assert 'ts_inference_requests_total{model_name="mnist"' in page.text
         with Stub(server.port_of("TorchServe gRPC Inference"), INFERENCE) as stub:
             told = stub.ask("Predictions", model_name="mnist", input={"body": json.dumps(request_body).encode()})
-            if envelope != "body":  # whose handler gets what is not decoded over gRPC
-                assert without(json.loads(told.prediction), "package") == expected
+            assert without(json.loads(told.prediction), "package") == expected
         if files:
             refused = requests.post(f"{url}/models?url=wrong.mar&initial_workers=1", timeout=DEADLINE_S)
             assert (refused.status_code, refused.json()["type"]) == (400, "ModelException")

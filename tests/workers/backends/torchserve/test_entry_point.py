@@ -104,6 +104,22 @@ def test_a_function_that_only_does_not_expect_none_loads(find: Find, code: str, 
             found.initialize(MockContext())
 
 
+@pytest.mark.parametrize(
+    ("envelope", "bodies", "expected"),
+    [
+        ("body", ["x", b"y"], ["'x'", "b'y'"]),
+        (
+            "json",
+            [{"instances": [1, {"b64": "YQ=="}]}, b'{"instances": ["z"]}'],
+            ['{"predictions":["1","b\'a\'"]}', '{"predictions":["\'z\'"]}'],
+        ),
+    ],
+)
+def test_a_batch_in_an_envelope(find: Find, envelope: str, bodies: list[Any], expected: list[str]) -> None:
+    found = find("def handle(data, context):\n    return [repr(each) for each in data]\n", envelope=envelope)
+    assert found.handle([{"body": body} for body in bodies], MockContext()) == expected
+
+
 def test_an_envelope_of_the_archives_own(find: Find, tmp_path: Path) -> None:
     (tmp_path / "user_envelope.py").write_text(
         "from ts.torch_handler.request_envelope.base import BaseEnvelope\n"
